@@ -1,0 +1,145 @@
+"""Decayed identity shortcuts: the idea of the paper, and every number that follows from it.
+
+"Residual Connections Harm Generative Representation Learning" (CVPR 2026). A residual branch f_k computes
+
+    x_{k+1} = alpha_k x_k + f_k(x_k)                                                        (Eq. 3)
+
+where alpha_k falls with depth from 1 to alpha_min. A transformer block has two branches, attention (k even) and MLP
+(k odd), so L blocks have N = 2 L branches in execution order. Notation: k = 0..N-1 counts residual branches, `alpha_min`
+in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch. alpha_min = 1 is the ordinary network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+
+Schedule = Literal["linear", "cosine", "constant", "constant-branch", "learnable"]
+Granularity = Literal["branch", "block"]
+Index = Literal["code", "v2", "v1"]
+Branches = Literal["both", "attention", "mlp"]
+
+SQRT_HALF = math.sqrt(0.5)
+
+
+@dataclass(frozen=True)
+class Shortcuts:
+    """The weights of a network's residual branches: x <- alphas[k] x + betas[k] f_k(x), k in execution order."""
+
+    alphas: tuple[float, ...]
+    betas: tuple[float, ...]
+    learnable: bool = False
+
+
+def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float = 1.0) -> Tensor:
+    """Eq. 3: alpha x + beta f, as one fused multiply-add where the plain residual has its add (beta = 1).
+
+    `alpha` is a number, or a scalar tensor where it is learned. x and f have one shape; the dtype is their promotion.
+    """
+    if beta != 1.0:
+        f = beta * f
+    if isinstance(alpha, Tensor):
+        return torch.addcmul(f, alpha.to(x.dtype), x)
+    return torch.add(f, x, alpha=alpha)
+
+
+def shortcuts(
+    blocks: int,
+    alpha_min: float,
+    schedule: Schedule = "linear",
+    granularity: Granularity = "branch",
+    index: Index = "code",
+    branches: Branches = "both",
+) -> Shortcuts:
+    """The weights of 2 * `blocks` residual branches.
+
+    Args:
+        blocks: number of decayed transformer blocks L.
+        alpha_min: weight of the deepest identity shortcut, in (0, 1].
+        schedule: `linear` (Eq. 5, the paper's); `cosine` (Table 3a; the paper gives no formula, ours is
+            alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2); `constant` sqrt(1/2) (x + f) and `constant-branch`
+            x + sqrt(1/2) f (Table 3b; both need alpha_min = 1, which they do not use); `learnable`, one weight a branch
+            that starts on the linear schedule (Table 5; the paper does not say where; alpha_min = 1 starts at ones).
+        granularity: `branch`, each branch its own alpha (the authors' code); `block`, both branches of a block share it.
+        index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
+            second version); `v1` u = k / N (first version: never reaches alpha_min).
+        branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
+
+    Raises:
+        UserError: alpha_min outside (0, 1], fewer than one block, or a constant schedule with alpha_min < 1.
+    """
+    if not 0.0 < alpha_min <= 1.0:
+        raise UserError(f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, 0.6 to 0.8 the paper's")
+    if blocks < 1:
+        raise UserError(f"a schedule needs at least one block, got {blocks}")
+    if schedule in ("constant", "constant-branch"):
+        if alpha_min != 1.0:
+            raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
+        alpha = SQRT_HALF if schedule == "constant" else 1.0
+        return Shortcuts((alpha,) * (2 * blocks), (SQRT_HALF,) * (2 * blocks))
+
+    curve = _cosine if schedule == "cosine" else _linear
+    repeat = 1 if granularity == "branch" else 2
+    alphas = [curve(u, alpha_min) for u in _depths(2 * blocks // repeat, index) for _ in range(repeat)]
+    if branches == "attention":
+        alphas[1::2] = [1.0] * blocks
+    if branches == "mlp":
+        alphas[0::2] = [1.0] * blocks
+    return Shortcuts(tuple(alphas), (1.0,) * (2 * blocks), learnable=schedule == "learnable")
+
+
+def _linear(u: float, alpha_min: float) -> float:
+    """Eq. 5: 1 - (1 - alpha_min) u."""
+    return 1.0 - (1.0 - alpha_min) * u
+
+
+def _cosine(u: float, alpha_min: float) -> float:
+    return alpha_min + (1.0 - alpha_min) * 0.5 * (1.0 + math.cos(math.pi * u))
+
+
+def _depths(n: int, index: Index) -> list[float]:
+    """The depth u of each of n steps, see `index` of `shortcuts`."""
+    if index == "code":
+        return [k / max(n - 1, 1) for k in range(n)]
+    return [(k + (index == "v2")) / n for k in range(n)]
+
+
+def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -> float:
+    """alpha_eff, Eq. 4: the product of all alphas, by which the input reaches the end of the trunk.
+
+    `exclude_last_block` leaves out the last two branches: what reaches the last block's input, the count that
+    reproduces the bins of the paper's Table 2 best.
+    """
+    return math.prod(alphas[:-2] if exclude_last_block else alphas)
+
+
+def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
+    """The alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
+
+    The paper's best runs lie at a target of 1e-3 to 1e-2 (Table 2). Found by bisection to 1e-12.
+
+    Raises:
+        UserError: target outside (0, 1], branches odd or too few, or a target that no alpha_min in (0, 1] reaches.
+    """
+    if not 0.0 < target <= 1.0:
+        raise UserError(f"the effective decay must lie in (0, 1], got {target}")
+    if branches < 2 or branches % 2:
+        raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
+
+    def reached(alpha_min: float) -> float:
+        return effective_decay(shortcuts(branches // 2, alpha_min).alphas, exclude_last_block)
+
+    low, high = 1e-12, 1.0
+    if reached(low) > target:
+        raise UserError(f"no alpha_min reaches an effective decay of {target} over {branches} branches")
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        low, high = (middle, high) if reached(middle) < target else (low, middle)
+    return high

@@ -1,0 +1,32 @@
+"""Errors that a user can mend: one clear line, no traceback, exit code 2."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class UserError(ValueError):
+    """Something in the user's input is wrong; the message is one line that says what, where and how to mend it."""
+
+
+@contextmanager
+def user_errors() -> Iterator[None]:
+    """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with exit code 130.
+
+    Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + SIGINT) is restored here.
+    """
+    try:
+        yield
+    except UserError as error:
+        sys.exit(_fail(f"error: {error}", 2))
+    except KeyboardInterrupt:
+        sys.exit(_fail("interrupted", 130))
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            sys.exit(_fail("interrupted", 130))
+        raise
+
+
+def _fail(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
