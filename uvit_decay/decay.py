@@ -76,7 +76,9 @@ def shortcuts(
         UserError: alpha_min outside (0, 1], fewer than one block, or a constant schedule with alpha_min < 1.
     """
     if not 0.0 < alpha_min <= 1.0:
-        raise UserError(f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, 0.6 to 0.8 the paper's")
+        raise UserError(
+            f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, 0.6 to 0.8 the paper's"
+        )
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
     if schedule in ("constant", "constant-branch"):

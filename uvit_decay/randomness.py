@@ -30,9 +30,7 @@ class BatchRandom:
     Successive draws continue each shard's stream, so all ranks must draw the same things in the same order.
     """
 
-    def __init__(
-        self, *key: str | int, first: int, count: int, total: int, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, *key: str | int, first: int, count: int, total: int, device: torch.device | str = "cpu") -> None:
         self.size = total // math.gcd(total, SHARDS)
         self.shards = range(first // self.size, math.ceil((first + count) / self.size))
         self.cut = slice(first - self.shards.start * self.size, first - self.shards.start * self.size + count)

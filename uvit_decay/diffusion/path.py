@@ -1,0 +1,90 @@
+"""Noise paths: how data becomes noise, and the equations that join x, eps, velocity and score.
+
+Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t = 1 noise,
+
+    x_t = alpha_t x + sigma_t eps.
+
+Every t below is a float tensor (b,) and every coefficient comes back in its shape; `expand` fits one to a batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Times = Float[Tensor, " b"]
+Batch = Float[Tensor, "b c h w"]
+
+
+def expand(coefficient: Tensor, x: Tensor) -> Tensor:
+    """Append dimensions of size one, so that a value for each sample multiplies a batch."""
+    return coefficient.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+class Path(ABC):
+    """alpha_t and sigma_t, and what follows from them for any Gaussian path."""
+
+    @abstractmethod
+    def alpha(self, t: Times) -> Times:
+        """alpha_t, falls from 1 to about 0."""
+
+    @abstractmethod
+    def sigma(self, t: Times) -> Times:
+        """sigma_t, rises from 0 to about 1."""
+
+    @abstractmethod
+    def drift(self, t: Times) -> Times:
+        """f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW."""
+
+    @abstractmethod
+    def diffusion2(self, t: Times) -> Times:
+        """g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2."""
+
+    def noised(self, x: Batch, eps: Batch, t: Times) -> Batch:
+        """x_t = alpha_t x + sigma_t eps."""
+        return expand(self.alpha(t), x) * x + expand(self.sigma(t), x) * eps
+
+    def data_from_noise(self, x_t: Batch, eps: Batch, t: Times) -> Batch:
+        """x = (x_t - sigma_t eps) / alpha_t."""
+        return (x_t - expand(self.sigma(t), x_t) * eps) / expand(self.alpha(t), x_t)
+
+    def noise_from_data(self, x_t: Batch, x: Batch, t: Times) -> Batch:
+        """eps = (x_t - alpha_t x) / sigma_t; t > 0."""
+        return (x_t - expand(self.alpha(t), x_t) * x) / expand(self.sigma(t), x_t)
+
+    def score(self, eps: Batch, t: Times) -> Batch:
+        """grad log p_t(x_t) = -eps / sigma_t; t > 0."""
+        return -eps / expand(self.sigma(t), eps)
+
+
+@dataclass(frozen=True)
+class VP(Path):
+    """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
+
+    alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
+    """
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+
+    def beta(self, t: Times) -> Times:
+        return self.beta_min + (self.beta_max - self.beta_min) * t
+
+    def _integral(self, t: Times) -> Times:
+        return self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square()
+
+    def alpha(self, t: Times) -> Times:
+        return torch.exp(-0.5 * self._integral(t))
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sqrt(-torch.expm1(-self._integral(t)))
+
+    def drift(self, t: Times) -> Times:
+        return -0.5 * self.beta(t)
+
+    def diffusion2(self, t: Times) -> Times:
+        return self.beta(t)

@@ -1,0 +1,69 @@
+"""Pictures at the borders: uint8 and float, grids, PNG and npz files.
+
+Inside networks a picture is float in [-1, 1]; on disk and in metrics it is uint8. Batches are (n, c, h, w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+
+
+def to_float(images: Tensor) -> Tensor:
+    """uint8 0..255 to float32 in [-1, 1]."""
+    return images.float() / 127.5 - 1.0
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Float, about [-1, 1], to uint8: clamped and rounded; NaN becomes 0."""
+    return ((images.float() + 1.0) * 127.5).nan_to_num(0.0).clamp(0, 255).round().to(torch.uint8)
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """A PIL picture of one uint8 image (c, h, w); c = 1 is grey, c = 3 is RGB."""
+    pixels = image.cpu().numpy()
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+
+
+def labelled_grid(images: Tensor, columns: int, row_names: Sequence[str] = (), cell: int = 64) -> Image.Image:
+    """A picture of uint8 images, row by row, small ones enlarged to about `cell` pixels, each row's name at its left."""
+    rows = -(-len(images) // columns)
+    scale = max(1, cell // images.shape[-1])
+    side, gap = images.shape[-1] * scale, 4
+    font = ImageFont.load_default(size=16)
+    margin = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
+    canvas = Image.new("RGB", (margin + columns * (side + gap) + gap, rows * (side + gap) + gap), "white")
+    for i, image in enumerate(images):
+        row, column = divmod(i, columns)
+        picture = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
+        canvas.paste(picture, (margin + gap + column * (side + gap), gap + row * (side + gap)))
+    draw = ImageDraw.Draw(canvas)
+    for row, name in enumerate(row_names):
+        draw.text((6, gap + row * (side + gap) + side // 2), name, fill="black", font=font, anchor="lm")
+    return canvas
+
+
+def check_writable(path: Path, folder: bool = False) -> None:
+    """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders."""
+    target = path if folder else path.parent
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        probe = target / f".{path.name}.probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+    if not folder and path.is_dir():
+        raise UserError(f"cannot write {path}: it is a folder")
+
+
+def save_npz(path: Path, images: Tensor) -> None:
+    """The layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c)."""
+    np.savez(path, arr_0=images.permute(0, 2, 3, 1).cpu().numpy())

@@ -1,0 +1,219 @@
+"""U-ViT (Bao et al., CVPR 2023) with decayed identity shortcuts: one class for the baseline and the decayed network.
+
+Token order is [time, patches] or, with labels, [label, time, patches]. `depth`/2 input blocks, one middle block and
+`depth`/2 output blocks, each output block reading the input block of its height (last in, first out). alpha runs over
+the 2 (depth + 1) residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
+are the official ones: an official state_dict loads with strict=True, and alpha_min = 1 is then the official function.
+
+b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network embeds time_scale * t (999 t officially).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from uvit_decay import decay
+from uvit_decay.errors import UserError
+from uvit_decay.nn.block import Block, Tokens
+from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
+from uvit_decay.nn.tap import Stage
+
+
+class UViT(nn.Module):
+    """net(x, t, y): pictures (b, c, h, w) in about [-1, 1], times (b,) in [0, 1], labels (b,) int64; returns (b, c, h, w).
+
+    Args:
+        image_size: height and width in pixels, or in latent cells.
+        patch_size: side of a patch.
+        channels: 3 for RGB, 1 for grey, 4 for the latents of a Stable Diffusion autoencoder.
+        dim: width d of the tokens.
+        depth: input plus output blocks, even; the network has depth + 1 blocks.
+        heads: attention heads.
+        mlp_ratio: hidden width of the MLPs over d.
+        num_classes: K real classes; 0 is an unconditional network.
+        null_label: give the label table one more row, K, which stands for "no label" (guidance needs it).
+        alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary U-ViT.
+        schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
+        granularity: an alpha for each residual branch, or one for both branches of a block.
+        index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
+        branches: decay both kinds of residual branches, or only one.
+        zero_init: start with silent residual branches; null means if alpha_min < 1.
+        init: `official` (normal 0.02, for S and up) or `xavier`, which trains far better at a width of about 64.
+        skip: the long skips between input and output blocks.
+        conv: the final 3x3 convolution (all official sizes but H).
+        mlp_time_embed: an MLP on the time embedding (no official configuration uses it).
+        qkv_bias: biases in the attention's input map.
+        time_scale: what t is multiplied by before it is embedded: 999 for the continuous VP path, 1000 for SD's schedule.
+        checkpointing: recompute blocks in the backward pass, which saves memory and costs about a third more time.
+
+    Raises:
+        UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        patch_size: int = 2,
+        channels: int = 3,
+        dim: int = 512,
+        depth: int = 12,
+        heads: int = 8,
+        mlp_ratio: float = 4.0,
+        num_classes: int = 0,
+        null_label: bool = True,
+        alpha_min: float = 1.0,
+        schedule: decay.Schedule = "linear",
+        granularity: decay.Granularity = "branch",
+        index: decay.Index = "code",
+        branches: decay.Branches = "both",
+        zero_init: bool | None = None,
+        init: Literal["official", "xavier"] = "official",
+        skip: bool = True,
+        conv: bool = True,
+        mlp_time_embed: bool = False,
+        qkv_bias: bool = False,
+        time_scale: float = 999.0,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        if depth < 2 or depth % 2:
+            raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
+        self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
+        self.null_label = null_label and num_classes > 0
+        self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
+        self.extras = 2 if num_classes else 1
+
+        self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
+        self.time_embed = (
+            nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
+            if mlp_time_embed
+            else nn.Identity()
+        )
+        if num_classes:
+            self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.extras + self.patch_embed.tokens, dim))
+
+        half = depth // 2
+        self.in_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias) for _ in range(half)])
+        self.mid_block = Block(dim, heads, mlp_ratio, qkv_bias)
+        self.out_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias, skip=skip) for _ in range(half)])
+        self.stages = (
+            Stage("embeddings", "embeddings"),
+            *(Stage(f"in_blocks.{i}", "encoder") for i in range(half)),
+            Stage("mid_block", "middle"),
+            *(Stage(f"out_blocks.{i}", "decoder") for i in range(half)),
+        )
+
+        self.norm = nn.LayerNorm(dim)
+        self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
+        self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
+
+        self.shortcuts = decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches)
+        alphas = torch.tensor(self.shortcuts.alphas)
+        if self.shortcuts.learnable:
+            self.alphas = nn.Parameter(alphas)
+        else:
+            self.register_buffer("alphas", alphas)
+        self.register_load_state_dict_pre_hook(_check_alphas)
+
+        _INITS[init](self)
+        if zero_init or (zero_init is None and alpha_min < 1.0):
+            for block in self.blocks():
+                block.zero_init()
+
+    def blocks(self) -> list[Block]:
+        """All blocks in execution order."""
+        return [*self.in_blocks, self.mid_block, *self.out_blocks]
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, "b c h w"]:
+        for state in self.trunk(x, t, y):
+            tokens = state
+        patches = self.decoder_pred(self.norm(tokens))[:, self.extras :]
+        return self.final_layer(unpatchify(patches, self.channels))
+
+    def trunk(
+        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
+    ) -> Iterator[Tokens]:
+        """The token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        tokens = self._embed(x, t, y)
+        yield tokens
+        skips: list[Tensor] = []
+        for k, block in enumerate(self.blocks()):
+            skip = skips.pop() if block.skip_linear is not None else None
+            tokens = self._run(block, tokens, skip, k)
+            if k < len(self.in_blocks):
+                skips.append(tokens)
+            yield tokens
+
+    def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        tokens = [
+            self.time_embed(timestep_embedding(self.time_scale * t, self.dim))[:, None],
+            self.patch_embed(x),
+        ]
+        if self.num_classes:
+            if y is None:
+                y = self._null_labels(len(x), x.device)
+            tokens.insert(0, self.label_emb(y)[:, None])
+        return torch.cat(tokens, dim=1) + self.pos_embed
+
+    def _null_labels(self, count: int, device: torch.device) -> Tensor:
+        if not self.null_label:
+            raise UserError("this network was trained without a null label: give it a class for each image")
+        return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
+
+    def _run(self, block: Block, x: Tensor, skip: Tensor | None, k: int) -> Tensor:
+        pair = slice(2 * k, 2 * k + 2)
+        alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
+        betas = self.shortcuts.betas[pair]
+        if self.checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, x, skip, alphas, betas, use_reentrant=False)
+        return block(x, skip, alphas, betas)
+
+
+def _check_alphas(net: UViT, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Refuse weights of another decay. Official files carry no alphas: they load into whatever network is asked for."""
+    key = prefix + "alphas"
+    stored = state.setdefault(key, net.alphas.detach())
+    own = net.alphas
+    if not net.shortcuts.learnable and (stored.shape != own.shape or not torch.allclose(stored.to(own), own)):
+        raise UserError(
+            f"the weights were trained with alphas {stored[0]:.4g} .. {stored[-1]:.4g} over {len(stored)} branches, "
+            f"this network has {own[0]:.4g} .. {own[-1]:.4g} over {len(own)}: set alpha_min and schedule to match"
+        )
+
+
+def _official_init(net: UViT) -> None:
+    """Normal(0, 0.02) for linear weights and positions, zero biases; convolutions and label table keep torch's default."""
+    _init_linears(net, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
+    nn.init.trunc_normal_(net.pos_embed, std=0.02)
+
+
+def _xavier_init(net: UViT) -> None:
+    """Xavier-uniform linear weights, zero biases, positions of std 0.2 and labels of std 0.5.
+
+    At width 64 the official 0.02 starves the skip merges; measured in docs/LOG.md.
+    """
+    _init_linears(net, nn.init.xavier_uniform_)
+    nn.init.trunc_normal_(net.pos_embed, std=0.2)
+    if net.num_classes:
+        nn.init.normal_(net.label_emb.weight, std=0.5)
+
+
+def _init_linears(net: UViT, init_weight: Any) -> None:
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            init_weight(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+_INITS = {"official": _official_init, "xavier": _xavier_init}
