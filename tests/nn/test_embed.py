@@ -1,0 +1,111 @@
+"""Patches and their inverse against naive loops; the time embedding against its formula."""
+
+import math
+
+import pytest
+import torch
+
+from uvit_decay.errors import UserError
+from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
+
+SHAPES = [(8, 2, 3), (8, 4, 1), (6, 3, 4), (4, 1, 3), (4, 4, 3)]
+
+
+def naive_tokens(image, patch):
+    """One token a patch, row by row; values ordered (row, column, channel)."""
+    count, channels, side, _ = image.shape
+    tokens = torch.empty(count, (side // patch) ** 2, patch * patch * channels)
+    for b in range(count):
+        for row in range(side):
+            for column in range(side):
+                token = (row // patch) * (side // patch) + column // patch
+                start = ((row % patch) * patch + column % patch) * channels
+                tokens[b, token, start : start + channels] = image[b, :, row, column]
+    return tokens
+
+
+def numbered_image(side, channels):
+    return torch.arange(2 * channels * side * side, dtype=torch.float32).view(2, channels, side, side)
+
+
+def formula(times, dim):
+    """cos and sin of t * 10000^(-i / half), each number by itself in float64."""
+    half = dim // 2
+    rows = []
+    for t in times:
+        angles = [t * 1e4 ** (-i / half) for i in range(half)]
+        rows.append([*map(math.cos, angles), *map(math.sin, angles), *[0.0] * (dim % 2)])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("side", "patch", "channels"), SHAPES)
+def test_unpatchify_inverts_the_naive_patch_loop(side, patch, channels):
+    image = numbered_image(side, channels)
+    assert torch.equal(unpatchify(naive_tokens(image, patch), channels), image)
+
+
+@pytest.mark.parametrize(("side", "patch", "channels"), SHAPES)
+def test_patch_embed_is_a_linear_map_of_each_patch_in_row_major_order(side, patch, channels):
+    torch.manual_seed(0)
+    embed = PatchEmbed(side, patch, channels, 5)
+    image = torch.randn(2, channels, side, side)
+    weight = naive_tokens(embed.proj.weight, patch)[:, 0]
+    tokens = embed(image)
+    assert tokens.shape == (2, embed.tokens, 5)
+    torch.testing.assert_close(tokens, naive_tokens(image, patch) @ weight.T + embed.proj.bias)
+
+
+@pytest.mark.parametrize(("side", "patch", "channels"), SHAPES)
+def test_unpatchify_inverts_a_patch_embedding_by_the_identity(side, patch, channels):
+    width = patch * patch * channels
+    embed = PatchEmbed(side, patch, channels, width)
+    identity = unpatchify(torch.eye(width)[:, None], channels)
+    embed.load_state_dict({"proj.weight": identity, "proj.bias": torch.zeros(width)})
+    image = numbered_image(side, channels)
+    assert torch.equal(unpatchify(embed(image), channels), image)
+
+
+@pytest.mark.parametrize(("image_size", "patch_size"), [(32, 3), (7, 2), (2, 4)])
+def test_image_size_that_patches_do_not_fill_is_a_user_error(image_size, patch_size):
+    with pytest.raises(UserError, match="divisible"):
+        PatchEmbed(image_size, patch_size, 3, 8)
+
+
+@pytest.mark.parametrize("dim", [2, 8, 9, 64, 65, 512])
+def test_timestep_embedding_is_the_formula_with_cosines_first_and_odd_widths_padded(dim):
+    times = [0.0, 0.25, 1.0, 7.5]
+    embedding = timestep_embedding(torch.tensor(times), dim)
+    assert embedding.shape == (4, dim)
+    assert embedding.dtype == torch.float32
+    torch.testing.assert_close(embedding.double(), formula(times, dim), atol=3e-6, rtol=0)
+
+
+def test_time_zero_embeds_to_ones_then_zeros():
+    assert timestep_embedding(torch.zeros(1), 5).tolist() == [[1.0, 1.0, 0.0, 0.0, 0.0]]
+
+
+def test_timestep_embedding_is_right_up_to_a_thousand():
+    times = [100.0, 499.5, 998.0, 999.0, 1000.0]
+    torch.testing.assert_close(
+        timestep_embedding(torch.tensor(times), 512).double(), formula(times, 512), atol=3e-4, rtol=0
+    )
+
+
+def test_max_period_is_the_slowest_wavelength_over_two_pi():
+    t = torch.tensor([3.0])
+    expected = [math.cos(3.0), math.cos(3.0 / 10), math.sin(3.0), math.sin(3.0 / 10)]
+    torch.testing.assert_close(timestep_embedding(t, 4, max_period=100.0)[0], torch.tensor(expected))
+
+
+def test_timestep_embedding_keeps_float32_precision_under_bfloat16_autocast():
+    t = torch.tensor([998.0, 999.0])
+    with torch.autocast("cpu", torch.bfloat16):
+        embedding = timestep_embedding(t, 64)
+    assert embedding.dtype == torch.float32
+    assert torch.equal(embedding, timestep_embedding(t, 64))
+    torch.testing.assert_close(embedding.double(), formula(t.tolist(), 64), atol=3e-4, rtol=0)
+
+
+def test_timestep_embedding_of_float64_times_is_float32():
+    t = torch.tensor([0.3, 998.0], dtype=torch.float64)
+    assert torch.equal(timestep_embedding(t, 16), timestep_embedding(t.float(), 16))

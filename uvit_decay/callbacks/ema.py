@@ -1,0 +1,117 @@
+"""Exponential moving average of the weights.
+
+Lightning's own WeightAveraging is not used: callbacks listed after it see raw weights, an exception in validation leaves
+the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights (docs/LOG.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+
+
+class EMA(Callback):
+    """shadow <- lerp(weights, shadow, decay) in float32 after every optimizer step.
+
+    The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that short runs are not held at their
+    initial weights. `state_dict` of a checkpoint holds the raw weights, the callback's state the average. Whoever wants
+    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does.
+
+    Args:
+        decay: the final decay, in [0, 1).
+        ramp: let the decay rise from 0.1; without it the average is the official U-ViT's.
+    """
+
+    def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
+        if not 0.0 <= decay < 1.0:
+            raise UserError(f"the EMA decay must lie in [0, 1), got {decay}")
+        self.decay, self.ramp = decay, ramp
+        self.updates = 0
+        self.shadow: dict[str, Tensor] = {}
+        self._seen_step = 0
+        self._raw: list[Tensor] | None = None
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        parameters = dict(task.net.named_parameters())
+        if not self.shadow:
+            self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
+        self.shadow = {name: self.shadow[name].to(p.device) for name, p in parameters.items()}
+        self._seen_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, task: LightningModule, *_: Any) -> None:
+        if trainer.global_step == self._seen_step:  # gradients are being accumulated
+            return
+        self._seen_step = trainer.global_step
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
+        weights = [p.detach().float() for p in task.net.parameters()]
+        torch._foreach_lerp_(list(self.shadow.values()), weights, 1.0 - decay)
+        self.updates += 1
+
+    @torch.no_grad()
+    def _enter(self, task: LightningModule) -> None:
+        parameters = list(task.net.parameters())
+        self._raw = [p.detach().clone() for p in parameters]
+        torch._foreach_copy_(parameters, list(self.shadow.values()))
+
+    @torch.no_grad()
+    def _leave(self, task: LightningModule) -> None:
+        torch._foreach_copy_(list(task.net.parameters()), self._raw)
+        self._raw = None
+
+    @contextmanager
+    def averaged(self, task: LightningModule) -> Iterator[None]:
+        """Within, the network holds the averaged weights; after it, whatever happened, the raw ones. May be nested."""
+        if self._raw is not None or not self.shadow:
+            yield
+            return
+        self._enter(task)
+        try:
+            yield
+        finally:
+            self._leave(task)
+
+    def on_validation_start(self, trainer: Trainer, task: LightningModule) -> None:
+        if self.shadow:
+            self._enter(task)
+
+    def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
+        if self._raw is not None:
+            self._leave(task)
+
+    def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
+        if self._raw is not None:
+            self._leave(task)
+
+    def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._raw is not None:  # somebody saves during validation
+            for (name, _), raw in zip(task.net.named_parameters(), self._raw, strict=True):
+                checkpoint["state_dict"][f"net.{name}"] = raw
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shadow": self.shadow, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow, self.updates = state["shadow"], state["updates"]
+
+
+@contextmanager
+def averaged(trainer: Trainer, task: LightningModule) -> Iterator[str]:
+    """The network in eval mode with EMA weights where the run keeps them, else as it is; yields "ema" or "raw"."""
+    ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
+    training = task.net.training
+    task.net.eval()
+    try:
+        if ema is None:
+            yield "raw"
+        else:
+            with ema.averaged(task):
+                yield "ema"
+    finally:
+        task.net.train(training)

@@ -1,0 +1,30 @@
+"""scikit-learn's bundled handwritten digits: real data for which nothing is downloaded."""
+
+from __future__ import annotations
+
+import torch
+
+from uvit_decay.data.base import ImageData, InMemory
+
+
+class Digits(ImageData):
+    """1797 grey 8x8 digits (UCI, bundled with scikit-learn), 1437 for training and 360 for testing, stratified.
+
+    Args:
+        batch_size: global batch size.
+        seed: of the order of the pictures; the split is always the same.
+    """
+
+    def __init__(self, batch_size: int = 32, seed: int = 0) -> None:
+        super().__init__(image_size=8, channels=1, batch_size=batch_size, flip=False, seed=seed)
+
+    def load(self) -> None:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+
+        pixels, labels = load_digits(return_X_y=True)
+        images = torch.from_numpy((pixels / 16 * 255).round()).to(torch.uint8).reshape(-1, 1, 8, 8)
+        parts = train_test_split(images.numpy(), labels, test_size=0.2, stratify=labels, random_state=0)
+        train, test, train_labels, test_labels = (torch.from_numpy(part) for part in parts)
+        self.train, self.test = InMemory(train, train_labels), InMemory(test, test_labels)
+        self.class_names = tuple(str(digit) for digit in range(10))

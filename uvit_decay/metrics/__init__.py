@@ -1,0 +1,1 @@
+"""Judgement on plain tensors: features, Frechet distance, Inception Score, probes, rank. Never imports Lightning."""

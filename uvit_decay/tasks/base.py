@@ -1,0 +1,154 @@
+"""What all training tasks share: the optimizer, its schedule, the guards and the figures of a step."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn.utils import get_total_norm
+from torch.optim import AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from uvit_decay.data.steps import Batch
+from uvit_decay.errors import UserError
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """AdamW and its learning rate.
+
+    Args:
+        lr: learning rate after the warm-up.
+        betas: AdamW's.
+        weight_decay: on all parameters, as U-ViT's code does.
+        warmup_steps: the rate rises linearly over so many steps, from lr / warmup_steps.
+        schedule: `constant` after the warm-up, or half a `cosine` to 0 at the end of training.
+
+    Raises:
+        UserError: a learning rate that is not positive.
+    """
+
+    lr: float = 2e-4
+    betas: tuple[float, float] = (0.99, 0.999)
+    weight_decay: float = 0.03
+    warmup_steps: int = 2500
+    schedule: Literal["constant", "cosine"] = "constant"
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UserError(f"lr must be positive, got {self.lr}")
+
+    def factor(self, step: int, total: float) -> float:
+        """What lr is multiplied by at optimizer step `step` (from 0) of `total`."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        if self.schedule == "constant":
+            return 1.0
+        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
+
+
+class Task(LightningModule):
+    """Trains `net` with AdamW; subclasses give `loss` and `describe`.
+
+    Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops at the first loss that is not finite.
+
+    Args:
+        net: the network.
+        optim: optimizer and learning rate.
+        compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes and
+            sampling do not notice.
+        seed: of all random numbers of training.
+    """
+
+    def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
+        super().__init__()
+        self.net, self.optim, self.seed = net, optim, seed
+        if compile:
+            self.net.compile(backend="inductor" if compile is True else compile)
+        self._bad_step: Tensor | None = None
+        self._images, self._clock = 0, time.monotonic()
+
+    def loss(self, batch: Batch, stage: str) -> Tensor:
+        """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""
+        raise NotImplementedError
+
+    def describe(self) -> dict[str, Any]:
+        """All that is needed beside the weights to use the network: plain values, stored in the checkpoint."""
+        raise NotImplementedError
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        loss = self.loss(batch, "train")
+        self._guard(loss.detach())
+        self._images += batch.total
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch.images))
+        return loss
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        total = self.trainer.estimated_stepping_batches
+        if self.optim.schedule == "cosine" and math.isinf(total):
+            raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
+        optimizer = AdamW(
+            self.net.parameters(),
+            self.optim.lr,
+            self.optim.betas,
+            weight_decay=self.optim.weight_decay,
+            # Lightning cannot clip gradients of a fused optimizer under mixed precision.
+            fused=not self.trainer.gradient_clip_val,
+        )
+        scheduler = LambdaLR(optimizer, lambda step: self.optim.factor(step, total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+            self.raise_if_not_finite()
+            self._log_speed()
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+            gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
+            self.log("train/grad_norm", get_total_norm(gradients))
+            self.log("train/lr", optimizer.param_groups[0]["lr"])
+
+    def _log_speed(self) -> None:
+        seconds = time.monotonic() - self._clock
+        self.log("train/images_per_second", self._images / seconds, prog_bar=True)
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Restart the clock after all callbacks have run, so that what they do does not count as training."""
+        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+            self._images, self._clock = 0, time.monotonic()
+
+    def on_train_start(self) -> None:
+        self._images, self._clock = 0, time.monotonic()
+
+    def _guard(self, loss: Tensor) -> None:
+        """Note the first step whose loss is not finite, without waiting for the device."""
+        step = torch.where(torch.isfinite(loss), -1, self.trainer.global_step)
+        self._bad_step = step if self._bad_step is None else torch.where(self._bad_step >= 0, self._bad_step, step)
+        if loss.device.type == "cpu":
+            self.raise_if_not_finite()
+
+    def raise_if_not_finite(self) -> None:
+        """Raise a UserError if any loss since the start was NaN or infinite. Called before anything is saved."""
+        step = -1 if self._bad_step is None else int(self._bad_step)
+        if step >= 0:
+            rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+            raise UserError(
+                f"the loss is not finite at step {step} (learning rate {rate:.3g}); the last good checkpoint is kept: "
+                "lower --model.optim.lr, lengthen --model.optim.warmup_steps or set --trainer.gradient_clip_val"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.raise_if_not_finite()
+        checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step}

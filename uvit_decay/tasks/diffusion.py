@@ -1,0 +1,101 @@
+"""The diffusion task: a network, a path, a prediction."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uvit_decay.data.base import ImageData
+from uvit_decay.data.steps import Batch
+from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times
+from uvit_decay.diffusion.path import VP, Path
+from uvit_decay.errors import UserError
+from uvit_decay.image import to_float
+from uvit_decay.randomness import BatchRandom
+from uvit_decay.tasks.base import Optimization, Task
+
+
+class DiffusionTask(Task):
+    """Trains any network net(x, t, y) to undo noise.
+
+    Args:
+        net: the network; `image_size`, `channels`, `num_classes` and `null_label` are its attributes.
+        path: how data becomes noise.
+        prediction: what the network predicts, the noise `eps` or the data `x`.
+        label_dropout: share of labels that training replaces by the null label; guidance needs some.
+        sampling: how this network is sampled by default: by the callbacks, and by sample.py from its checkpoint.
+        optim: optimizer and learning rate.
+        compile: see `Task`.
+        seed: of noise, times and label dropout.
+
+    Raises:
+        UserError: label dropout on a network without a null label, or data that do not fit the network.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        path: Path = VP(),  # noqa: B008  frozen
+        prediction: Prediction = "eps",
+        label_dropout: float = 0.1,
+        sampling: Sampling = Sampling(),  # noqa: B008  frozen
+        optim: Optimization = Optimization(),  # noqa: B008  frozen
+        compile: bool | str = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(net, optim, compile, seed)
+        if not 0.0 <= label_dropout <= 1.0:
+            raise UserError(f"label_dropout is a share in [0, 1], got {label_dropout}")
+        if net.num_classes and label_dropout and not net.null_label:
+            raise UserError(
+                "label_dropout needs a network with a null label: set null_label to true, or the dropout to 0"
+            )
+        self.path, self.prediction, self.label_dropout, self.sampling = path, prediction, label_dropout, sampling
+
+    def setup(self, stage: str) -> None:
+        data: ImageData = self.trainer.datamodule
+        wanted = {"image_size": data.image_size, "channels": data.channels}
+        if self.net.num_classes:
+            wanted["num_classes"] = len(data.class_names)
+        for key, value in wanted.items():
+            own = getattr(self.net, key)
+            if own != value:
+                raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
+
+    def loss(self, batch: Batch, stage: str) -> Tensor:
+        x = to_float(batch.images)
+        random = BatchRandom(
+            stage, self.seed, batch.number, first=batch.first, count=len(x), total=batch.total, device=x.device
+        )
+        t = stratified_times(random.uniform(), batch.first, batch.total)
+        eps = random.normal(*x.shape[1:])
+        y = None
+        if self.net.num_classes:
+            dropped = random.uniform() < (self.label_dropout if stage == "train" else 0.0)
+            y = torch.where(dropped, self.net.num_classes, batch.labels)
+        return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps).mean()
+
+    def source(self) -> Source:
+        """The network as samplers want it, with the weights that it holds now."""
+        net = self.net
+        shape = (net.channels, net.image_size, net.image_size)
+        return Source(net, self.path, self.prediction, shape, net.num_classes, net.null_label, self.device)
+
+    def describe(self) -> dict[str, Any]:
+        data: ImageData = self.trainer.datamodule
+        return {
+            "net": {"class_path": _class_path(self.net), "init_args": dict(self.net.config)},
+            "path": {"class_path": _class_path(self.path), "init_args": dataclasses.asdict(self.path)},
+            "prediction": self.prediction,
+            "sampling": dataclasses.asdict(self.sampling),
+            "class_names": list(data.class_names) if self.net.num_classes else [],
+            "data": data.name,
+        }
+
+
+def _class_path(thing: object) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
