@@ -1,0 +1,133 @@
+"""How good the samples are while the network trains: Frechet distance, Inception Score, label consistency."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, run_folder
+from uvit_decay.data.steps import ImageSet
+from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.errors import UserError
+from uvit_decay.image import to_uint8
+from uvit_decay.metrics.features import Extractor, Inception, SmallClassifier
+from uvit_decay.metrics.frechet import FrechetDistance
+from uvit_decay.metrics.inception import InceptionScore
+from uvit_decay.tasks.diffusion import DiffusionTask
+
+
+class GenerationMetrics(Periodic):
+    """Samples `num` images on all ranks and compares them with the training set; writes generation.json.
+
+    A class-conditional network is asked for its classes in turn. All numbers are proxies of the published protocols:
+    their keys say how they were made.
+
+    Args:
+        extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.
+        num: images.
+        reference: at most so many training pictures to compare with, the first ones.
+        every_n_steps: optimizer steps between measurements; 0 means only at the end.
+        at_end: measure when training ends, too.
+        sampling: null means the task's.
+        seed: of the samples.
+        batch_size: images at a time on each device.
+
+    Raises:
+        UserError: fewer than 2 images.
+    """
+
+    def __init__(
+        self,
+        extractor: Inception | SmallClassifier,
+        num: int = 2000,
+        reference: int = 50_000,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        sampling: Sampling | None = None,
+        seed: int = 1,
+        batch_size: int = 256,
+    ) -> None:
+        super().__init__(every_n_steps, at_end)
+        if num < 2:
+            raise UserError(f"generation metrics need at least 2 images, got num {num}")
+        self.extractor: Extractor = extractor
+        self.num, self.reference, self.sampling, self.seed, self.batch_size = num, reference, sampling, seed, batch_size
+        self._real: FrechetDistance | None = None
+
+    def _sampling(self, task: DiffusionTask) -> Sampling:
+        return task.source().unguided(self.sampling or task.sampling)
+
+    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return image_evaluations(self.num, self._sampling(task))
+
+    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Get the extractor ready now: missing weights are found before the training, not after."""
+        super().on_fit_start(trainer, task)
+        steps = trainer.estimated_stepping_batches
+        if self.at_end or 0 < self.every_n_steps <= steps:
+            train: ImageSet = trainer.datamodule.train
+            images, labels = train[list(range(min(len(train), self.reference)))]
+            self.extractor.prepare(images, labels, task.device)
+
+    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+        sampling = self._sampling(task)
+        distance = self._with_reference(trainer, task)
+        score = InceptionScore().to(task.device)
+        mine = list(range(trainer.global_rank, self.num, trainer.world_size))
+        labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
+        right = 0
+        with averaged(trainer, task) as weights:
+            for k, batch in enumerate(generate(task.source(), sampling, mine, labels, self.seed, self.batch_size)):
+                found = self.extractor(to_uint8(batch))
+                distance.update(found.features, real=False)
+                score.update(found.logits)
+                if labels is not None and self.extractor.knows_labels:
+                    wanted = torch.tensor(labels[k * self.batch_size :][: len(batch)], device=batch.device)
+                    right += int((found.logits.argmax(1) == wanted).sum())
+        values = {"frechet_distance": distance.compute(), "inception_score": score.compute()[0]}
+        if labels is not None and self.extractor.knows_labels:
+            values["label_consistency"] = sum(gather_objects(trainer, right)) / self.num
+        if trainer.is_global_zero:
+            self._save(trainer, values, weights, sampling, int(distance.real_n))
+
+    def _with_reference(self, trainer: Trainer, task: DiffusionTask) -> FrechetDistance:
+        """A distance that knows the training set, each rank its part; the features are extracted once."""
+        if self._real is None:
+            train: ImageSet = trainer.datamodule.train
+            self._real = FrechetDistance(self.extractor.dim).to(task.device)
+            mine = list(range(trainer.global_rank, min(len(train), self.reference), trainer.world_size))
+            for start in range(0, len(mine), self.batch_size):
+                images: Tensor = train[mine[start : start + self.batch_size]][0]
+                self._real.update(self.extractor(images.to(task.device)).features, real=True)
+        return copy.deepcopy(self._real)
+
+    def _save(
+        self, trainer: Trainer, values: dict[str, float], weights: str, sampling: Sampling, reference: int
+    ) -> None:
+        entry: dict[str, Any] = {
+            "step": trainer.global_step,
+            **values,
+            "n": self.num,
+            "reference": f"{trainer.datamodule.name} train, first {min(self.reference, len(trainer.datamodule.train))}",
+            "extractor": self.extractor.name,
+            "weights": weights,
+            **asdict(sampling),
+            "evaluations": sampling.evaluations,
+            "seed": self.seed,
+        }
+        path = run_folder(trainer) / "generation.json"
+        entries = json.loads(path.read_text()) if path.exists() else []
+        path.write_text(json.dumps([*entries, entry], indent=2) + "\n")
+        protocol = f"{self.extractor.name}_n{self.num}_{weights}_{sampling.describe()}"
+        for logger in trainer.loggers:
+            logger.log_metrics({f"{name}/{protocol}": v for name, v in values.items()}, trainer.global_step)
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
+        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({protocol})")

@@ -1,0 +1,42 @@
+"""One run folder, runs/<experiment>/version_N, with TensorBoard events and metrics.csv in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+
+class RunLogger(TensorBoardLogger):
+    """TensorBoard events and metrics.csv side by side. Two loggers of Lightning's would choose two version numbers.
+
+    Args:
+        experiment: the name of the experiment, the folder below `save_dir`.
+        save_dir: where all runs are.
+        version: the number or name of the run; null takes the next free number.
+    """
+
+    def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
+        super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
+        self._csv: CSVLogger | None = None
+
+    @property
+    def csv(self) -> CSVLogger:
+        if self._csv is None:
+            self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
+        return self._csv
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        super().log_metrics(metrics, step)
+        self.csv.log_metrics(metrics, step)
+
+    def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
+        """Nothing: config.yaml in the run folder has them all."""
+
+    def save(self) -> None:
+        super().save()
+        self.csv.save()
+
+    def finalize(self, status: str) -> None:
+        super().finalize(status)
+        self.csv.finalize(status)

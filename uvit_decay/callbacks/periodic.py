@@ -1,0 +1,95 @@
+"""Callbacks that look at the network now and then: when, at what cost, and on all ranks."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.tasks.diffusion import DiffusionTask
+
+
+class Periodic(Callback):
+    """Calls `look` every so many steps and at the end of training, and says what it costs before it first does.
+
+    Args:
+        every_n_steps: optimizer steps between looks; 0 means only at the end.
+        at_end: look when training ends, too.
+    """
+
+    def __init__(self, every_n_steps: int = 0, at_end: bool = True) -> None:
+        self.every_n_steps, self.at_end = every_n_steps, at_end
+        self._seen_step = -1
+        self._announced = False
+
+    @abstractmethod
+    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+        """Network evaluations, of single images, of one look over all ranks."""
+
+    @abstractmethod
+    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Do it; called on all ranks."""
+
+    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
+        self._seen_step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Trainer, task: DiffusionTask, *_: Any) -> None:
+        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+            self._look_once(trainer, task)
+
+    def on_train_end(self, trainer: Trainer, task: DiffusionTask) -> None:
+        if self.at_end:
+            self._look_once(trainer, task)
+
+    def _look_once(self, trainer: Trainer, task: DiffusionTask) -> None:
+        if trainer.global_step == self._seen_step:
+            return
+        self._seen_step = trainer.global_step
+        if not self._announced:
+            self._announced = True
+            self._announce(trainer, task)
+        self.look(trainer, task)
+
+    def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
+        count = self.evaluations(trainer, task)
+        seconds = count / trainer.world_size * seconds_per_image(task.source())
+        rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
+
+
+@torch.no_grad()
+def seconds_per_image(source: Source, batch: int = 16) -> float:
+    """Seconds of one network evaluation for one image, timed on a batch after a warm-up."""
+    x = torch.zeros(batch, *source.shape, device=source.device)
+    t = torch.full((batch,), 0.5, device=source.device)
+    y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
+    source.net(x, t, y)
+    start = time.perf_counter()
+    source.net(x, t, y).sum().item()
+    return (time.perf_counter() - start) / batch
+
+
+def image_evaluations(count: int, sampling: Sampling) -> int:
+    """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
+    return count * sampling.evaluations * (1 if sampling.guidance == 1.0 else 2)
+
+
+def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:
+    """Every rank's object, in rank order, on every rank."""
+    if trainer.world_size == 1:
+        return [mine]
+    everyone: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    return everyone
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """The folder of this run, the same on all ranks."""
+    folder = Path(trainer.log_dir or trainer.default_root_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,78 @@
+"""A labelled grid of samples on fixed noise, so that pictures of different steps can be compared."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, run_folder
+from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.image import labelled_grid, to_uint8
+from uvit_decay.tasks.diffusion import DiffusionTask
+
+
+class Preview(Periodic):
+    """Writes samples.png (the newest) and samples/step_N.png into the run folder, and the grid to TensorBoard.
+
+    A class-conditional network shows a row for each of the first classes.
+
+    Args:
+        every_n_steps: optimizer steps between grids; 0 means only at the end.
+        at_end: a grid when training ends, too.
+        rows: rows of the grid.
+        columns: columns of the grid.
+        sampling: null means the task's.
+        seed: of the noise; image i is the one that sample.py makes with this seed.
+        batch_size: images at a time on each device.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        rows: int = 10,
+        columns: int = 10,
+        sampling: Sampling | None = None,
+        seed: int = 0,
+        batch_size: int = 128,
+    ) -> None:
+        super().__init__(every_n_steps, at_end)
+        self.rows, self.columns, self.sampling, self.seed, self.batch_size = rows, columns, sampling, seed, batch_size
+
+    def _sampling(self, task: DiffusionTask) -> Sampling:
+        return task.source().unguided(self.sampling or task.sampling)
+
+    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return image_evaluations(self.rows * self.columns, self._sampling(task))
+
+    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+        names = trainer.datamodule.class_names[: self.rows] if task.net.num_classes else ()
+        rows = len(names) or self.rows
+        indices = list(range(rows * self.columns))
+        mine = indices[trainer.global_rank :: trainer.world_size]
+        labels = [i // self.columns for i in mine] if names else None
+        with averaged(trainer, task):
+            source = task.source()
+            parts = [
+                to_uint8(batch).cpu()
+                for batch in generate(source, self._sampling(task), mine, labels, self.seed, self.batch_size)
+            ]
+        images = torch.empty(len(indices), *source.shape, dtype=torch.uint8)
+        for rank, part in enumerate(gather_objects(trainer, torch.cat(parts) if parts else None)):
+            if part is not None:
+                images[rank :: trainer.world_size] = part
+        if trainer.is_global_zero:
+            self._save(trainer, images, names)
+
+    def _save(self, trainer: Trainer, images: torch.Tensor, names: tuple[str, ...]) -> None:
+        folder = run_folder(trainer)
+        grid = labelled_grid(images, self.columns, names)
+        (folder / "samples").mkdir(exist_ok=True)
+        grid.save(folder / "samples" / f"step_{trainer.global_step:08d}.png")
+        grid.save(folder / "samples.png")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("samples", np.asarray(grid), trainer.global_step, dataformats="HWC")
