@@ -5,8 +5,8 @@
     x_{k+1} = alpha_k x_k + f_k(x_k)                                                        (Eq. 3)
 
 where alpha_k falls with depth from 1 to alpha_min. A transformer block has two branches, attention (k even) and MLP
-(k odd), so L blocks have N = 2 L branches in execution order. Notation: k = 0..N-1 counts residual branches, `alpha_min`
-in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch. alpha_min = 1 is the ordinary network.
+(k odd), so L blocks have N = 2 L branches in execution order. Notation: k = 0..N-1 counts residual branches,
+`alpha_min` in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch. alpha_min = 1 is the ordinary network.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def shortcuts(
             alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2); `constant` sqrt(1/2) (x + f) and `constant-branch`
             x + sqrt(1/2) f (Table 3b; both need alpha_min = 1, which they do not use); `learnable`, one weight a branch
             that starts on the linear schedule (Table 5; the paper does not say where; alpha_min = 1 starts at ones).
-        granularity: `branch`, each branch its own alpha (the authors' code); `block`, both branches of a block share it.
+        granularity: `branch`, each branch its own alpha (the authors' code); `block`, both of a block share one.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
@@ -77,7 +77,7 @@ def shortcuts(
     """
     if not 0.0 < alpha_min <= 1.0:
         raise UserError(
-            f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, 0.6 to 0.8 the paper's"
+            f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, the paper uses 0.6 to 0.8"
         )
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
@@ -119,7 +119,7 @@ def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -
     `exclude_last_block` leaves out the last two branches: what reaches the last block's input, the count that
     reproduces the bins of the paper's Table 2 best.
     """
-    return math.prod(alphas[:-2] if exclude_last_block else alphas)
+    return math.prod(alphas[:-2] if exclude_last_block else alphas, start=1.0)
 
 
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
@@ -139,6 +139,8 @@ def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False
         return effective_decay(shortcuts(branches // 2, alpha_min).alphas, exclude_last_block)
 
     low, high = 1e-12, 1.0
+    if target == 1.0:
+        return 1.0
     if reached(low) > target:
         raise UserError(f"no alpha_min reaches an effective decay of {target} over {branches} branches")
     while high - low > 1e-12:

@@ -5,8 +5,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class UserError(ValueError):
-    """Something in the user's input is wrong; the message is one line that says what, where and how to mend it."""
+class UserError(Exception):
+    """Something in the user's input is wrong; the message is one line that says what, where and how to mend it.
+
+    Not a ValueError: jsonargparse would catch it and bury the line in its own words.
+    """
 
 
 @contextmanager

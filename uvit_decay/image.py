@@ -32,22 +32,27 @@ def to_pil(image: Tensor) -> Image.Image:
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
-def labelled_grid(images: Tensor, columns: int, row_names: Sequence[str] = (), cell: int = 64) -> Image.Image:
-    """A picture of uint8 images, row by row, small ones enlarged to about `cell` pixels, each row's name at its left."""
-    rows = -(-len(images) // columns)
+def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell: int = 64) -> Image.Image:
+    """A picture of uint8 images, row by row, small ones enlarged to about `cell` pixels, `names` above the columns."""
     scale = max(1, cell // images.shape[-1])
-    side, gap = images.shape[-1] * scale, 4
-    font = ImageFont.load_default(size=16)
-    margin = max((int(font.getlength(name)) + 12 for name in row_names), default=0)
-    canvas = Image.new("RGB", (margin + columns * (side + gap) + gap, rows * (side + gap) + gap), "white")
+    side, gap, header = images.shape[-1] * scale, 4, 22 if names else 0
+    rows = -(-len(images) // columns)
+    canvas = Image.new("RGB", (columns * (side + gap) + gap, header + rows * (side + gap) + gap), "white")
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
         picture = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
-        canvas.paste(picture, (margin + gap + column * (side + gap), gap + row * (side + gap)))
-    draw = ImageDraw.Draw(canvas)
-    for row, name in enumerate(row_names):
-        draw.text((6, gap + row * (side + gap) + side // 2), name, fill="black", font=font, anchor="lm")
+        canvas.paste(picture, (gap + column * (side + gap), header + gap + row * (side + gap)))
+    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=14)
+    for column, name in enumerate(names[:columns]):
+        while font.getlength(name) > side:
+            name = name[:-1]
+        draw.text((gap + column * (side + gap) + side // 2, header - 4), name, fill="black", font=font, anchor="ms")
     return canvas
+
+
+def grid_columns(classes: int, wanted: int = 10) -> int:
+    """Columns of a grid whose images take `classes` labels in turn, so that each column is of one class."""
+    return classes * max(1, wanted // classes) if classes else wanted
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
@@ -67,3 +72,9 @@ def check_writable(path: Path, folder: bool = False) -> None:
 def save_npz(path: Path, images: Tensor) -> None:
     """The layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c)."""
     np.savez(path, arr_0=images.permute(0, 2, 3, 1).cpu().numpy())
+
+
+def save_pngs(folder: Path, images: Tensor) -> None:
+    """One PNG each, named by its number: 000000.png, 000001.png, ..."""
+    for number, image in enumerate(images):
+        to_pil(image).save(folder / f"{number:06d}.png")

@@ -1,4 +1,4 @@
-"""Random numbers as functions of names and numbers, so that results do not depend on batch sizes, devices or resumption.
+"""Random numbers as functions of names and numbers: results do not depend on batch sizes, devices or resumption.
 
 `generator("noise", seed, step)` is always the same stream. Within one global batch, `BatchRandom` gives each rank the
 numbers of its own positions: the batch is cut into at most 16 shards with a stream each, and a rank draws the shards

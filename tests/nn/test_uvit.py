@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -107,7 +108,7 @@ def random_state(seed=0, **options):
     state = {}
     for name, shape in official_shapes(**options).items():
         values = torch.randn(shape, generator=generator)
-        if name.split(".")[-2] in ("norm", "norm1", "norm2"):
+        if "norm" in name:
             state[name] = 0.1 * values + (1.0 if name.endswith("weight") else 0.0)
         elif name.endswith("bias"):
             state[name] = 0.1 * values
@@ -130,7 +131,9 @@ def official_forward(w, x, t, y=None, *, dim, depth, heads, patch_size, time_sca
 
     def norm(name, h):
         centred = h - h.mean(-1, keepdim=True)
-        return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"] + w[name + ".bias"]
+        return (
+            centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"] + w[name + ".bias"]
+        )
 
     def attention(name, h):
         q, k, v = linear(name + ".qkv", h).split(dim, dim=-1)
@@ -262,9 +265,8 @@ def test_official_weights_give_the_official_function_at_alpha_min_one(variant):
 def test_official_weights_give_the_official_function_at_the_real_size():
     options = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
     state, arguments = random_state(**options), inputs(**options, count=1)
-    with torch.device("meta"):
-        net = build("uvit-s/2", **PIXELS_32)
-    net.load_state_dict(state | {"alphas": torch.ones(26)}, strict=True, assign=True)
+    net = build("uvit-s/2", **PIXELS_32)
+    net.load_state_dict(state, strict=True)
     with torch.no_grad():
         expected = official_forward(state, *arguments, **options)
         torch.testing.assert_close(net(*arguments), expected, atol=1e-5, rtol=1e-5)
@@ -400,9 +402,7 @@ def test_recomputed_activations_give_identical_loss_and_gradients(schedule):
         assert torch.equal(gradient, actual[name]), name
 
 
-@pytest.mark.parametrize(
-    ("checkpointing", "training", "runs"), [(True, True, 2), (True, False, 1), (False, True, 1)]
-)
+@pytest.mark.parametrize(("checkpointing", "training", "runs"), [(True, True, 2), (True, False, 1), (False, True, 1)])
 def test_blocks_are_recomputed_only_with_checkpointing_and_in_training(checkpointing, training, runs):
     net = loaded(num_classes=3, checkpointing=checkpointing).train(training)
     calls = []
@@ -447,7 +447,9 @@ def test_weights_round_trip_through_their_own_decay():
     assert torch.equal(source(*arguments), target(*arguments))
 
 
-@pytest.mark.parametrize("options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")])
+@pytest.mark.parametrize(
+    "options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")]
+)
 def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(options):
     net = small(**options)
     net.load_state_dict(random_state(**SMALL), strict=True)
@@ -534,7 +536,8 @@ def test_fixed_alphas_are_no_parameters():
 
 
 @pytest.mark.parametrize(
-    "options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable"), dict(schedule="constant")]
+    "options",
+    [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable"), dict(schedule="constant")],
 )
 def test_bfloat16_autocast_stays_close_to_float32(options):
     net, arguments = loaded(num_classes=3, **options), inputs(num_classes=3)
@@ -556,9 +559,12 @@ def test_bfloat16_autocast_leaves_the_embeddings_of_time_and_label_exact():
     assert torch.equal(rough[:, :2], exact[:, :2])
 
 
-@pytest.mark.parametrize("options", [dict(num_classes=3, alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")])
-def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(options):
-    net, arguments = loaded(**options), inputs(**options)
+@pytest.mark.parametrize(
+    "options", [dict(num_classes=3), pytest.param(dict(schedule="learnable"), marks=pytest.mark.slow)]
+)
+def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(options, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
+    net, arguments = loaded(**options, alpha_min=0.7, depth=2), inputs(**options)
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(*arguments), net(*arguments), atol=1e-6, rtol=1e-5)
     compiled(*arguments).square().mean().backward()

@@ -34,7 +34,8 @@ class RunLogger(TensorBoardLogger):
         """Nothing: config.yaml in the run folder has them all."""
 
     def save(self) -> None:
-        super().save()
+        """Flush both; the parent would also write an empty hparams.yaml."""
+        self.experiment.flush()
         self.csv.save()
 
     def finalize(self, status: str) -> None:

@@ -6,18 +6,19 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
+from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, run_folder
 from uvit_decay.diffusion.generate import Sampling, generate
-from uvit_decay.image import labelled_grid, to_uint8
+from uvit_decay.image import grid_columns, labelled_grid, to_uint8
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Preview(Periodic):
     """Writes samples.png (the newest) and samples/step_N.png into the run folder, and the grid to TensorBoard.
 
-    A class-conditional network shows a row for each of the first classes.
+    A class-conditional network shows a column for each of its first classes.
 
     Args:
         every_n_steps: optimizer steps between grids; 0 means only at the end.
@@ -25,7 +26,7 @@ class Preview(Periodic):
         rows: rows of the grid.
         columns: columns of the grid.
         sampling: null means the task's.
-        seed: of the noise; image i is the one that sample.py makes with this seed.
+        seed: of the noise; image i is the one that sample.py makes with this seed and these classes.
         batch_size: images at a time on each device.
     """
 
@@ -49,11 +50,11 @@ class Preview(Periodic):
         return image_evaluations(self.rows * self.columns, self._sampling(task))
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        names = trainer.datamodule.class_names[: self.rows] if task.net.num_classes else ()
-        rows = len(names) or self.rows
-        indices = list(range(rows * self.columns))
+        names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
+        columns = grid_columns(len(names), self.columns)
+        indices = list(range(self.rows * columns))
         mine = indices[trainer.global_rank :: trainer.world_size]
-        labels = [i // self.columns for i in mine] if names else None
+        labels = [i % len(names) for i in mine] if names else None
         with averaged(trainer, task):
             source = task.source()
             parts = [
@@ -65,11 +66,10 @@ class Preview(Periodic):
             if part is not None:
                 images[rank :: trainer.world_size] = part
         if trainer.is_global_zero:
-            self._save(trainer, images, names)
+            self._save(trainer, labelled_grid(images, columns, names * (columns // max(1, len(names)))))
 
-    def _save(self, trainer: Trainer, images: torch.Tensor, names: tuple[str, ...]) -> None:
+    def _save(self, trainer: Trainer, grid: Image) -> None:
         folder = run_folder(trainer)
-        grid = labelled_grid(images, self.columns, names)
         (folder / "samples").mkdir(exist_ok=True)
         grid.save(folder / "samples" / f"step_{trainer.global_step:08d}.png")
         grid.save(folder / "samples.png")

@@ -28,6 +28,7 @@ COLUMNS = ("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "
 class LinearProbes(Periodic):
     """A ridge classifier on mean patch tokens for each (layer, t); writes probes.csv and probes.png.
 
+    Effective ranks are exp(entropy) of the test features centred over the pictures: a number of dimensions.
     EMA weights, null label, one fixed noise for each picture and level. Ridge and best cell are chosen on a held-out part
     of the training pictures; the test accuracy of the best cell is reported, by ridge and by logistic regression.
 
@@ -112,7 +113,7 @@ class LinearProbes(Periodic):
         self, trainer: Trainer, task: DiffusionTask, train: Tensor, y: Tensor, test: Tensor, y_test: Tensor
     ) -> None:
         scores = ridge_probe(train, y, test, y_test)
-        ranks = torch.tensor([effective_rank(cell) for cell in test])
+        ranks = torch.tensor([effective_rank(cell, centre="feature", exp=True) for cell in test])
         best = int(scores.held_out.argmax())
         logistic = logistic_probe(train[best], y, test[best], y_test)
         level, layer = divmod(best, len(task.net.stages))
@@ -129,7 +130,7 @@ class LinearProbes(Periodic):
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {task.net.stages[layer].name} at t = "
             f"{self.times[level]:g}: test accuracy {float(scores.test[best]):.3f} (ridge), {logistic:.3f} (logistic "
-            f"regression); mean effective rank after the middle block {middle_rank:.3f}"
+            f"regression); mean effective rank after the middle block {middle_rank:.2f}"
         )
         if len(y_test) < 100:
             rank_zero_warn(f"only {len(y_test)} test pictures: an accuracy step is {1 / len(y_test):.3f}")

@@ -72,7 +72,7 @@ def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None,
 
 @dataclass(frozen=True)
 class Source:
-    """A trained network with all that sampling needs: its path, what it predicts, and the shape (c, h, w) it was made for.
+    """A trained network with all that sampling needs: its path, its prediction, and the shape (c, h, w) of an image.
 
     `num_classes` 0 means unconditional; `null_label` says whether it knows "no label" (= num_classes).
     """
@@ -122,6 +122,7 @@ def generate(
         if labels is not None:
             y = torch.tensor(labels[start : start + batch_size], dtype=torch.int64, device=source.device)
         denoise = denoiser(net, source.path, source.prediction, y, sampling.clip)
-        for _, x in SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators):  # noqa: B020
-            pass
-        yield x
+        trajectory = SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators)
+        for _, state in trajectory:
+            final = state
+        yield final

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 from einops import repeat
-from jaxtyping import Float, Int64, UInt8
+from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from uvit_decay.errors import UserError

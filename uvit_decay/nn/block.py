@@ -80,7 +80,7 @@ class Block(nn.Module):
         return decayed_add(x, self.mlp(self.norm2(x)), alphas[1], betas[1])
 
     def zero_init(self) -> None:
-        """Zero the last linear of both branches, so that they start silent (Sec. 3.3: needed from alpha_min 0.7 down)."""
+        """Zero the last linear of both branches: they start silent, which keeps small alpha_min stable (Sec. 4.2)."""
         for linear in (self.attn.proj, self.mlp.fc2):
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)

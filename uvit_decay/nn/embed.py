@@ -41,7 +41,7 @@ def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H
 
 
 def timestep_embedding(t: Float[Tensor, " b"], dim: int, max_period: float = 1e4) -> Float[Tensor, "b d"]:
-    """Sinusoidal embedding [cos, sin] of t at dim/2 frequencies max_period^(-2i/dim); float32, a last zero if dim is odd.
+    """Sinusoidal embedding [cos, sin] of t at dim/2 frequencies max_period^(-2i/dim), float32; a last 0 if dim is odd.
 
     U-ViT feeds it 999 t, so float32 is kept whatever the working dtype: bf16 cannot tell 998 from 999.
     """

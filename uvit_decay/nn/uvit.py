@@ -5,12 +5,12 @@ Token order is [time, patches] or, with labels, [label, time, patches]. `depth`/
 the 2 (depth + 1) residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
 are the official ones: an official state_dict loads with strict=True, and alpha_min = 1 is then the official function.
 
-b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network embeds time_scale * t (999 t officially).
+b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network embeds time_scale t (officially 999 t).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -26,7 +26,7 @@ from uvit_decay.nn.tap import Stage
 
 
 class UViT(nn.Module):
-    """net(x, t, y): pictures (b, c, h, w) in about [-1, 1], times (b,) in [0, 1], labels (b,) int64; returns (b, c, h, w).
+    """net(x, t, y) -> (b, c, h, w): pictures (b, c, h, w) of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:
         image_size: height and width in pixels, or in latent cells.
@@ -49,7 +49,7 @@ class UViT(nn.Module):
         conv: the final 3x3 convolution (all official sizes but H).
         mlp_time_embed: an MLP on the time embedding (no official configuration uses it).
         qkv_bias: biases in the attention's input map.
-        time_scale: what t is multiplied by before it is embedded: 999 for the continuous VP path, 1000 for SD's schedule.
+        time_scale: what t is multiplied by before it is embedded: 999 for continuous VP, 1000 for SD's schedule.
         checkpointing: recompute blocks in the backward pass, which saves memory and costs about a third more time.
 
     Raises:
@@ -91,11 +91,9 @@ class UViT(nn.Module):
         self.extras = 2 if num_classes else 1
 
         self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
-        self.time_embed = (
-            nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
-            if mlp_time_embed
-            else nn.Identity()
-        )
+        self.time_embed = nn.Identity()
+        if mlp_time_embed:
+            self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
         if num_classes:
             self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
         self.pos_embed = nn.Parameter(torch.zeros(1, self.extras + self.patch_embed.tokens, dim))
@@ -121,6 +119,8 @@ class UViT(nn.Module):
             self.alphas = nn.Parameter(alphas)
         else:
             self.register_buffer("alphas", alphas)
+        if set(self.shortcuts.betas) != {1.0}:
+            self.register_buffer("betas", torch.tensor(self.shortcuts.betas))
         self.register_load_state_dict_pre_hook(_check_alphas)
 
         _INITS[init](self)
@@ -181,18 +181,30 @@ class UViT(nn.Module):
 
 def _check_alphas(net: UViT, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Refuse weights of another decay. Official files carry no alphas: they load into whatever network is asked for."""
-    key = prefix + "alphas"
-    stored = state.setdefault(key, net.alphas.detach())
-    own = net.alphas
-    if not net.shortcuts.learnable and (stored.shape != own.shape or not torch.allclose(stored.to(own), own)):
-        raise UserError(
-            f"the weights were trained with alphas {stored[0]:.4g} .. {stored[-1]:.4g} over {len(stored)} branches, "
-            f"this network has {own[0]:.4g} .. {own[-1]:.4g} over {len(own)}: set alpha_min and schedule to match"
-        )
+    official = prefix + "alphas" not in state
+    for name, own in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
+        if name not in net.state_dict():
+            continue
+        if official:
+            state[prefix + name] = torch.tensor(own)
+        stored = state.get(prefix + name, torch.empty(0)).tolist()
+        if name == "alphas" and net.shortcuts.learnable:
+            continue
+        # A bf16 file rounds by up to 1/256 of a value.
+        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > 2**-8:
+            raise UserError(
+                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(own)}: "
+                "set alpha_min, schedule, granularity, index and branches to match"
+            )
+
+
+def _outline(values: Sequence[float]) -> str:
+    shown = [f"{values[i]:.4g}" for i in sorted({0, len(values) // 2, len(values) - 1})] if values else []
+    return f"[{' .. '.join(shown)}] ({len(values)} branches)"
 
 
 def _official_init(net: UViT) -> None:
-    """Normal(0, 0.02) for linear weights and positions, zero biases; convolutions and label table keep torch's default."""
+    """Normal(0, 0.02) for linear weights and positions, zero biases; convolutions and labels keep torch's default."""
     _init_linears(net, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
     nn.init.trunc_normal_(net.pos_embed, std=0.02)
 

@@ -1,0 +1,121 @@
+"""Sample images from a checkpoint: python sample.py [--ckpt runs/.../last.ckpt] [--num 64] [--out samples.png] ...
+
+Image i is a function of (checkpoint, seed, i, label) alone, whatever the batch size. Options that are not given are those
+that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of numbered PNGs.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from uvit_decay.errors import UserError, user_errors
+
+TINY = 5_000_000  # parameters
+BUNDLED = Path(__file__).resolve().parent / "checkpoints" / "digits.safetensors"
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--ckpt", type=Path, default=BUNDLED, help="a .ckpt or .safetensors; default: the bundled digits"
+    )
+    parser.add_argument("--num", type=int, help="images; default: 10 for each class, 64 without classes")
+    parser.add_argument("--classes", help="comma-separated class numbers, used in turn row by row; default: all")
+    parser.add_argument("--guidance", type=float, help="scale w of uncond + w (cond - uncond); 1 is none")
+    parser.add_argument("--sampler", help="dpm++, ddim, ddpm, euler-maruyama, euler or heun")
+    parser.add_argument("--steps", type=int, help="steps of the sampler")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--batch-size", type=int, default=64, help="images at a time; changes no image; default: 64")
+    parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="CLASS", help="network class from elsewhere to allow"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("samples.png"), help=".png, .npz or a folder; default: samples.png"
+    )
+    return parser.parse_args(args)
+
+
+def choose_classes(words: str | None, num_classes: int) -> list[int]:
+    """The classes that the images take in turn; none for an unconditional network."""
+    if not words:
+        return list(range(num_classes))
+    if not num_classes:
+        raise UserError("this checkpoint is unconditional: leave out --classes")
+    try:
+        classes = [int(word) for word in words.split(",")]
+    except ValueError as error:
+        raise UserError(f"--classes takes numbers such as 0,1,2, got {words!r}") from error
+    if not all(0 <= label < num_classes for label in classes):
+        raise UserError(f"--classes {words}: this checkpoint has the classes 0 to {num_classes - 1}")
+    return classes
+
+
+def pick_device(name: str | None, local_rank: int) -> "torch.device":  # noqa: F821  torch is imported late
+    import torch
+
+    if name is None:
+        name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: {str(error).splitlines()[0]}") from error
+
+
+def main(args: Sequence[str]) -> None:
+    options = parse(args)
+    if (options.num is not None and options.num < 1) or options.batch_size < 1:
+        raise UserError("--num and --batch-size must be at least 1")
+    from uvit_decay import image
+
+    as_folder = options.out.suffix not in (".png", ".npz")
+    image.check_writable(options.out, folder=as_folder)
+
+    import torch
+    from accelerate import PartialState
+    from accelerate.utils import gather_object
+    from tqdm import tqdm
+
+    from uvit_decay import checkpoint
+    from uvit_decay.diffusion.generate import generate
+
+    found = checkpoint.load(options.ckpt, options.weights, options.trust)
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    source = found.source(pick_device(options.device, processes.local_process_index))
+    wanted = {key: getattr(options, key) for key in ("sampler", "steps", "guidance")}
+    given = {key: value for key, value in wanted.items() if value is not None}
+    sampling = replace(source.unguided(found.sampling), **given)
+    source.check(sampling)
+    if source.device.type == "cpu" and sum(p.numel() for p in found.net.parameters()) < TINY:
+        torch.set_num_threads(1)  # more threads only wait for each other: up to 3 times slower on a busy machine
+    classes = choose_classes(options.classes, source.num_classes)
+    num = options.num or (10 * len(classes) if classes else 64)
+
+    parts: list[torch.Tensor] = []
+    with processes.split_between_processes(list(range(num))) as mine:
+        labels = [classes[i % len(classes)] for i in mine] if classes else None
+        what = f"{sampling.describe()}, {found.weights} weights"
+        with tqdm(total=len(mine), unit="image", desc=what, disable=not processes.is_main_process) as bar:
+            for batch in generate(source, sampling, mine, labels, options.seed, options.batch_size):
+                parts.append(image.to_uint8(batch).cpu())
+                bar.update(len(batch))
+    images = torch.cat(gather_object(parts))
+    if processes.is_main_process:
+        columns = image.grid_columns(len(classes))
+        names = [found.class_names[label] for label in classes] * (columns // max(1, len(classes)))
+        if as_folder:
+            image.save_pngs(options.out, images)
+        elif options.out.suffix == ".npz":
+            image.save_npz(options.out, images)
+        else:
+            image.labelled_grid(images, columns, names).save(options.out)
+        print(f"wrote {options.out}: {num} images, step {found.step} of {options.ckpt}")
+    processes.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main(sys.argv[1:])

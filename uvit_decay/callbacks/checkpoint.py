@@ -1,0 +1,107 @@
+"""Nothing is lost: whole checkpoints at fixed steps, at the end, and at Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.callbacks.periodic import run_folder
+
+AGREE_EVERY = 10  # batches between the agreements of several processes to stop
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the target and then renames: a reader, or a crash, sees the old checkpoint or the new one.
+
+    Lightning's own goes through the system's temporary folder, and a move between file systems is not atomic.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_name(f".{target.name}.partial")
+        with partial.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps checkpoints/last.ckpt in the run folder up to date; at Ctrl-C finishes the step, saves, and stops.
+
+    A second Ctrl-C stops at once, without saving. Resume with --ckpt_path.
+
+    Args:
+        every_n_steps: optimizer steps between saves.
+        keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
+    """
+
+    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0) -> None:
+        self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
+        self._saved_step = -1
+        self._asked = False
+        self._previous: Any = None
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self._asked, self._saved_step = False, trainer.global_step
+        self._previous = signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, signum: int, frame: FrameType | None) -> None:
+        self._asked = True
+        signal.signal(signal.SIGINT, self._previous)
+
+    def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
+        if trainer.fast_dev_run:
+            return None
+        path = run_folder(trainer) / "checkpoints" / f"{name}.ckpt"
+        trainer.save_checkpoint(path, weights_only=False)
+        return path
+
+    def on_train_batch_end(
+        self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step != self._saved_step and step % self.every_n_steps == 0:
+            self._saved_step = step
+            self._save(trainer)
+            if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
+                self._save(trainer, f"step_{step:08d}")
+        if self._agreed(trainer, batch_idx):
+            path = self._save(trainer)
+            rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
+            raise KeyboardInterrupt
+
+    def _agreed(self, trainer: Trainer, batch_idx: int) -> bool:
+        """Whether to stop now: all processes at the same step, or one would wait for the others for ever."""
+        if trainer.world_size == 1:
+            return self._asked
+        return batch_idx % AGREE_EVERY == 0 and trainer.strategy.reduce_boolean_decision(self._asked, all=False)
+
+    def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
+        if trainer.global_step != self._saved_step:
+            self._save(trainer)
+
+    def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._previous is not None:
+            signal.signal(signal.SIGINT, self._previous)
+            self._previous = None

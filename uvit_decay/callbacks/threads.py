@@ -1,0 +1,20 @@
+"""How many CPU threads a step may use."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+
+class CPUThreads(Callback):
+    """Sets torch's intra-op threads. For tiny networks one is best: more only wait for each other (docs/LOG.md).
+
+    Args:
+        count: threads of each process.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        self.count = count
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        torch.set_num_threads(self.count)

@@ -1,0 +1,72 @@
+"""LightningCLI, wired for this project: what train.py runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be named without their modules
+from uvit_decay.checkpoint import read_training_checkpoint
+from uvit_decay.data import ImageData
+from uvit_decay.errors import UserError
+from uvit_decay.tasks import Task
+
+
+SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
+
+
+class Parser(LightningArgumentParser):
+    """Reports a wrong option or config key in one line instead of a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(_gist(message)) from ex
+
+
+def _gist(message: str) -> str:
+    """jsonargparse explains a wrong nested option by all alternatives that it tried; keep what was wrong."""
+    lines = [line.strip(" -") for line in message.splitlines()]
+    tried = lines.index("Errors:") if "Errors:" in lines else -1
+    reasons = [line for line in lines[tried + 1 :] if line and "'NoneType'" not in line and "Given value" not in line]
+    where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
+    return where + " ".join(reasons)
+
+
+class CLI(LightningCLI):
+    """One seed for everything, and flags win over what a checkpoint was trained with."""
+
+    @classmethod
+    def run(cls) -> None:
+        """Run the subcommand (fit, validate, ...) that sys.argv names."""
+        for arg in sys.argv:
+            if arg.partition("=")[0] in SEED_FLAGS:
+                raise UserError(f"{arg}: there is one seed, --seed_everything")
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
+        cls(
+            Task,
+            ImageData,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            parser_class=Parser,
+            save_config_kwargs={"overwrite": True},
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would let the hyper-parameters of a checkpoint override the command line."""
+
+    def before_fit(self) -> None:
+        """Find a bad --ckpt_path before any work."""
+        path = self.config.fit.ckpt_path
+        if path is not None and Path(path).name == path and not Path(path).exists():
+            return  # Lightning's words: last, best, hpc, registry
+        if path is not None:
+            read_training_checkpoint(Path(path))
