@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+import warnings
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,11 +30,18 @@ class Parser(LightningArgumentParser):
 
 def _gist(message: str) -> str:
     """jsonargparse explains a wrong nested option by all alternatives that it tried; keep what was wrong."""
-    lines = [line.strip(" -") for line in message.splitlines()]
+    lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
     tried = lines.index("Errors:") if "Errors:" in lines else -1
     reasons = [line for line in lines[tried + 1 :] if line and "'NoneType'" not in line and "Given value" not in line]
     where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
     return where + " ".join(reasons)
+
+
+def _hush() -> None:
+    """Leave out what a user of this project can do nothing about."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
+    advertisements = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    advertisements.addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
 
 
 class CLI(LightningCLI):
@@ -44,6 +53,7 @@ class CLI(LightningCLI):
         for arg in sys.argv:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
+        _hush()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         cls(
             Task,
@@ -59,6 +69,16 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
+
+    def instantiate_classes(self) -> None:
+        """jsonargparse buries an error of a constructor in a list of the alternatives that it tried."""
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, UserError):
+                cause = cause.__cause__
+            raise (cause or error) from None
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the hyper-parameters of a checkpoint override the command line."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -17,6 +18,8 @@ class RunLogger(TensorBoardLogger):
     """
 
     def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
+        # CSVLogger warns of the folder that TensorBoard has just made.
+        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._csv: CSVLogger | None = None
 

@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from uvit_decay.errors import UserError
 
-# PIL lists the extensions of these formats, but has no decoder of its own: labels.h5 beside pictures is no picture.
-_NOT_DECODABLE = {"BUFR", "GRIB", "HDF5", "MPEG", "PALM", "PDF", "WMF"}
+# PIL lists these formats but cannot decode them (labels.h5 is no picture), or, for EPS, would run another program.
+_NOT_DECODABLE = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PALM", "PDF", "WMF"}
 
 # What PIL and zipfile raised on damaged bytes; a fuzz over 20 formats met no other.
 _DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)

@@ -1,4 +1,4 @@
-"""Effective rank of features: the entropy of the normalised spectrum of their covariance (Sec. 4.3 of the paper)."""
+"""Effective rank of features: the entropy of the normalised spectrum of their covariance (Sec. 6 of the paper)."""
 
 from __future__ import annotations
 

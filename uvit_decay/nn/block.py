@@ -80,7 +80,7 @@ class Block(nn.Module):
         return decayed_add(x, self.mlp(self.norm2(x)), alphas[1], betas[1])
 
     def zero_init(self) -> None:
-        """Zero the last linear of both branches: they start silent, which keeps small alpha_min stable (Sec. 4.2)."""
+        """Zero the last linear of both branches: they start silent, which keeps small alpha_min stable (Sec. 3)."""
         for linear in (self.attn.proj, self.mlp.fc2):
             nn.init.zeros_(linear.weight)
             nn.init.zeros_(linear.bias)

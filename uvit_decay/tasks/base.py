@@ -73,7 +73,7 @@ class Task(LightningModule):
         if compile:
             self.net.compile(backend="inductor" if compile is True else compile)
         self._bad_step: Tensor | None = None
-        self._images, self._clock = 0, time.monotonic()
+        self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""
@@ -112,7 +112,7 @@ class Task(LightningModule):
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
         if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
             self.raise_if_not_finite()
-            self._log_speed()
+            self._speed = self._images / (time.monotonic() - self._clock)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
@@ -120,13 +120,10 @@ class Task(LightningModule):
             self.log("train/grad_norm", get_total_norm(gradients))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
-    def _log_speed(self) -> None:
-        seconds = time.monotonic() - self._clock
-        self.log("train/images_per_second", self._images / seconds, prog_bar=True)
-
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Restart the clock after all callbacks have run, so that what they do does not count as training."""
         if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+            self.log("train/images_per_second", self._speed, prog_bar=True)
             self._images, self._clock = 0, time.monotonic()
 
     def on_train_start(self) -> None:

@@ -1,0 +1,13 @@
+.PHONY: install test fast lint digits
+
+install:  ## with everything that development needs
+	pip install -e ".[test,dev]" && pre-commit install
+test:  ## all tests
+	pytest
+fast:  ## without the slow ones
+	pytest -m "not slow"
+lint:  ## what pre-commit checks
+	ruff format . && ruff check --fix .
+digits:  ## train the default and put it where sample.py finds it
+	python train.py fit
+	python -m uvit_decay.checkpoint export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

@@ -1,0 +1,86 @@
+"""Small real parts: networks, tasks and trainers that run in a second."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.generate import Sampling
+from uvit_decay.nn import UViT
+from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.base import Optimization
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def tiny_net(num_classes: int = 10, **options) -> UViT:
+    torch.manual_seed(0)
+    options = {"alpha_min": 0.7, "init": "xavier", **options}
+    return UViT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=num_classes, **options)
+
+
+def tiny_task(net: UViT | None = None, lr: float = 1e-3, schedule: str = "constant", **options) -> DiffusionTask:
+    optim = Optimization(lr, (0.9, 0.99), 0.03, warmup_steps=10, schedule=schedule)
+    return DiffusionTask(net or tiny_net(), sampling=Sampling("dpm++", 4, 2.0), optim=optim, **options)
+
+
+def tiny_trainer(folder: Path, *callbacks: Callback, max_steps: int = 10, **options) -> Trainer:
+    options = {"accelerator": "cpu", "devices": 1, "logger": False, "log_every_n_steps": 5, **options}
+    if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
+        callbacks = (*callbacks, LastCheckpoint(every_n_steps=10_000))
+    return Trainer(
+        default_root_dir=folder,
+        max_steps=max_steps,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        limit_val_batches=options.pop("limit_val_batches", 0),
+        **options,
+    )
+
+
+class Losses(Callback):
+    """Remembers every training loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx) -> None:
+        self.values.append(float(outputs["loss"]))
+
+
+def state(task: DiffusionTask) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in task.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory) -> Path:
+    """A .ckpt of a few real steps, with EMA weights."""
+    folder = tmp_path_factory.mktemp("trained")
+    tiny_trainer(folder, EMA(0.9), max_steps=12).fit(tiny_task(), Digits(32))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def run_script(*args: str, cwd: Path, **options) -> subprocess.CompletedProcess:
+    """A script of the project in a process of its own, as a user runs it."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(ROOT / args[0]), *args[1:]]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)

@@ -1,0 +1,201 @@
+"""Training: exact resumption, independence of callbacks and devices, guards."""
+
+import pytest
+import torch
+from conftest import ROOT, Losses, run_script, same, state, tiny_net, tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
+from uvit_decay.data import Digits
+from uvit_decay.errors import UserError
+from uvit_decay.metrics.features import SmallClassifier
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **options):
+    """Losses, final weights and EMA of a run."""
+    task, losses, ema = task or tiny_task(), Losses(), EMA(0.9)
+    trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
+    trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
+    return losses.values, state(task), {name: value.clone() for name, value in ema.shadow.items()}
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, schedule):
+    whole = fit(tmp_path / "whole", max_steps=60, task=tiny_task(schedule=schedule))
+    first = fit(tmp_path / "half", StopAt(30), max_steps=60, task=tiny_task(schedule=schedule))
+    assert len(first[0]) == 30  # an epoch has 44 batches
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    second = fit(tmp_path / "rest", max_steps=60, ckpt_path=checkpoint, task=tiny_task(schedule=schedule))
+    assert first[0] + second[0] == whole[0]
+    assert same(second[1], whole[1])
+    assert same(second[2], whole[2])
+
+
+def test_resuming_after_several_epochs_with_flips_and_limited_epochs_is_exact(tmp_path):
+    def data():
+        digits = Digits(32)
+        digits.flip = True
+        return digits
+
+    whole = fit(tmp_path / "whole", max_steps=23, data=data(), limit_train_batches=7)
+    fit(tmp_path / "half", StopAt(17), max_steps=23, data=data(), limit_train_batches=7)
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=23, ckpt_path=checkpoint, data=data(), limit_train_batches=7)
+    assert rest[0] == whole[0][17:]
+    assert same(rest[1], whole[1])
+
+
+def test_gradient_accumulation_resumes_exactly(tmp_path):
+    whole = fit(tmp_path / "whole", max_steps=12, accumulate_grad_batches=2)
+    fit(tmp_path / "half", StopAt(6), max_steps=12, accumulate_grad_batches=2)
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=12, ckpt_path=checkpoint, accumulate_grad_batches=2)
+    assert rest[0] == whole[0][12:]
+    assert same(rest[2], whole[2])
+
+
+def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
+    looking = (
+        Preview(every_n_steps=5, rows=1),
+        GenerationMetrics(SmallClassifier(steps=20), num=20, every_n_steps=5),
+        LinearProbes(times=(0.1,), every_n_steps=5, max_train=100, max_test=50),
+    )
+    watched = fit(tmp_path / "watched", *looking, max_steps=12, limit_val_batches=2, val_check_interval=4)
+    alone = fit(tmp_path / "alone", max_steps=12)
+    assert watched[0] == alone[0]
+    assert same(watched[1], alone[1])
+    for name in ("samples.png", "samples/step_00000005.png", "generation.json", "probes.png", "probes.csv"):
+        assert (tmp_path / "watched" / name).stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(tmp_path):
+    script = f"""
+import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
+import torch
+from conftest import Losses, tiny_task, tiny_trainer
+from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
+from uvit_decay.data import Digits
+from uvit_decay.metrics.features import SmallClassifier
+if __name__ == "__main__":
+    devices, folder = int(sys.argv[1]), sys.argv[2]
+    looking = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=21),
+               LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50))
+    strategy = "ddp" if devices > 1 else "auto"
+    trainer = tiny_trainer(folder, EMA(0.9), *looking, max_steps=20, devices=devices, strategy=strategy)
+    trainer.fit(tiny_task(), Digits(32))
+"""
+    (tmp_path / "ddp.py").write_text(script)
+    for devices in (1, 2):
+        result = run_script(str(tmp_path / "ddp.py"), str(devices), str(tmp_path / str(devices)), cwd=ROOT)
+        assert result.returncode == 0, result.stderr
+    one, two = (
+        torch.load(tmp_path / str(devices) / "checkpoints" / "last.ckpt", weights_only=True) for devices in (1, 2)
+    )
+    for name, value in one["state_dict"].items():
+        torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=2e-5)
+    for name, value in one["callbacks"]["EMA"]["shadow"].items():
+        torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
+    for name in ("samples.png", "generation.json", "probes.csv"):
+        assert (tmp_path / "2" / name).exists()
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    class Break(Callback):
+        def on_train_batch_start(self, trainer, task, *_) -> None:
+            if trainer.global_step == 8:
+                with torch.no_grad():
+                    task.net.norm.weight.fill_(float("nan"))
+
+    with pytest.raises(UserError, match=r"not finite at step 8 \(learning rate 0.0009\)"):
+        fit(tmp_path, Break(), LastCheckpoint(every_n_steps=3), max_steps=20)
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 6
+    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
+
+
+def test_nothing_is_saved_after_a_bad_loss(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    trainer.fit(task, Digits(32))
+    task._bad_step = torch.tensor(3)
+    with pytest.raises(UserError, match="not finite"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "bad.ckpt").exists()
+
+
+def test_compiled_training_is_eager_training_and_its_checkpoint_is_the_same(tmp_path, monkeypatch):
+    import jaxtyping
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    eager = fit(tmp_path / "eager", max_steps=4)
+    looking = (Preview(rows=1), LinearProbes(times=(0.1,), max_train=50, max_test=50))
+    compiled = fit(tmp_path / "compiled", *looking, max_steps=4, task=tiny_task(compile="aot_eager"))
+    assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
+    assert compiled[1].keys() == eager[1].keys()
+    assert (tmp_path / "compiled" / "probes.png").exists()
+
+
+def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=10, precision="bf16-mixed")
+    trainer.fit(task, Digits(32))
+    logged = trainer.callback_metrics
+    assert {"train/loss", "train/lr", "train/grad_norm", "train/images_per_second"} <= logged.keys()
+    assert all(torch.isfinite(value) for value in logged.values())
+    assert float(logged["train/images_per_second"]) > 0
+    assert all(p.dtype == torch.float32 for p in task.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: tiny_task(tiny_net(num_classes=7)), "the data have num_classes 10, the network 7"),
+        (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
+        (lambda: tiny_task(lr=-1.0), "lr must be positive"),
+        (lambda: tiny_task(label_dropout=1.5), "label_dropout is a share"),
+        (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
+    ],
+)
+def test_what_does_not_fit_is_said_before_training(tmp_path, make, message):
+    max_steps = -1 if "cosine" in message else 3
+    with pytest.raises(UserError, match=message):
+        tiny_trainer(tmp_path, max_steps=max_steps, max_epochs=-1).fit(make(), Digits(32))
+
+
+def test_an_unconditional_network_trains_on_labelled_data(tmp_path):
+    losses, weights, _ = fit(tmp_path, Preview(rows=1, columns=3), max_steps=3, task=tiny_task(tiny_net(num_classes=0)))
+    assert len(losses) == 3
+    assert "net.label_emb.weight" not in weights
+    assert (tmp_path / "samples.png").exists()
+
+
+def test_labels_are_dropped_at_the_stated_rate(tmp_path):
+    seen = []
+
+    class Spy(Callback):
+        def on_fit_start(self, trainer, task) -> None:
+            task.net.label_emb.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
+
+    fit(tmp_path, Spy(), max_steps=60, task=tiny_task(label_dropout=0.25))
+    labels = torch.cat(seen)
+    assert float((labels == 10).double().mean()) == pytest.approx(0.25, abs=0.03)
+    assert set(labels.tolist()) == set(range(11))
+
+
+def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
+    from uvit_decay.tasks.base import Optimization
+
+    constant = Optimization(1.0, warmup_steps=4)
+    assert [constant.factor(k, 100) for k in (0, 1, 3, 4, 99)] == [0.25, 0.5, 1.0, 1.0, 1.0]
+    cosine = Optimization(1.0, warmup_steps=4, schedule="cosine")
+    assert [cosine.factor(k, 104) for k in (4, 54, 104, 200)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
