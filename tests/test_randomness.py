@@ -8,7 +8,8 @@ import torch
 from uvit_decay.randomness import SHARDS, BatchRandom, generator
 
 TOTALS = (30, 32, 96, 7)
-KEYS = [("noise", 0), ("noise", 1), ("noise", 0, 0), ("noise", 0, 1), ("noise", 1, 0), ("times", 0), (0, "noise"), ()]
+# A trailing 0 is not told from a missing part, so keys of one name have one length.
+KEYS = [("noise", 0, 0), ("noise", 0, 1), ("noise", 1, 0), ("noise", 1, 1), ("noise", 10**6, 3), ("times", 0, 0)]
 
 
 def numbers(*key):

@@ -198,4 +198,3 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
     assert [constant.factor(k, 100) for k in (0, 1, 3, 4, 99)] == [0.25, 0.5, 1.0, 1.0, 1.0]
     cosine = Optimization(1.0, warmup_steps=4, schedule="cosine")
     assert [cosine.factor(k, 104) for k in (4, 54, 104, 200)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
-

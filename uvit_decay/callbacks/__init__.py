@@ -9,4 +9,13 @@ from uvit_decay.callbacks.probe import LinearProbes
 from uvit_decay.callbacks.summary import Summary
 from uvit_decay.callbacks.threads import CPUThreads
 
-__all__ = ["EMA", "CPUThreads", "GenerationMetrics", "LastCheckpoint", "LinearProbes", "Preview", "RunLogger", "Summary"]
+__all__ = [
+    "EMA",
+    "CPUThreads",
+    "GenerationMetrics",
+    "LastCheckpoint",
+    "LinearProbes",
+    "Preview",
+    "RunLogger",
+    "Summary",
+]

@@ -57,8 +57,11 @@ class LastCheckpoint(Checkpoint):
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._asked, self._saved_step = False, trainer.global_step
+        self._asked = False
         self._previous = signal.signal(signal.SIGINT, self._ask)
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self._saved_step = trainer.global_step
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True

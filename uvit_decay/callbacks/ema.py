@@ -43,7 +43,9 @@ class EMA(Callback):
         if not self.shadow:
             self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
         self.shadow = {name: self.shadow[name].to(p.device) for name, p in parameters.items()}
-        self._seen_step = trainer.global_step
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self._seen_step = trainer.global_step  # not restored before, when a run is resumed
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._seen_step:  # gradients are being accumulated

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, run_folder
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
 from uvit_decay.data.steps import ImageSet
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.errors import UserError
@@ -70,7 +70,6 @@ class GenerationMetrics(Periodic):
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Get the extractor ready now: missing weights are found before the training, not after."""
-        super().on_fit_start(trainer, task)
         steps = trainer.estimated_stepping_batches
         if self.at_end or 0 < self.every_n_steps <= steps:
             train: ImageSet = trainer.datamodule.train
@@ -123,7 +122,7 @@ class GenerationMetrics(Periodic):
             "evaluations": sampling.evaluations,
             "seed": self.seed,
         }
-        path = run_folder(trainer) / "generation.json"
+        path = self.folder / "generation.json"
         entries = json.loads(path.read_text()) if path.exists() else []
         path.write_text(json.dumps([*entries, entry], indent=2) + "\n")
         protocol = f"{self.extractor.name}_n{self.num}_{weights}_{sampling.describe()}"

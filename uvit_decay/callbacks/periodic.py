@@ -25,6 +25,7 @@ class Periodic(Callback):
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True) -> None:
         self.every_n_steps, self.at_end = every_n_steps, at_end
+        self.folder = Path()  # the run folder, from the first look on
         self._seen_step = -1
         self._announced = False
 
@@ -36,7 +37,7 @@ class Periodic(Callback):
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Do it; called on all ranks."""
 
-    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, task: DiffusionTask, *_: Any) -> None:
@@ -51,6 +52,7 @@ class Periodic(Callback):
         if trainer.global_step == self._seen_step:
             return
         self._seen_step = trainer.global_step
+        self.folder = run_folder(trainer)
         if not self._announced:
             self._announced = True
             self._announce(trainer, task)
@@ -89,7 +91,7 @@ def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run, the same on all ranks."""
+    """The folder of this run, the same on all ranks; all of them must call this."""
     folder = Path(trainer.log_dir or trainer.default_root_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

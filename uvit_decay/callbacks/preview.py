@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, run_folder
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.image import grid_columns, labelled_grid, to_uint8
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -69,10 +69,9 @@ class Preview(Periodic):
             self._save(trainer, labelled_grid(images, columns, names * (columns // max(1, len(names)))))
 
     def _save(self, trainer: Trainer, grid: Image) -> None:
-        folder = run_folder(trainer)
-        (folder / "samples").mkdir(exist_ok=True)
-        grid.save(folder / "samples" / f"step_{trainer.global_step:08d}.png")
-        grid.save(folder / "samples.png")
+        (self.folder / "samples").mkdir(exist_ok=True)
+        grid.save(self.folder / "samples" / f"step_{trainer.global_step:08d}.png")
+        grid.save(self.folder / "samples.png")
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image("samples", np.asarray(grid), trainer.global_step, dataformats="HWC")

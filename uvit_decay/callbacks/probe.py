@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, run_folder
+from uvit_decay.callbacks.periodic import Periodic, gather_objects
 from uvit_decay.data.steps import ImageSet
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_float
@@ -62,7 +62,6 @@ class LinearProbes(Periodic):
         self.seed, self.batch_size = seed, batch_size
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        super().on_fit_start(trainer, task)
         if not isinstance(task.net, Tapped):
             raise UserError(f"{type(task.net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
         if trainer.datamodule.test is None or not trainer.datamodule.class_names:
@@ -136,8 +135,8 @@ class LinearProbes(Periodic):
             rank_zero_warn(f"only {len(y_test)} test pictures: an accuracy step is {1 / len(y_test):.3f}")
 
     def _save(self, trainer: Trainer, task: DiffusionTask, scores: ProbeScores, ranks: Tensor) -> None:
-        folder, stages = run_folder(trainer), task.net.stages
-        with (folder / "probes.csv").open("w", newline="") as file:
+        stages = task.net.stages
+        with (self.folder / "probes.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
             for cell, (held_out, test, ridge, rank) in enumerate(
@@ -147,7 +146,7 @@ class LinearProbes(Periodic):
                 place = (layer, stages[layer].name, stages[layer].kind, self.times[level])
                 writer.writerow([*place, f"{held_out:.4f}", f"{test:.4f}", f"{ridge:g}", f"{rank:.4f}"])
         heat_map(
-            folder / "probes.png",
+            self.folder / "probes.png",
             100 * scores.test.reshape(len(self.times), -1).T,
             rows=[stage.name for stage in stages],
             columns=[f"{t:g}" for t in self.times],

@@ -24,9 +24,9 @@ class Summary(Callback):
     """Prints what the run folder holds and the command that samples from its checkpoint."""
 
     def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
+        folder = run_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
-        folder = run_folder(trainer)
         speed = trainer.callback_metrics.get("train/images_per_second")
         lines = [f"\n{trainer.global_step} steps" + (f", {float(speed):.1f} images/s" if speed is not None else "")]
         lines += [f"run folder: {folder}"]

@@ -1,6 +1,6 @@
 """Linear probes on frozen features: how well a linear map reads the class, for many layers and noise levels.
 
-m = cells (layer, noise level), n = samples, d = features, k = classes. The regularisation, and the best cell, are chosen
+m = cells (layer, noise level), n and n2 = training and test samples, d = features, k = classes. The regularisation, and the best cell, are chosen
 on a held-out part of the training samples; the test set is only reported on.
 """
 
@@ -30,7 +30,9 @@ class ProbeScores:
     ridge: Float[Tensor, " m"]
 
 
-def ridge_probe(train: Cells, train_labels: Labels, test: Cells, test_labels: Int64[Tensor, " n2"]) -> ProbeScores:
+def ridge_probe(
+    train: Cells, train_labels: Labels, test: Float[Tensor, "m n2 d"], test_labels: Int64[Tensor, " n2"]
+) -> ProbeScores:
     """Least-squares classifiers on one-hot targets in closed form, in float64.
 
     The ridge is chosen for each cell on a held-out fifth of the training samples; then all of them are used.

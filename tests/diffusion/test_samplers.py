@@ -1,0 +1,273 @@
+"""Every sampler against distributions whose denoiser, and whose probability flow, are known in closed form."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from uvit_decay.diffusion.path import VP, expand
+from uvit_decay.diffusion.sampler import FIRST_TIME, SAMPLERS, normal_like
+from uvit_decay.randomness import generator
+
+PATH = VP()
+MEAN, STD = 0.3, 0.5
+CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]])
+WEIGHTS = torch.tensor([0.3, 0.7])
+SPREAD = 0.15
+ENOUGH_STEPS = {"dpm++": 200, "ddim": 250, "ddpm": 500, "euler-maruyama": 300, "euler": 200, "heun": 50}
+DETERMINISTIC = [name for name, sampler in SAMPLERS.items() if not sampler.stochastic]
+
+
+def start(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def streams(count):
+    return [generator("test", i) for i in range(count)]
+
+
+def gaussian(x_t, t):
+    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own."""
+    alpha, sigma = expand(PATH.alpha(t), x_t), expand(PATH.sigma(t), x_t)
+    gain = alpha * STD**2 / (alpha**2 * STD**2 + sigma**2)
+    x = MEAN + gain * (x_t - alpha * MEAN)
+    return x, (x_t - alpha * x) / sigma
+
+
+def mixture(x_t, t):
+    """E[x | x_t] where the two channels of each pixel are a point of a mixture of two Gaussians."""
+    alpha, sigma = expand(PATH.alpha(t), x_t), expand(PATH.sigma(t), x_t)
+    variance = alpha**2 * SPREAD**2 + sigma**2
+    centres = CENTRES[:, None, :, None, None]
+    offsets = x_t - alpha * centres
+    log_weights = WEIGHTS.log()[:, None, None, None, None] - offsets.square().sum(2, keepdim=True) / (2 * variance)
+    x = (log_weights.softmax(0) * (centres + alpha * SPREAD**2 / variance * offsets)).sum(0)
+    return x, (x_t - alpha * x) / sigma
+
+
+def flow(x_1, t):
+    """Where the probability flow of the Gaussian takes x_1: the same quantile of the marginal at t."""
+    one, t = torch.ones(1, dtype=torch.float64), torch.tensor([t], dtype=torch.float64)
+
+    def scale(t):
+        return (PATH.alpha(t).square() * STD**2 + PATH.sigma(t).square()).sqrt()
+
+    return PATH.alpha(t) * MEAN + scale(t) / scale(one) * (x_1 - PATH.alpha(one) * MEAN)
+
+
+class Toy(nn.Module):
+    """A network whose noise prediction is neither linear nor local."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    @torch.no_grad()
+    def forward(self, x_t, t):
+        return expand(PATH.sigma(t), x_t) * x_t + 0.3 * self.last(torch.tanh(self.first(x_t) + expand(t, x_t)))
+
+
+def run(name, denoise, x, steps, generators=None):
+    return list(SAMPLERS[name].run(denoise, PATH, x, steps, generators or streams(len(x))))
+
+
+def counted(denoise):
+    """`denoise` and the list of times that it was called with."""
+    times = []
+
+    def call(x_t, t):
+        assert t.shape == (len(x_t),)
+        assert (t == t[0]).all()
+        times.append(t[0].item())
+        return denoise(x_t, t)
+
+    return call, times
+
+
+def error_at(name, steps, time):
+    """Largest distance from the exact flow when the trajectory comes by `time`."""
+    x = torch.linspace(-2, 2, 9).reshape(9, 1, 1, 1)
+    at, state = min(run(name, gaussian, x, steps), key=lambda item: abs(item[0] - time))
+    assert at == pytest.approx(time, abs=1e-9)
+    return (state - flow(x, time)).abs().max().item()
+
+
+def test_every_sampler_has_its_case():
+    assert set(ENOUGH_STEPS) == set(SAMPLERS)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_gaussian_is_sampled_with_its_mean_and_deviation(name):
+    x = start((4, 1, 64, 64))
+    sample = run(name, gaussian, x, ENOUGH_STEPS[name])[-1][1]
+    # 16384 values: standard errors 0.004 and 0.003; the rest is the sampler's own error.
+    assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
+    assert sample.std().item() == pytest.approx(STD, abs=0.015)
+    standard = (sample.double() - sample.mean()) / sample.std()
+    assert standard.pow(3).mean().item() == pytest.approx(0, abs=0.08)
+    assert standard.pow(4).mean().item() == pytest.approx(3, abs=0.2)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_mixture_is_sampled_with_its_weights_centres_and_spread(name):
+    x = start((4, 2, 64, 64))
+    sample = run(name, mixture, x, ENOUGH_STEPS[name])[-1][1]
+    points = sample.movedim(1, -1).reshape(-1, 2)
+    nearest = torch.cdist(points, CENTRES).argmin(dim=1)
+    for k in range(2):
+        own = points[nearest == k]
+        assert len(own) / len(points) == pytest.approx(WEIGHTS[k].item(), abs=0.015)
+        assert torch.allclose(own.mean(0), CENTRES[k], atol=0.015)
+        assert torch.allclose(own.std(0), torch.tensor(SPREAD), atol=0.015)
+        assert torch.corrcoef(own.T)[0, 1].abs() < 0.06
+
+
+@pytest.mark.parametrize(("name", "steps", "atol"), [("dpm++", 100, 0.01), ("ddim", 500, 0.02), ("heun", 100, 0.01)])
+def test_a_deterministic_sampler_follows_the_exact_flow(name, steps, atol):
+    x = start((2, 1, 8, 8))
+    assert torch.allclose(run(name, gaussian, x, steps)[-1][1], flow(x, 0.0).float(), atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("name", "order", "time", "steps"),
+    [
+        # Their grids meet at one time before the end, whose last step is of first order for all of them.
+        ("euler", 1, FIRST_TIME, (51, 101, 201)),
+        ("heun", 2, FIRST_TIME, (26, 51, 101)),
+        ("ddim", 1, 0.5, (50, 100, 200)),
+        ("dpm++", 2, 0.334, (9, 27, 111)),
+    ],
+)
+def test_more_steps_help_as_much_as_the_order_says(name, order, time, steps):
+    errors = [error_at(name, count, time) for count in steps]
+    for (many, less), (few, more) in itertools.pairwise(zip(steps, errors, strict=True)):
+        assert math.log(less / more) / math.log(few / many) == pytest.approx(order, abs=0.3), errors
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 25, 50])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_network_is_called_as_often_as_promised(name, steps):
+    denoise, times = counted(gaussian)
+    run(name, denoise, start((2, 1, 4, 4)), steps)
+    assert len(times) == SAMPLERS[name].evaluations(steps)
+    assert times[0] == 1.0
+    assert min(times) > 0
+    assert max(times) <= 1
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 10, 25, 50])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_trajectory_has_one_state_a_step_and_ends_at_zero(name, steps):
+    x = start((2, 1, 4, 4))
+    trajectory = run(name, gaussian, x, steps)
+    times = [t for t, _ in trajectory]
+    assert len(times) == steps
+    assert all(0 <= after < before for before, after in itertools.pairwise([1.0, *times]))
+    assert times[-1] == 0.0
+    for _, state in trajectory:
+        assert state.shape == x.shape
+        assert state.dtype == x.dtype
+        assert state.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_state_has_the_noise_of_its_time(name):
+    x = start((4, 1, 32, 32))
+    for t, state in run(name, gaussian, x, 100)[4::10]:
+        time = torch.tensor([t], dtype=torch.float64)
+        spread = (PATH.alpha(time).square() * STD**2 + PATH.sigma(time).square()).sqrt().item()
+        assert state.mean().item() == pytest.approx((PATH.alpha(time) * MEAN).item(), abs=0.06), t
+        assert state.std().item() == pytest.approx(spread, abs=0.06), t
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_input_is_left_as_it_is(name):
+    x = start((2, 1, 4, 4))
+    before = x.clone()
+    run(name, gaussian, x, 5)
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("steps", [5, 20, 50])
+def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
+    from diffusers import DPMSolverMultistepScheduler
+
+    abar = [math.exp(-(0.1 * t + 9.95 * t**2)) for t in (i / 1000 for i in range(1001))]
+    betas = [1 - after / before for before, after in itertools.pairwise(abar)]
+    scheduler = DPMSolverMultistepScheduler(
+        1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
+    )
+    scheduler.set_timesteps(steps)
+    toy = Toy()
+    wanted = x = start((3, 3, 6, 6))
+    for timestep in scheduler.timesteps:
+        t = torch.full((3,), (timestep.item() + 1) / 1000)
+        wanted = scheduler.step(toy(wanted, t), timestep, wanted).prev_sample
+
+    def denoise(x_t, t):
+        eps = toy(x_t, t)
+        return PATH.data_from_noise(x_t, eps, t), eps
+
+    found = run("dpm++", denoise, x, steps)[-1][1]
+    assert wanted.std() > 0.1
+    assert torch.allclose(found, wanted, atol=2e-3 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_sample_does_not_depend_on_its_batch(name):
+    x = start((6, 1, 4, 4))
+    whole = run(name, gaussian, x, 10)[-1][1]
+    for chosen in ([2], [0, 1, 2], [5, 2, 4]):
+        part = run(name, gaussian, x[chosen], 10, [generator("test", i) for i in chosen])[-1][1]
+        assert torch.allclose(part, whole[chosen], atol=1e-6), chosen
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_only_stochastic_samplers_draw_from_the_generators(name):
+    x = start((2, 1, 4, 4))
+    one, again, other = (
+        run(name, gaussian, x, 10, [generator(key, i) for i in range(2)])[-1][1] for key in ("a", "a", "b")
+    )
+    assert torch.equal(one, again)
+    assert torch.equal(one, other) != SAMPLERS[name].stochastic
+    assert (name in DETERMINISTIC) != SAMPLERS[name].stochastic
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_the_global_stream_is_left_alone(name):
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    run(name, gaussian, start((2, 1, 4, 4)), 5)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.mark.parametrize("name", [name for name, sampler in SAMPLERS.items() if sampler.stochastic])
+def test_noise_is_added_at_every_step_but_the_last(name):
+    x, steps = start((2, 1, 4, 4)), 5
+
+    def final(reseeded):
+        """The sample, with other streams after step `reseeded`."""
+        generators = streams(2)
+        states = []
+        for _, state in SAMPLERS[name].run(gaussian, PATH, x, steps, generators):
+            states.append(state)
+            if len(states) == reseeded:
+                for g in generators:
+                    g.manual_seed(12345)
+        return states[-1]
+
+    assert torch.equal(final(steps - 1), final(steps))
+    samples = [final(number) for number in range(1, steps - 1)]
+    for one, other in itertools.combinations([*samples, final(steps)], 2):
+        assert not torch.allclose(one, other, atol=1e-3)
+
+
+def test_noise_rows_come_from_their_own_generators():
+    x = torch.zeros(3, 1, 2, 2)
+    rows = normal_like(x, streams(3))
+    assert torch.equal(rows[1:2], normal_like(x[:1], [generator("test", 1)]))
+    assert len(rows.flatten(1).unique(dim=0)) == 3
