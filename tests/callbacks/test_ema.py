@@ -1,0 +1,129 @@
+"""The moving average: right after resumption, in validation, after exceptions, in short runs."""
+
+import pytest
+import torch
+from conftest import same, state, tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.callbacks.ema import averaged
+from uvit_decay.data import Digits
+from uvit_decay.errors import UserError
+
+
+class Weights(Callback):
+    """Remembers the weights after every step."""
+
+    def __init__(self) -> None:
+        self.history: list[dict[str, torch.Tensor]] = []
+
+    def on_train_start(self, trainer, task) -> None:
+        self.history.append(parameters(task))
+
+    def on_train_batch_end(self, trainer, task, *_) -> None:
+        self.history.append(parameters(task))
+
+
+def parameters(task):
+    return {name: p.detach().clone() for name, p in task.net.named_parameters()}
+
+
+@pytest.mark.parametrize(("decay", "ramp"), [(0.9, True), (0.9, False), (0.0, False)])
+def test_the_average_is_its_definition(tmp_path, decay, ramp):
+    ema, weights = EMA(decay, ramp), Weights()
+    tiny_trainer(tmp_path, ema, weights, max_steps=15).fit(tiny_task(), Digits(32))
+    expected = {name: p.double() for name, p in weights.history[0].items()}
+    for n, now in enumerate(weights.history[1:]):
+        rate = min(decay, (1 + n) / (10 + n)) if ramp else decay
+        expected = {name: rate * expected[name] + (1 - rate) * p.double() for name, p in now.items()}
+    assert ema.updates == 15
+    for name, value in expected.items():
+        torch.testing.assert_close(ema.shadow[name].double(), value, rtol=1e-4, atol=1e-6)
+
+
+class InValidation(Callback):
+    """What the network holds at each hook of validation; its place in the list must not matter."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, dict[str, torch.Tensor]] = {}
+        self.explicit: list[dict[str, torch.Tensor]] = []
+
+    def on_validation_batch_end(self, trainer, task, *_) -> None:
+        self.seen["batch"] = parameters(task)
+        with averaged(trainer, task):
+            self.explicit.append(parameters(task))
+
+    def on_validation_epoch_end(self, trainer, task) -> None:
+        with averaged(trainer, task):
+            self.explicit.append(parameters(task))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_validation_sees_the_average_whatever_the_order_of_callbacks(tmp_path, first):
+    ema, watch = EMA(0.9), InValidation()
+    callbacks = (watch, ema) if first else (ema, watch)
+    task = tiny_task()
+    options = {"limit_val_batches": 1, "val_check_interval": 8, "check_val_every_n_epoch": None}
+    tiny_trainer(tmp_path, *callbacks, max_steps=8, **options).fit(task, Digits(32))
+    assert same(watch.seen["batch"], ema.shadow)
+    assert all(same(found, ema.shadow) for found in watch.explicit)
+    assert not same(parameters(task), ema.shadow)
+
+
+def test_after_an_exception_in_validation_the_raw_weights_are_back(tmp_path):
+    class Fail(Callback):
+        def on_validation_batch_end(self, trainer, task, *_) -> None:
+            trainer.save_checkpoint(tmp_path / "during.ckpt", weights_only=False)
+            raise RuntimeError("broken")
+
+    ema, weights, task = EMA(0.9), Weights(), tiny_task()
+    options = {"limit_val_batches": 1, "val_check_interval": 6, "check_val_every_n_epoch": None}
+    with pytest.raises(RuntimeError, match="broken"):
+        tiny_trainer(tmp_path, ema, weights, Fail(), max_steps=8, **options).fit(task, Digits(32))
+    assert same(parameters(task), weights.history[-1])
+    saved = torch.load(tmp_path / "during.ckpt", weights_only=True)
+    raw = {name.removeprefix("net."): value for name, value in saved["state_dict"].items()}
+    assert all(torch.equal(raw[name], value) for name, value in weights.history[-1].items())
+    assert same(saved["callbacks"]["EMA"]["shadow"], ema.shadow)
+
+
+def test_averaged_restores_weights_and_mode_after_an_error(tmp_path):
+    ema, task = EMA(0.9), tiny_task()
+    trainer = tiny_trainer(tmp_path, ema, max_steps=3)
+    trainer.fit(task, Digits(32))
+    before = state(task)
+    task.net.train()
+    with pytest.raises(ValueError, match="inside"), averaged(trainer, task) as kind:
+        assert kind == "ema"
+        assert not task.net.training
+        assert same(parameters(task), ema.shadow)
+        raise ValueError("inside")
+    assert same(state(task), before)
+    assert task.net.training
+
+
+def test_without_an_average_the_network_is_used_as_it_is(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, max_steps=2)
+    trainer.fit(task, Digits(32))
+    with averaged(trainer, task) as kind:
+        assert kind == "raw"
+
+
+def test_accumulated_gradients_count_as_one_update(tmp_path):
+    ema = EMA(0.9)
+    tiny_trainer(tmp_path, ema, max_steps=5, accumulate_grad_batches=3).fit(tiny_task(), Digits(32))
+    assert ema.updates == 5
+
+
+def test_buffers_and_data_types_are_left_alone(tmp_path):
+    ema, task = EMA(0.9), tiny_task()
+    tiny_trainer(tmp_path, ema, max_steps=3).fit(task, Digits(32))
+    assert "alphas" not in ema.shadow
+    assert all(value.dtype == torch.float32 for value in ema.shadow.values())
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
+def test_a_decay_outside_its_range_is_refused(decay):
+    with pytest.raises(UserError, match=r"\[0, 1\)"):
+        EMA(decay)

@@ -1,0 +1,95 @@
+"""Batches are a function of (seed, step), whatever the number of ranks and wherever one starts."""
+
+import pytest
+import torch
+
+from uvit_decay.data import Digits
+from uvit_decay.data.base import InMemory
+from uvit_decay.data.steps import StepLoader, StepSampler
+from uvit_decay.errors import UserError
+
+
+def numbers(n):
+    """Pictures that show their own number."""
+    return InMemory(torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1), torch.arange(n))
+
+
+def batches(n=50, batch_size=12, seed=0, rank=0, ranks=1, start=0, epochs=1, workers=0):
+    sampler = StepSampler(n, batch_size, seed, rank, ranks, shuffle=True)
+    loader = StepLoader(numbers(n), sampler, workers)
+    loader.load_state_dict({"start": start})
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def test_an_epoch_shows_each_picture_at_most_once_and_epochs_differ():
+    first, second = batches(epochs=2)[:4], batches(epochs=2)[4:]
+    seen = torch.cat([batch.labels for batch in first])
+    assert len(seen) == 48
+    assert len(seen.unique()) == 48
+    assert not torch.equal(seen, torch.cat([batch.labels for batch in second]))
+    assert [batch.number for batch in first + second] == list(range(8))
+
+
+def test_pictures_and_labels_belong_together():
+    for batch in batches():
+        assert torch.equal(batch.images.flatten().long(), batch.labels)
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 9])
+def test_a_loader_goes_on_where_it_was(start):
+    whole, rest = batches(epochs=3), batches(start=start, epochs=3)
+    for a, b in zip(whole[start:], rest, strict=False):
+        assert torch.equal(a.labels, b.labels)
+        assert a.number == b.number
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_share_the_global_batch(ranks):
+    shares = [batches(rank=rank, ranks=ranks) for rank in range(ranks)]
+    for whole, *parts in zip(batches(), *shares, strict=True):
+        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+        assert [part.first for part in parts] == [rank * 12 // ranks for rank in range(ranks)]
+        assert all(part.total == 12 for part in parts)
+
+
+def test_the_state_counts_batches_handed_out_not_batches_prefetched():
+    loader = StepLoader(numbers(50), StepSampler(50, 5, 0, 0, 1, shuffle=True), num_workers=2)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert loader.state_dict() == {"start": 3}
+
+
+def test_workers_change_nothing():
+    for a, b in zip(batches(), batches(workers=2), strict=True):
+        assert torch.equal(a.labels, b.labels)
+
+
+def test_the_seed_changes_the_order():
+    assert not torch.equal(batches(seed=0)[0].labels, batches(seed=1)[0].labels)
+
+
+def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
+    loader = StepLoader(numbers(50), StepSampler(50, 10, 0, 0, 1, shuffle=False))
+    next(iter(loader))
+    assert torch.cat([batch.labels for batch in loader]).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ranks", "message"),
+    [(12, 5, "not divisible by 5 devices"), (51, 1, "larger than the 50 pictures")],
+)
+def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, message):
+    with pytest.raises(UserError, match=message):
+        StepSampler(50, batch_size, 0, 0, ranks, shuffle=True)
+
+
+def test_the_digits_are_all_there():
+    digits = Digits()
+    digits.setup()
+    assert (len(digits.train), len(digits.test)) == (1437, 360)
+    assert digits.train.images.shape == (1437, 1, 8, 8)
+    assert digits.train.images.dtype == torch.uint8
+    assert int(digits.train.images.max()) == 255
+    assert digits.train.labels.dtype == torch.int64
+    assert digits.test.labels.bincount().min() >= 34

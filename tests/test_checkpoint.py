@@ -1,0 +1,156 @@
+"""Checkpoints: self-sufficient, exported without loss, and refused with one clear line where they are not ours."""
+
+import json
+import pickle
+
+import pytest
+import torch
+from conftest import same, tiny_net
+from safetensors.torch import load_file, save_file
+
+from uvit_decay.checkpoint import export, load, read_training_checkpoint
+from uvit_decay.errors import UserError
+
+
+def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):
+    contents = torch.load(trained, weights_only=True)
+    raw, ema = load(trained, "raw"), load(trained)
+    assert (raw.weights, ema.weights, ema.step) == ("raw", "ema", 12)
+    assert same(raw.net.state_dict(), {k.removeprefix("net."): v for k, v in contents["state_dict"].items()})
+    assert same(dict(ema.net.named_parameters()), contents["callbacks"]["EMA"]["shadow"])
+    assert not same(raw.net.state_dict(), ema.net.state_dict())
+    assert ema.net.config == tiny_net().config
+    assert (ema.sampling.steps, ema.sampling.guidance) == (4, 2.0)
+    assert ema.class_names == tuple("0123456789")
+    assert not ema.net.training
+
+
+@pytest.mark.parametrize("weights", ["ema", "raw"])
+def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
+    target = tmp_path / "deep" / "model.safetensors"
+    export(trained, target, weights)
+    ours, exported = load(trained, weights), load(target)
+    assert same(ours.net.state_dict(), exported.net.state_dict())
+    assert (exported.weights, exported.step, exported.sampling, exported.path) == (
+        weights,
+        ours.step,
+        ours.sampling,
+        ours.path,
+    )
+    with pytest.raises(UserError, match=f"holds {weights} weights"):
+        load(target, "raw" if weights == "ema" else "ema")
+
+
+def test_an_export_needs_a_safetensors_name(trained, tmp_path):
+    with pytest.raises(UserError, match="must end in .safetensors"):
+        export(trained, tmp_path / "model.pt")
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+def truncated(path, tmp_path):
+    target = tmp_path / f"short{path.suffix}"
+    target.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    return target
+
+
+def foreign(path, tmp_path):
+    torch.save({"model": {"weight": torch.zeros(2)}, "epoch": 3}, tmp_path / "foreign.ckpt")
+    return tmp_path / "foreign.ckpt"
+
+
+def with_code(path, tmp_path):
+    torch.save({**torch.load(path, weights_only=True), "extra": Evil()}, tmp_path / "evil.ckpt")
+    return tmp_path / "evil.ckpt"
+
+
+def bare_pickle(path, tmp_path):
+    (tmp_path / "evil.ckpt").write_bytes(pickle.dumps(Evil()))
+    return tmp_path / "evil.ckpt"
+
+
+def text(path, tmp_path):
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    return tmp_path / "text.ckpt"
+
+
+def empty(path, tmp_path):
+    (tmp_path / "empty.ckpt").touch()
+    return tmp_path / "empty.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda path, tmp_path: tmp_path / "none.ckpt", "does not exist"),
+        (lambda path, tmp_path: tmp_path, "is a folder"),
+        (truncated, "truncated or not a checkpoint"),
+        (foreign, "not written by this project"),
+        (with_code, "could run code"),
+        (bare_pickle, "is not a checkpoint"),
+        (text, "is not a checkpoint"),
+        (empty, "truncated or not a checkpoint"),
+    ],
+)
+def test_a_bad_training_checkpoint_is_refused_in_one_line(trained, tmp_path, make, message):
+    with pytest.raises(UserError, match=message) as caught:
+        load(make(trained, tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_exported_checkpoint_is_refused_in_one_line(trained, tmp_path):
+    target = tmp_path / "model.safetensors"
+    export(trained, target)
+    with pytest.raises(UserError, match="truncated or not a safetensors file"):
+        load(truncated(target, tmp_path))
+    save_file({"weight": torch.zeros(2)}, tmp_path / "plain.safetensors")
+    with pytest.raises(UserError, match="not exported by this project"):
+        load(tmp_path / "plain.safetensors")
+
+
+def rewritten(trained, tmp_path, change):
+    """An exported checkpoint whose description was changed."""
+    target = tmp_path / "model.safetensors"
+    export(trained, target)
+    from safetensors import safe_open
+
+    with safe_open(target, "pt") as file:
+        description = json.loads(file.metadata()["uvit_decay"])
+    change(description)
+    save_file(load_file(target), target, {"uvit_decay": json.dumps(description)})
+    return target
+
+
+@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "uvit_decay.nn.embed.torch.nn.Linear"])
+def test_a_class_from_elsewhere_is_not_built(trained, tmp_path, name):
+    path = rewritten(trained, tmp_path, lambda d: d["net"].update(class_path=name, init_args={}))
+    with pytest.raises(UserError, match="not part of uvit_decay|cannot be imported"):
+        load(path)
+
+
+def test_a_trusted_class_is_built(trained, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere.py").write_text("from uvit_decay.nn import UViT\n\nclass Mine(UViT):\n    pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = rewritten(trained, tmp_path, lambda d: d["net"].update(class_path="elsewhere.Mine"))
+    with pytest.raises(UserError, match="--trust elsewhere.Mine"):
+        load(path)
+    assert type(load(path, trusted=["elsewhere.Mine"]).net).__name__ == "Mine"
+
+
+def test_weights_that_do_not_fit_their_description_are_refused(trained, tmp_path):
+    with pytest.raises(UserError, match="do not fit the network"):
+        load(rewritten(trained, tmp_path, lambda d: d["net"]["init_args"].update(dim=32)))
+    with pytest.raises(UserError, match="trained with alphas"):
+        load(rewritten(trained, tmp_path, lambda d: d["net"]["init_args"].update(alpha_min=0.6)))
+
+
+def test_missing_ema_weights_are_said(trained, tmp_path):
+    contents = read_training_checkpoint(trained)
+    del contents["callbacks"]["EMA"]
+    torch.save(contents, tmp_path / "raw.ckpt")
+    assert load(tmp_path / "raw.ckpt").weights == "raw"
+    with pytest.raises(UserError, match="no EMA weights"):
+        load(tmp_path / "raw.ckpt", "ema")
