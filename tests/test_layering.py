@@ -13,7 +13,16 @@ FORBIDDEN = {
     "metrics": {"nn", "diffusion", "data", "tasks", "callbacks", "checkpoint", "cli", "decay"},
     "tasks": {"callbacks", "checkpoint", "cli"},
 }
-WITHOUT_LIGHTNING = ("nn", "diffusion", "metrics", "decay.py", "image.py", "checkpoint.py", "randomness.py", "errors.py")
+WITHOUT_LIGHTNING = (
+    "nn",
+    "diffusion",
+    "metrics",
+    "decay.py",
+    "image.py",
+    "checkpoint.py",
+    "randomness.py",
+    "errors.py",
+)
 
 
 def imported(path):

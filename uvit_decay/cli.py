@@ -21,6 +21,9 @@ from uvit_decay.tasks import Task
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
+LIGHTNINGS_WORDS = ("last", "best", "hpc", "registry")  # for --ckpt_path, instead of a file
+
+
 class Parser(LightningArgumentParser):
     """Reports a wrong option or config key in one line instead of a page of usage."""
 
@@ -86,7 +89,5 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Find a bad --ckpt_path before any work."""
         path = self.config.fit.ckpt_path
-        if path is not None and Path(path).name == path and not Path(path).exists():
-            return  # Lightning's words: last, best, hpc, registry
-        if path is not None:
+        if path is not None and path not in LIGHTNINGS_WORDS:
             read_training_checkpoint(Path(path))

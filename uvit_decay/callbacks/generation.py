@@ -71,7 +71,7 @@ class GenerationMetrics(Periodic):
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Get the extractor ready now: missing weights are found before the training, not after."""
         steps = trainer.estimated_stepping_batches
-        if self.at_end or 0 < self.every_n_steps <= steps:
+        if not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps):
             train: ImageSet = trainer.datamodule.train
             images, labels = train[list(range(min(len(train), self.reference)))]
             self.extractor.prepare(images, labels, task.device)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from uvit_decay.image import check_writable
 
 
 class RunLogger(TensorBoardLogger):
@@ -15,9 +18,13 @@ class RunLogger(TensorBoardLogger):
         experiment: the name of the experiment, the folder below `save_dir`.
         save_dir: where all runs are.
         version: the number or name of the run; null takes the next free number.
+
+    Raises:
+        UserError: the folder cannot be written.
     """
 
     def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
+        check_writable(Path(save_dir) / experiment, folder=True)
         # CSVLogger warns of the folder that TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)

@@ -49,7 +49,7 @@ class Periodic(Callback):
             self._look_once(trainer, task)
 
     def _look_once(self, trainer: Trainer, task: DiffusionTask) -> None:
-        if trainer.global_step == self._seen_step:
+        if trainer.global_step == self._seen_step or trainer.fast_dev_run:
             return
         self._seen_step = trainer.global_step
         self.folder = run_folder(trainer)

@@ -59,6 +59,7 @@ class ImageData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self.train is None:
             self.load()
+        self.train_dataloader()  # a batch size that does not fit is found now, before anything takes time
 
     def _loader(self, images: ImageSet, batch_size: int, shuffle: bool) -> StepLoader:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -1,0 +1,120 @@
+"""Every configuration runs, made tiny; and a baseline is one flag away."""
+
+import runpy
+import sys
+
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from PIL import Image
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+TINY = {
+    "digits": ["--model.net.dim=16", "--model.net.depth=2"],
+    "cifar10_uvit_s": ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"],
+}
+
+
+def picture_folder(folder):
+    """Two classes of five small RGB pictures."""
+    random = torch.Generator().manual_seed(0)
+    for label in ("cat", "dog"):
+        (folder / label).mkdir(parents=True)
+        for i in range(5):
+            pixels = torch.randint(256, (40, 36, 3), generator=random, dtype=torch.uint8)
+            Image.fromarray(pixels.numpy()).save(folder / label / f"{i}.png")
+    return folder
+
+
+def train(monkeypatch, folder, *args):
+    """`python train.py ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *args])
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_a_configuration_trains(config, tmp_path, monkeypatch):
+    overrides = list(TINY[config.stem])
+    if "path" in yaml.safe_load(config.read_text())["data"]["init_args"]:
+        overrides.append(f"--data.path={picture_folder(tmp_path / 'pictures')}")
+    flags = ["--trainer.fast_dev_run=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
+    train(monkeypatch, tmp_path, "fit", "--config", str(config), *flags, *overrides)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_a_configuration_says_what_it_is_for(config):
+    header = config.read_text().split("seed_everything")[0]
+    for word in ("Claim:", "Command:", "Baseline:", "Cost"):
+        assert word in header
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_one_flag_makes_the_baseline(config, tmp_path, monkeypatch, capsys):
+    flags = ["--config", str(config), "--model.net.alpha_min", "1.0", "--print_config"]
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *flags)
+    assert stop.value.code in (0, None)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    assert printed["model"]["init_args"]["net"]["init_args"]["alpha_min"] == 1.0
+    assert yaml.safe_load(config.read_text())["model"]["init_args"]["net"]["init_args"]["alpha_min"] < 1.0
+
+
+def test_without_a_config_the_digits_are_the_default_and_another_config_takes_nothing_from_them(
+    tmp_path, monkeypatch, capsys
+):
+    for args, experiment, init in (
+        ((), "digits", "xavier"),
+        (["--config", str(CONFIGS[0])], "cifar10_uvit_s", "official"),
+    ):
+        with pytest.raises(SystemExit):
+            train(monkeypatch, tmp_path, "fit", *args, "--print_config")
+        printed = yaml.safe_load(capsys.readouterr().out)
+        assert printed["trainer"]["logger"]["init_args"]["experiment"] == experiment
+        assert printed["model"]["init_args"]["net"]["init_args"]["init"] == init
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["fit", "--model.net.alpha_min", "0"], "alpha_min must lie in (0, 1], got 0"),
+        (["fit", "--model.net.alpha_min", "1.5"], "alpha_min must lie in (0, 1], got 1.5"),
+        (["fit", "--model.net.depth", "5"], "depth must be even"),
+        (["fit", "--model.net.patch_size", "3"], "image_size 8 is not divisible by patch_size 3"),
+        (["fit", "--model.net.num_classes", "7"], "--model.net.num_classes 10"),
+        (["fit", "--model.net.alpha_minn", "0.7"], "'alpha_minn' is not accepted"),
+        (["fit", "--model.alpha", "0.7"], "'alpha' is not accepted"),
+        (["fit", "--trainer.maximum", "3"], "unrecognized arguments: --trainer.maximum 3"),
+        (["fit", "--trainer.max_steps", "ten"], "\"trainer.max_steps\": Expected a <class 'int'>. Got value: ten"),
+        (["fit", "--config", "missing.yaml"], "File does not exist"),
+        (["fit", "--config", "odd.yaml"], "trainr"),
+        (["fit", "--config", "broken.yaml"], "Problems parsing config"),
+        (["fit", "--data.batch_size", "2000"], "larger than the 1437 pictures"),
+        (["fit", "--data.seed", "3"], "--seed_everything"),
+        (["fit", "--ckpt_path", "missing.ckpt"], "the checkpoint missing.ckpt does not exist"),
+        (["fit", "--ckpt_path", "text.ckpt"], "text.ckpt is not a checkpoint"),
+        (["fit", "--model.sampling.sampler", "magic"], "unknown sampler 'magic'"),
+        (["fit", "--trainer.logger.save_dir", "text.ckpt/x"], "cannot write"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "empty"], "no pictures"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "no.zip"], "no such folder"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "bad.zip"], "not a zip"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 pictures"),
+        ([], "subcommand"),
+    ],
+    ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
+)
+def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, args, message):
+    (tmp_path / "odd.yaml").write_text("trainr: {max_steps: 3}\n")
+    (tmp_path / "broken.yaml").write_text("trainer: [unclosed\n")
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    (tmp_path / "bad.zip").write_text("not a zip")
+    (tmp_path / "empty").mkdir()
+    picture_folder(tmp_path / "broken")
+    (tmp_path / "broken" / "cat" / "x.png").write_text("not a picture")
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, *args)
+    assert stop.value.code == 2
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
