@@ -1,0 +1,200 @@
+"""The scripts as a user runs them: train, look, sample, interrupt, go on."""
+
+import os
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, run_script, tiny_net, tiny_task, tiny_trainer
+from PIL import Image
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.sampler import SAMPLERS
+
+SMALL = [
+    "--model.net.dim=16",
+    "--model.net.depth=2",
+    "--model.sampling.steps=3",
+    "--trainer.val_check_interval=10",
+    "--trainer.log_every_n_steps=5",
+]
+
+
+def sample(monkeypatch, folder, *args):
+    """`python sample.py ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "sample.py"), *map(str, args)])
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(ROOT / "sample.py"), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
+
+
+def pixels(path):
+    return np.load(path)["arr_0"]
+
+
+@pytest.mark.slow
+def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
+    result = run_script("train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    run = tmp_path / "runs" / "digits" / "version_0"
+    wanted = ["config.yaml", "metrics.csv", "samples.png", "probes.png", "probes.csv", "generation.json"]
+    for name in (*wanted, "checkpoints/last.ckpt"):
+        assert (run / name).stat().st_size > 0
+    assert list(run.glob("events.out.tfevents.*"))
+    assert {path.name for path in run.iterdir()} == {*wanted, "checkpoints", "samples", *_events(run)}
+    header = (run / "metrics.csv").read_text().splitlines()[0]
+    for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "frechet"):
+        assert column in header
+    command = re.search(r"sample from it: python (sample\.py .*)", result.stdout + result.stderr)[1]
+    sampled = run_script(*shlex.split(command), "--num", "10", cwd=tmp_path)
+    assert sampled.returncode == 0, sampled.stderr
+    assert Image.open(tmp_path / "samples.png").size[0] > 600
+
+
+def _events(run):
+    return {path.name for path in run.glob("events.out.tfevents.*")}
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path):
+    args = ["--trainer.max_steps=100000", "--trainer.limit_val_batches=0", "--trainer.val_check_interval=null", *SMALL]
+    command = [sys.executable, str(ROOT / "train.py"), "fit", *args]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "runs" / "digits" / "version_0" / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    path = metrics.parent / "checkpoints" / "last.ckpt"
+    step = torch.load(path, weights_only=True)["global_step"]
+    assert f"stopped at step {step}" in errors
+    assert not list(path.parent.glob(".*"))
+    more = [f"--ckpt_path={path}", f"--trainer.max_steps={step + 5}", *SMALL]
+    resumed = run_script("train.py", "fit", *more, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    last = torch.load(tmp_path / "runs" / "digits" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == step + 5
+
+
+def test_help_imports_no_more_than_it_needs():
+    code = "import sys; sys.argv = ['sample.py', '--help']; import runpy\n"
+    code += f"try: runpy.run_path({str(ROOT / 'sample.py')!r}, run_name='__main__')\n"
+    code += "except SystemExit: print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert result.stdout.strip().endswith("False")
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_ten_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
+    for size in (1, 3, 10):
+        args = ["--ckpt", trained, "--num", 10, "--batch-size", size, "--sampler", sampler, "--out", f"{size}.npz"]
+        sample(monkeypatch, tmp_path, *args)
+    one, three, ten = (pixels(tmp_path / f"{size}.npz") for size in (1, 3, 10))
+    assert one.shape == (10, 8, 8, 1)
+    assert np.array_equal(one, three)
+    assert np.array_equal(one, ten)
+
+
+def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class(trained, tmp_path, monkeypatch):
+    base = ["--ckpt", trained, "--classes", "3"]
+    for name, args in {
+        "few": ["--num", 2],
+        "many": ["--num", 5],
+        "seed": ["--num", 2, "--seed", 8],
+        "class": ["--num", 2, "--classes", "4"],
+        "raw": ["--num", 2, "--weights", "raw"],
+    }.items():
+        sample(monkeypatch, tmp_path, *base, *args, "--out", f"{name}.npz")
+    few = pixels(tmp_path / "few.npz")
+    assert np.array_equal(few, pixels(tmp_path / "many.npz")[:2])
+    for other in ("seed", "class", "raw"):
+        assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
+
+
+def test_the_command_of_the_readme_makes_a_grid(trained, tmp_path, monkeypatch):
+    options = "--num 64 --classes 0,1,2 --guidance 2 --sampler dpm++ --steps 25 --seed 7 --out new/grid.png"
+    sample(monkeypatch, tmp_path, "--ckpt", trained, *options.split())
+    grid = Image.open(tmp_path / "new" / "grid.png")
+    assert grid.size == (9 * 68 + 4, 22 + 8 * 68 + 4)  # 9 columns of 3 classes, 8 rows
+
+
+def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monkeypatch):
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "pictures")
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "array.npz")
+    names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    assert names == [f"{i:06d}.png" for i in range(12)]
+    read = np.stack([np.asarray(Image.open(tmp_path / "pictures" / name)) for name in names])
+    assert np.array_equal(read[..., None], pixels(tmp_path / "array.npz"))
+
+
+@pytest.mark.slow
+def test_two_processes_sample_what_one_does(trained, tmp_path, monkeypatch):
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 11, "--out", "one.npz")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    command = [*torchrun, "--", str(ROOT / "sample.py"), "--ckpt", str(trained), "--num", "11", "--out", "two.npz"]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert np.array_equal(pixels(tmp_path / "one.npz"), pixels(tmp_path / "two.npz"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--classes", "10"], "this checkpoint has the classes 0 to 9"),
+        (["--classes", "-1"], "this checkpoint has the classes 0 to 9"),
+        (["--classes", "cat"], "--classes takes numbers"),
+        (["--num", "0"], "at least 1"),
+        (["--batch-size", "0"], "at least 1"),
+        (["--steps", "0"], "steps must lie between 1 and 1000"),
+        (["--sampler", "magic"], "unknown sampler 'magic'"),
+        (["--guidance", "nan"], "guidance must be a number"),
+        (["--device", "nowhere"], "--device nowhere"),
+        (["--out", "/proc/no/where.png"], "cannot write"),
+        (["--ckpt", "missing.ckpt"], "does not exist"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypatch, capsys, args, message):
+    with pytest.raises(SystemExit) as stop:
+        sample(monkeypatch, tmp_path, "--ckpt", trained, *args)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ")
+    assert message in error
+
+
+def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_path, monkeypatch, capsys):
+    tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
+    ckpt = tmp_path / "checkpoints" / "last.ckpt"
+    for args, message in ((["--guidance", "2"], "unconditional: use guidance 1"), (["--classes", "1"], "leave out")):
+        with pytest.raises(SystemExit) as stop:
+            sample(monkeypatch, tmp_path, "--ckpt", ckpt, *args)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    sample(monkeypatch, tmp_path, "--ckpt", ckpt, "--num", 3)
+
+
+def test_the_bundled_checkpoint_is_what_its_card_says(tmp_path, monkeypatch):
+    import hashlib
+
+    import yaml
+
+    card = yaml.safe_load((ROOT / "checkpoints" / "cards.yaml").read_text())["digits"]
+    path = ROOT / "checkpoints" / card["file"]
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == card["sha256"]
+    assert path.stat().st_size < 4 * 2**20
+    sample(monkeypatch, tmp_path, "--num", 20)
+    assert (tmp_path / "samples.png").exists()
