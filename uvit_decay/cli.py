@@ -73,6 +73,16 @@ class CLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
+    def before_instantiate_classes(self) -> None:
+        """Where nothing is asked for, train in bf16-mixed on GPUs that have it, and in float32 elsewhere.
+
+        A CPU without bf16 instructions would be three times slower in it.
+        """
+        trainer = self._get(self.config, "trainer")
+        on_gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        if trainer.precision is None and on_gpu and torch.cuda.is_bf16_supported():
+            trainer.precision = "bf16-mixed"
+
     def instantiate_classes(self) -> None:
         """jsonargparse buries an error of a constructor in a list of the alternatives that it tried."""
         try:

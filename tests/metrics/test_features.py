@@ -33,15 +33,17 @@ def prepared(digits, steps=600):
 
 @pytest.fixture(scope="module")
 def classifier(digits):
-    return prepared(digits)
+    return prepared(digits, steps=50)
 
 
 def same(one: Features, other: Features):
     return torch.equal(one.features, other.features) and torch.equal(one.logits, other.logits)
 
 
-def test_the_classifier_reads_the_digits(classifier, digits):
+@pytest.mark.slow
+def test_the_classifier_reads_the_digits(digits):
     _, _, images, labels = digits
+    classifier = prepared(digits)
     accuracy = (classifier(images).logits.argmax(1) == labels).double().mean()
     assert accuracy >= 0.99
     assert classifier.knows_labels
