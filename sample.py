@@ -1,7 +1,7 @@
 """Sample images from a checkpoint: python sample.py [--ckpt runs/.../last.ckpt] [--num 64] [--out samples.png] ...
 
-Image i is a function of (checkpoint, seed, i, label) alone, whatever the batch size. Options that are not given are those
-that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of numbered PNGs.
+Image i is a function of (checkpoint, seed, i, label) alone, whatever the batch size. Options that are not given are
+those that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of PNGs.
 """
 
 import argparse

@@ -1,7 +1,11 @@
-"""Train a network: python train.py fit [--config configs/<experiment>.yaml] [--model.net.alpha_min 1.0] ...
+"""Train a network, or measure the loss of a checkpoint.
 
-Without --config it trains configs/digits.yaml, on the CPU in minutes. All flags of Lightning's Trainer are there as
---trainer.<flag>; `python train.py fit --help` lists the rest.
+    python train.py fit [--config configs/<experiment>.yaml] [--model.net.alpha_min 1.0] [--trainer.max_steps 500] ...
+    python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
+
+Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and all
+flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of one class:
+python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config.
 """
 
 import sys
@@ -13,9 +17,12 @@ DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 
 
 def main() -> None:
+    args = sys.argv[1:]
+    if args in (["-h"], ["--help"]):
+        print(__doc__)
+        return
     from uvit_decay.cli import CLI  # imports Lightning: seconds
 
-    args = sys.argv[1:]
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
     if args and args[0] in CLI.subcommands() and not named:
         sys.argv[2:2] = ["--config", str(DEFAULT_CONFIG)]

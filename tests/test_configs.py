@@ -100,6 +100,8 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "no.zip"], "no such folder"),
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "bad.zip"], "not a zip"),
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 pictures"),
+        (["fit", "--trainer.accelerator", "abacus"], "abacus"),
+        (["predict"], "predict"),
         ([], "subcommand"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
@@ -118,3 +120,9 @@ def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("error: ")
     assert message in last
+
+
+def test_validate_reports_the_loss_of_a_checkpoint(trained, tmp_path, monkeypatch, capsys):
+    flags = ["--ckpt_path", str(trained), "--model.net.dim=16", "--model.net.depth=2"]
+    train(monkeypatch, tmp_path, "validate", *flags)
+    assert "val/loss" in capsys.readouterr().out

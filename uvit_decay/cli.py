@@ -6,17 +6,18 @@ import logging
 import sys
 import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be named without their modules
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.errors import UserError
 from uvit_decay.tasks import Task
-
 
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
@@ -52,22 +53,31 @@ class CLI(LightningCLI):
 
     @classmethod
     def run(cls) -> None:
-        """Run the subcommand (fit, validate, ...) that sys.argv names."""
+        """Run the subcommand that sys.argv names."""
         for arg in sys.argv:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
         _hush()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
-        cls(
-            Task,
-            ImageData,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            parser_class=Parser,
-            save_config_kwargs={"overwrite": True},
-        )
+        try:
+            cls(
+                Task,
+                ImageData,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                parser_class=Parser,
+                save_config_kwargs={"overwrite": True},
+            )
+        except MisconfigurationException as error:
+            raise UserError(" ".join(str(error).split())) from error
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """What our tasks can do: fit, and validate (the loss of a checkpoint on the test set)."""
+        offered = LightningCLI.subcommands()
+        return {name: offered[name] for name in ("fit", "validate")}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
@@ -92,6 +102,13 @@ class CLI(LightningCLI):
             while cause is not None and not isinstance(cause, UserError):
                 cause = cause.__cause__
             raise (cause or error) from None
+
+    def instantiate_trainer(self, **options: Any) -> Trainer:
+        """A flag that Lightning refuses is the user's to mend."""
+        try:
+            return super().instantiate_trainer(**options)
+        except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
+            raise UserError(" ".join(str(error).split())) from error
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the hyper-parameters of a checkpoint override the command line."""

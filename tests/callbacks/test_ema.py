@@ -93,11 +93,17 @@ def test_averaged_restores_weights_and_mode_after_an_error(tmp_path):
     trainer.fit(task, Digits(32))
     before = state(task)
     task.net.train()
-    with pytest.raises(ValueError, match="inside"), averaged(trainer, task) as kind:
+    with averaged(trainer, task) as kind:
         assert kind == "ema"
         assert not task.net.training
         assert same(parameters(task), ema.shadow)
-        raise ValueError("inside")
+
+    def fail():
+        with averaged(trainer, task):
+            raise ValueError("inside")
+
+    with pytest.raises(ValueError, match="inside"):
+        fail()
     assert same(state(task), before)
     assert task.net.training
 

@@ -188,15 +188,13 @@ def test_a_missing_file_is_a_user_error_at_once(tmp_path):
             Inception(str(path))
 
 
-@pytest.mark.parametrize("kind", ["wrapped", "other", "empty", "one missing", "one too many", "another shape"])
+@pytest.mark.parametrize("kind", ["wrapped", "other", "one missing", "another shape"])
 def test_a_file_of_another_layout_is_a_user_error(kind, weights, tmp_path):
     state = torch.load(weights, weights_only=True)
     content = {
         "wrapped": {"state_dict": {"fc.bias": state["fc.bias"]}},
         "other": {"conv1.weight": torch.zeros(64, 3, 7, 7)},
-        "empty": {},
         "one missing": {name: value for name, value in state.items() if name != "fc.bias"},
-        "one too many": {**state, "AuxLogits.fc.bias": torch.zeros(1000)},
         "another shape": {**state, "fc.bias": torch.zeros(1000)},
     }[kind]
     path = tmp_path / "weights.pth"

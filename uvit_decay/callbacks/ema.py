@@ -1,7 +1,7 @@
 """Exponential moving average of the weights.
 
-Lightning's own WeightAveraging is not used: callbacks listed after it see raw weights, an exception in validation leaves
-the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights (docs/LOG.md).
+Lightning's own WeightAveraging is not used: callbacks listed after it see raw weights, an exception in validation
+leaves the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights.
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ COLUMNS = ("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "
 class LinearProbes(Periodic):
     """A ridge classifier on mean patch tokens for each (layer, t); writes probes.csv and probes.png.
 
-    Effective ranks are exp(entropy) of the test features centred over the pictures: a number of dimensions.
-    EMA weights, null label, one fixed noise for each picture and level. Ridge and best cell are chosen on a held-out part
-    of the training pictures; the test accuracy of the best cell is reported, by ridge and by logistic regression.
+    EMA weights, null label, one fixed noise for each picture and level. Ridge and best cell are chosen on a held-out
+    part of the training pictures; the test accuracy of the best cell is reported, by ridge and by logistic regression.
+    Effective ranks are exp(entropy) of the test features, centred over the pictures: a number of dimensions.
 
     Args:
         times: noise levels t in (0, 1).

@@ -1,7 +1,7 @@
 """Samplers: noise to image, each a generator that yields (t, x_t) after every step, ending at t = 0.
 
-Entries of SAMPLERS take a denoiser (x_t, t) -> (x, eps), the path, x_1, the number of steps, and one torch.Generator for
-each sample, so that a stochastic sampler draws the same noise for a sample whatever its batch.
+Entries of SAMPLERS take a denoiser (x_t, t) -> (x, eps), the path, x_1, the number of steps, and one torch.Generator
+for each sample, so that a stochastic sampler draws the same noise for a sample whatever its batch.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def ddim(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Gener
 
 
 def ddpm(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """Ancestral sampling of Ho et al. (2020), posterior variance, diffusers' DDPMScheduler, from t = 1 in equal steps."""
+    """Ancestral sampling of Ho et al. (2020), posterior variance; diffusers' DDPMScheduler, equal steps from t = 1."""
     from diffusers import DDPMScheduler
 
     scheduler = DDPMScheduler(
@@ -102,7 +102,7 @@ def _grid(steps: int) -> list[tuple[float, float]]:
 
 
 def euler_maruyama(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """Reverse SDE dx = (f x - g^2 score) dt + g dW, no noise on the last interval (U-ViT's CIFAR protocol: 1000 steps)."""
+    """Reverse SDE dx = (f x - g^2 score) dt + g dW, no noise on the last interval; 1000 steps for U-ViT's CIFAR."""
     for now, after in _grid(steps):
         t = _times(now, x)
         _, eps = denoise(x, t)

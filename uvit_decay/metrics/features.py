@@ -1,4 +1,4 @@
-"""Feature extractors for metrics: uint8 pictures to features and class logits, in float32 whatever the precision around.
+"""Feature extractors for metrics: uint8 pictures to features and class logits, in float32 whatever is around.
 
 n = pictures, d = features, k = classes.
 """
@@ -74,8 +74,9 @@ class Inception:
             return FeatureExtractorInceptionV3("inception-v3-compat", features, self.weights).eval()
         except OSError as error:
             raise UserError(
-                f"the Inception weights cannot be downloaded ({error}): fetch weights-inception-2015-12-05-6726825d.pth "
-                "from torch-fidelity's releases where there is a network, and name it in features.init_args.weights"
+                f"the Inception weights cannot be downloaded ({error}): fetch "
+                "weights-inception-2015-12-05-6726825d.pth from torch-fidelity's releases where there is a network, "
+                "and name it in the extractor's init_args.weights"
             ) from error
         except (RuntimeError, KeyError, AttributeError) as error:
             reason = str(error).splitlines()[0]

@@ -19,7 +19,7 @@ Matrix = Float64[Tensor, "d d"]
 
 
 def frechet_distance(mean1: Vector, cov1: Matrix, mean2: Vector, cov2: Matrix) -> float:
-    """d^2 of two Gaussians. tr (S_1 S_2)^(1/2) is the sum of roots of the eigenvalues of the symmetric R S_2 R, R R = S_1.
+    """d^2 of two Gaussians; the trace of the root is the sum of roots of the eigenvalues of R S_2 R, where R R = S_1.
 
     Rank-deficient covariances need no regularisation.
     """

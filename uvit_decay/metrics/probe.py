@@ -1,7 +1,7 @@
 """Linear probes on frozen features: how well a linear map reads the class, for many layers and noise levels.
 
-m = cells (layer, noise level), n and n2 = training and test samples, d = features, k = classes. The regularisation, and the best cell, are chosen
-on a held-out part of the training samples; the test set is only reported on.
+m = cells (layer, noise level), n and n2 = training and test samples, d = features, k = classes. The regularisation, and
+the best cell, are chosen on a held-out part of the training samples; the test set is only reported on.
 """
 
 from __future__ import annotations

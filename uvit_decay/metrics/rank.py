@@ -15,8 +15,8 @@ def effective_rank(
     """rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, natural logarithm, in float64.
 
     sigma_i are the singular values of the n x n covariance between samples, found from the n x d matrix: they are its
-    squared singular values up to a factor. `centre` subtracts each sample's mean over its features (the paper, literally)
-    or each feature's mean over the samples. `exp` gives exp(rho), the effective rank of Roy and Vetterli (2007).
+    squared singular values up to a factor. `centre` subtracts each sample's mean over its features (the paper,
+    literally) or each feature's mean over the samples. `exp` gives exp(rho), the effective rank of Roy and Vetterli.
     """
     x = features.double()
     x = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)

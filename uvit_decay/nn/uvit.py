@@ -102,12 +102,7 @@ class UViT(nn.Module):
         self.in_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias) for _ in range(half)])
         self.mid_block = Block(dim, heads, mlp_ratio, qkv_bias)
         self.out_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias, skip=skip) for _ in range(half)])
-        self.stages = (
-            Stage("embeddings", "embeddings"),
-            *(Stage(f"in_blocks.{i}", "encoder") for i in range(half)),
-            Stage("mid_block", "middle"),
-            *(Stage(f"out_blocks.{i}", "decoder") for i in range(half)),
-        )
+        self.stages = _stages(half)
 
         self.norm = nn.LayerNorm(dim)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
@@ -177,6 +172,15 @@ class UViT(nn.Module):
         if self.checkpointing and self.training and torch.is_grad_enabled():
             return checkpoint(block, x, skip, alphas, betas, use_reentrant=False)
         return block(x, skip, alphas, betas)
+
+
+def _stages(half: int) -> tuple[Stage, ...]:
+    return (
+        Stage("embeddings", "embeddings"),
+        *(Stage(f"in_blocks.{i}", "encoder") for i in range(half)),
+        Stage("mid_block", "middle"),
+        *(Stage(f"out_blocks.{i}", "decoder") for i in range(half)),
+    )
 
 
 def _check_alphas(net: UViT, state: dict[str, Tensor], prefix: str, *_: object) -> None:

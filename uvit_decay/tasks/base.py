@@ -62,8 +62,8 @@ class Task(LightningModule):
     Args:
         net: the network.
         optim: optimizer and learning rate.
-        compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes and
-            sampling do not notice.
+        compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
+            and sampling do not notice.
         seed: of all random numbers of training.
     """
 
