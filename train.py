@@ -3,8 +3,8 @@
     python train.py fit [--config configs/<experiment>.yaml] [--model.net.alpha_min 1.0] [--trainer.max_steps 500] ...
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
-Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and all
-flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of one class:
+Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and
+all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of one class:
 python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config.
 """
 

@@ -50,7 +50,7 @@ class UViT(nn.Module):
         mlp_time_embed: an MLP on the time embedding (no official configuration uses it).
         qkv_bias: biases in the attention's input map.
         time_scale: what t is multiplied by before it is embedded: 999 for continuous VP, 1000 for SD's schedule.
-        checkpointing: recompute blocks in the backward pass, which saves memory and costs about a third more time.
+        checkpointing: recompute blocks in the backward pass: less memory, more time; not reentrant, in training only.
 
     Raises:
         UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide.
