@@ -4,10 +4,8 @@ import math
 import re
 
 import pytest
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from uvit_decay.decay import Shortcuts, alpha_min_for, decayed_add, effective_decay, shortcuts
+from uvit_decay.decay import Shortcuts, alpha_min_for, effective_decay, shortcuts
 from uvit_decay.errors import UserError
 
 ALPHA_MINS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -39,27 +37,10 @@ PER_LAYER_V2 = [
 SCHEDULES = ("linear", "cosine", "learnable")
 
 
-class RecordOps(TorchDispatchMode):
-    """Names of the aten operations that run under it."""
-
-    def __init__(self):
-        super().__init__()
-        self.ops = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.ops.append(str(func))
-        return func(*args, **(kwargs or {}))
-
-
 def rounded(value, printed):
     """`value` rounded to as many significant digits as the string `printed` shows."""
     digits = re.sub(r"e.*|\.", "", printed).lstrip("0")
     return float(f"{value:.{len(digits) - 1}e}")
-
-
-def pair(dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 5, 8, generator=generator).to(dtype) for _ in range(2)]
 
 
 def test_linear_schedule_of_twelve_blocks_matches_the_printed_vector():
@@ -247,83 +228,3 @@ def test_effective_decay_outside_zero_to_one_is_a_user_error(target):
 def test_effective_decay_out_of_reach_is_a_user_error(target, branches, exclude):
     with pytest.raises(UserError, match="no alpha_min reaches"):
         alpha_min_for(target, branches, exclude_last_block=exclude)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("beta", [1.0, 0.5])
-@pytest.mark.parametrize("learned", [False, True])
-def test_decayed_add_weights_the_shortcut_with_alpha_and_the_branch_with_beta(alpha, beta, learned):
-    x, f = pair()
-    before = x.clone(), f.clone()
-    weight = torch.tensor(alpha) if learned else alpha
-    torch.testing.assert_close(decayed_add(x, f, weight, beta), alpha * x + beta * f)
-    assert torch.equal(x, before[0])
-    assert torch.equal(f, before[1])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("learned", [False, True])
-def test_alpha_one_is_the_plain_residual_bit_for_bit(dtype, learned):
-    x, f = pair(dtype)
-    assert torch.equal(decayed_add(x, f, torch.tensor(1.0) if learned else 1.0), x + f)
-
-
-@pytest.mark.parametrize("alpha", [1.0, 0.7, torch.tensor(0.7)], ids=["one", "decayed", "learned"])
-def test_decayed_add_is_one_operation_like_the_plain_add(alpha):
-    x, f = pair()
-    with RecordOps() as plain:
-        x + f
-    with RecordOps() as decayed:
-        decayed_add(x, f, alpha)
-    assert len(decayed.ops) == len(plain.ops) == 1
-    if isinstance(alpha, float):
-        assert decayed.ops == plain.ops
-
-
-def test_decayed_add_allocates_as_much_as_the_plain_add():
-    x, f = pair()
-
-    def allocated(function):
-        with torch.profiler.profile(profile_memory=True) as profile:
-            kept = function()
-        assert kept.shape == x.shape
-        return sum(max(event.self_cpu_memory_usage, 0) for event in profile.key_averages())
-
-    assert allocated(lambda: decayed_add(x, f, 0.7)) == allocated(lambda: x + f) >= x.nbytes
-
-
-def test_decayed_add_keeps_nothing_for_the_backward_pass():
-    x, f = (tensor.requires_grad_() for tensor in pair())
-    saved = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
-        decayed_add(x, f, 0.7).sum().backward()
-    assert saved == []
-    assert torch.equal(x.grad, torch.full_like(x, 0.7))
-    assert torch.equal(f.grad, torch.ones_like(f))
-
-
-@pytest.mark.parametrize("learned", [False, True])
-@pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_decayed_add_in_bfloat16_stays_in_it_and_rounds_about_once(learned, beta):
-    x, f = pair(torch.bfloat16)
-    out = decayed_add(x, f, torch.tensor(0.7) if learned else 0.7, beta)
-    assert out.dtype == torch.bfloat16
-    torch.testing.assert_close(out.double(), 0.7 * x.double() + beta * f.double(), atol=2**-7, rtol=2**-7)
-
-
-@pytest.mark.parametrize("learned", [False, True])
-def test_decayed_add_of_a_float32_stream_and_a_bfloat16_branch_is_float32(learned):
-    x, f = pair()[0], pair(torch.bfloat16)[1]
-    out = decayed_add(x, f, torch.tensor(0.7) if learned else 0.7)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, 0.7 * x + f.float())
-
-
-@pytest.mark.parametrize("beta", [1.0, 0.5])
-def test_gradient_of_a_learned_alpha_is_right(beta):
-    x, f = (tensor.requires_grad_() for tensor in pair(torch.float64))
-    alpha = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda *inputs: decayed_add(*inputs, beta), (x, f, alpha))
-    upstream = torch.arange(x.numel(), dtype=torch.float64).view_as(x)
-    (gradient,) = torch.autograd.grad(decayed_add(x, f, alpha, beta), alpha, upstream)
-    torch.testing.assert_close(gradient, (upstream * x).sum())

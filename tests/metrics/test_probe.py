@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from uvit_decay.metrics.probe import HELD_OUT, RIDGES, ProbeScores, logistic_probe, ridge_probe
+from uvit_decay.metrics.probe import RIDGES, ProbeScores, logistic_probe, ridge_probe
 from uvit_decay.randomness import generator
 
 CLASSES = 4
@@ -41,6 +41,10 @@ def numpy_ridge(train, y, test, y2, ridge):
     return float((np.argmax(x2 @ weights + targets.mean(0), axis=1) == y2).mean())
 
 
+def generator_order(n):
+    return torch.randperm(n, generator=generator("probe"))
+
+
 def same(one: ProbeScores, other: ProbeScores):
     return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("held_out", "test", "ridge"))
 
@@ -65,14 +69,15 @@ def test_shuffled_labels_give_chance():
     assert logistic_probe(train[0], y[order], test[0], y2) < 0.45
 
 
-@pytest.mark.parametrize("strength", [0.3, 0.8])
-def test_scores_are_those_of_an_independent_ridge_regression(strength):
-    train, y, test, y2 = easy(strength, cells=3)
+@pytest.mark.parametrize(("n", "d", "strength"), [(400, 10, 0.3), (400, 10, 0.8), (100, 70, 0.4), (61, 100, 0.5)])
+def test_scores_are_those_of_an_independent_ridge_regression(n, d, strength):
+    y, y2 = labels(n, 1), labels(500, 2)
+    y[: n // 3], y2[:250] = 0, 0  # an uneven prior, which the bias must learn in full
+    train = torch.stack([planted(n, y, strength, d, seed=10 + m) for m in range(4)])
+    test = torch.stack([planted(500, y2, strength, d, seed=50 + m) for m in range(4)])
     scores = ridge_probe(train, y, test, y2)
-    order = torch.randperm(400, generator=generator("probe"))
-    held, kept = order[:80], order[80:]
-    assert round(HELD_OUT * 400) == 80
-    for m in range(3):
+    held, kept = generator_order(n).tensor_split([round(0.2 * n)])
+    for m in range(4):
         tried = [numpy_ridge(train[m][kept], y[kept], train[m][held], y[held], ridge) for ridge in RIDGES]
         assert scores.held_out[m].item() == pytest.approx(max(tried), abs=1e-12)
         assert scores.ridge[m].item() == RIDGES[tried.index(max(tried))]

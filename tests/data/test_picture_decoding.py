@@ -1,0 +1,219 @@
+"""Decoding one picture: modes, transparency, depths, the crop."""
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from picture_noise import SIZE, noise
+from PIL import Image
+
+from uvit_decay.data.pictures import Listing, decode, read
+from uvit_decay.errors import UserError
+
+
+def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    file.seek(0)
+    return file
+
+
+def decoded(image: Image.Image, kind: str = "PNG", channels: int = 3, **options: object) -> np.ndarray:
+    return decode(saved(image, kind, **options), "x", SIZE, channels)
+
+
+def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: bytes = b"") -> io.BytesIO:
+    """A PNG written byte by byte, for what PIL cannot write. `rows` includes the filter bytes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    body = chunk(b"tRNS", extra) if extra else b""
+    return io.BytesIO(b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+
+
+# --- modes -----------------------------------------------------------------------------------------------------------
+
+
+def test_rgb_is_exact_and_grey_is_rec601():
+    pixels = noise(SIZE, SIZE, 3)
+    image = Image.fromarray(pixels)
+    assert (decoded(image) == pixels.transpose(2, 0, 1)).all()
+    grey = decoded(image, channels=1)
+    assert grey.shape == (1, SIZE, SIZE)
+    assert grey.dtype == np.uint8
+    assert np.abs(grey[0] - pixels @ np.array([0.299, 0.587, 0.114])).max() <= 0.51
+
+
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "PNG", "PPM", "TGA", "TIFF", "WEBP"])
+def test_grey_in_every_lossless_format(kind):
+    pixels = noise(SIZE, SIZE)
+    options = {"lossless": True} if kind == "WEBP" else {}
+    grey = decoded(Image.fromarray(pixels), kind, channels=1, **options)
+    assert (grey[0] == pixels).all()
+    assert (decoded(Image.fromarray(pixels), kind, channels=3, **options) == pixels).all()
+
+
+def test_one_bit():
+    bits = noise(SIZE, SIZE) > 127
+    assert (decoded(Image.fromarray(bits), channels=1)[0] == 255 * bits).all()
+
+
+def test_palette():
+    indices = noise(SIZE, SIZE) % 4
+    palette = noise(4, 3, seed=1)
+    image = Image.fromarray(indices)
+    image.putpalette(palette.tobytes())
+    assert image.mode == "P"
+    assert (decoded(image) == palette[indices].transpose(2, 0, 1)).all()
+    # one transparent entry, then one alpha for each
+    white = np.where((indices == 2)[..., None], 255, palette[indices])
+    assert (decoded(image, transparency=2) == white.transpose(2, 0, 1)).all()
+    alphas = np.array([0, 255, 255, 0])
+    white = np.where((alphas[indices] == 0)[..., None], 255, palette[indices])
+    assert (decoded(image, transparency=bytes(alphas.tolist())) == white.transpose(2, 0, 1)).all()
+
+
+def test_half_transparent_red_is_pink_and_hidden_colours_do_not_show():
+    assert (decoded(Image.new("RGBA", (SIZE, SIZE), (255, 0, 0, 128)))[:, 0, 0] == (255, 127, 127)).all()
+    assert (decoded(Image.new("RGBA", (SIZE, SIZE), (9, 0, 0, 0))) == 255).all()
+    # composited before it is scaled: the hidden black must not darken the seam
+    image = Image.new("RGBA", (4 * SIZE, 4 * SIZE), (255, 255, 255, 255))
+    image.paste((0, 0, 0, 0), (0, 0, 2 * SIZE + 1, 4 * SIZE))
+    assert (decoded(image) == 255).all()
+
+
+def test_grey_with_alpha():
+    pixels, alpha = noise(SIZE, SIZE), noise(SIZE, SIZE, seed=1)
+    image = Image.merge("LA", (Image.fromarray(pixels), Image.fromarray(alpha)))
+    expected = 255 + (pixels.astype(float) - 255) * alpha / 255
+    for channels in (1, 3):
+        assert np.abs(decoded(image, channels=channels) - expected).max() <= 1
+
+
+def test_transparent_colour_of_grey_and_rgb():
+    pixels = noise(SIZE, SIZE) % 4
+    assert (decoded(Image.fromarray(pixels), channels=1, transparency=3)[0] == np.where(pixels == 3, 255, pixels)).all()
+    image = Image.new("RGB", (SIZE, SIZE), (1, 2, 3))
+    assert (decoded(image, transparency=(1, 2, 3)) == 255).all()
+    assert (decoded(image, transparency=(1, 2, 4))[:, 0, 0] == (1, 2, 3)).all()
+
+
+def test_cmyk_and_ycbcr():
+    cmyk = Image.new("CMYK", (SIZE, SIZE), (255, 0, 0, 0))
+    assert np.abs(decoded(cmyk, "TIFF")[:, 0, 0].astype(int) - (0, 255, 255)).max() == 0
+    assert np.abs(decoded(cmyk, "JPEG", quality=95)[:, 0, 0].astype(int) - (0, 255, 255)).max() <= 2
+    black = Image.new("CMYK", (SIZE, SIZE), (0, 0, 0, 255))
+    assert (decoded(black, "TIFF", channels=1) == 0).all()
+    red = Image.new("YCbCr", (SIZE, SIZE), (76, 85, 255))  # JFIF: Y 76, Cb 85, Cr 255 is (254, 0, 0)
+    assert np.abs(decoded(red, "TIFF")[:, 0, 0].astype(int) - (254, 0, 0)).max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bit_grey_is_divided_by_257_and_rounded(kind):
+    values = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+    expected = np.array([[round(int(v) / 257) for v in row] for row in values])
+    assert (expected != values >> 8).any()
+    for channels in (1, 3):
+        assert (decoded(Image.fromarray(values), kind, channels=channels) == expected).all()
+
+
+def test_big_endian_sixteen_bit_and_mode_i():
+    values = np.linspace(0, 65535, SIZE * SIZE).round().astype(np.uint16).reshape(SIZE, SIZE)
+    expected = (values.astype(int) + 128) // 257
+    big = Image.frombytes("I;16B", (SIZE, SIZE), values.astype(">u2").tobytes())
+    assert (decoded(big, "TIFF", channels=1)[0] == expected).all()
+    assert (decoded(Image.fromarray(values.astype(np.int32)), "TIFF", channels=1)[0] == expected).all()
+    with pytest.raises(UserError, match="^x: values 0 to 65536 in mode I, expected 0 to 65535$"):
+        decoded(Image.fromarray(np.array([[0, 65536]], dtype=np.int32)), "TIFF")
+
+
+def test_sixteen_bit_png_with_transparency_and_colour():
+    values = np.arange(SIZE * SIZE, dtype=np.uint16).reshape(SIZE, SIZE) * 1000
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    expected = np.where(values == 5000, 255, (values.astype(int) + 128) // 257)
+    file = png(SIZE, SIZE, 16, 0, rows, extra=struct.pack(">H", 5000))
+    assert (decode(file, "x", SIZE, 1)[0] == expected).all()
+    colour = np.stack([values, values[::-1], values.T], -1)
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in colour)
+    difference = decode(png(SIZE, SIZE, 16, 2, rows), "x", SIZE, 3) - (colour.transpose(2, 0, 1) / 257)
+    assert np.abs(difference).max() <= 1
+
+
+def test_float_is_zero_to_one():
+    values = np.linspace(0, 1, SIZE * SIZE, dtype=np.float32).reshape(SIZE, SIZE)
+    assert (decoded(Image.fromarray(values), "TIFF", channels=1)[0] == np.rint(values * 255)).all()
+    for wrong in (200.0, -0.1, np.nan):
+        with pytest.raises(UserError, match="expected 0 to 1"):
+            decoded(Image.fromarray(np.full((SIZE, SIZE), wrong, np.float32)), "TIFF")
+
+
+def test_first_frame_of_an_animation():
+    frames = [Image.new("L", (SIZE, SIZE), value) for value in (10, 200)]
+    for kind in ("GIF", "PNG", "TIFF"):
+        assert (decoded(frames[0], kind, channels=1, save_all=True, append_images=frames[1:]) == 10).all()
+
+
+def test_exif_orientation_is_ignored():
+    image = Image.fromarray(noise(SIZE, SIZE, 3))
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    plain = decoded(image, "JPEG")
+    assert (decoded(image, "JPEG", exif=turned) == plain).all()
+
+
+@pytest.mark.parametrize(("size", "channels"), [(SIZE, 2), (SIZE, 4), (0, 3), (-1, 1)])
+def test_impossible_shapes(size, channels):
+    with pytest.raises(UserError):
+        decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", size, channels)
+    with pytest.raises(UserError, match="not"):
+        read(Listing(Path(), (), (), ()), size, channels)
+
+
+def test_bomb(tmp_path):
+    rows = b"\0"  # 30000 x 30000 in the header is enough: PIL refuses before it decodes
+    with pytest.raises(UserError, match=r"^bomb.png: .*decompression bomb"):
+        decode(png(30000, 30000, 8, 0, rows), "bomb.png", SIZE, 3)
+
+
+# --- crop ------------------------------------------------------------------------------------------------------------
+
+
+def halved(band: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
+    for axis in axes:  # PIL rounds after each direction
+        pairs = band.astype(int).swapaxes(0, axis)
+        band = ((pairs[0::2] + pairs[1::2] + 1) // 2).swapaxes(0, axis)
+    return band
+
+
+def adm_crop(pixels: np.ndarray, size: int, axes: tuple[int, int]) -> np.ndarray:
+    """Written again from guided-diffusion: halvings as means in numpy, one bicubic resize, the centre."""
+    while min(pixels.shape[:2]) >= 2 * size:
+        assert pixels.shape[0] % 2 == pixels.shape[1] % 2 == 0, "choose test sizes that halve evenly"
+        pixels = np.stack([halved(pixels[..., band], axes) for band in range(3)], -1).astype(np.uint8)
+    height, width = pixels.shape[:2]
+    scale = size / min(height, width)
+    scaled = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), resample=Image.BICUBIC)
+    pixels = np.array(scaled)
+    top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
+    return pixels[top : top + size, left : left + size]
+
+
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (64, 64), (15, 15), (17, 8), (3, 5), (1, 7), (8, 9), (80, 32)])
+def test_crop_is_that_of_adm(shape):
+    smooth = np.asarray(Image.fromarray(noise(3, 4, 3)).resize(shape[::-1], Image.Resampling.BILINEAR))
+    pixels = np.clip(smooth.astype(int) + noise(*shape, 3, seed=1) // 16, 0, 255).astype(np.uint8)
+    ours = decoded(Image.fromarray(pixels)).transpose(1, 2, 0)
+    assert ours.shape == (SIZE, SIZE, 3)
+    # PIL 13 halves columns first, but rows first in pictures more than about twice as high as wide
+    assert any((ours == adm_crop(pixels, SIZE, axes)).all() for axes in ((1, 0), (0, 1)))
+
+
+def test_crop_keeps_the_middle():
+    pixels = np.zeros((SIZE, 3 * SIZE, 3), np.uint8)
+    pixels[:, SIZE : 2 * SIZE] = noise(SIZE, SIZE, 3)
+    assert (decoded(Image.fromarray(pixels)) == pixels[:, SIZE : 2 * SIZE].transpose(2, 0, 1)).all()
