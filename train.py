@@ -4,7 +4,7 @@
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and
-all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of one class:
+all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of a class:
 python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config.
 """
 

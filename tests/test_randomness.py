@@ -8,7 +8,6 @@ import torch
 from uvit_decay.randomness import SHARDS, BatchRandom, generator
 
 TOTALS = (30, 32, 96, 7)
-# A trailing 0 is not told from a missing part, so keys of one name have one length.
 KEYS = [("noise", 0, 0), ("noise", 0, 1), ("noise", 1, 0), ("noise", 1, 1), ("noise", 10**6, 3), ("times", 0, 0)]
 
 
@@ -102,3 +101,8 @@ def test_normal_numbers_are_standard_normal_and_independent():
     assert (z.abs() < 1).float().mean().item() == pytest.approx(0.6827, abs=0.01)
     correlations = torch.corrcoef(z) - torch.eye(96)
     assert correlations.abs().max() < 0.25  # 5.6 standard errors, over 4560 pairs
+
+
+def test_trailing_zeros_of_a_key_count():
+    draws = [torch.rand(1, generator=generator(*key)).item() for key in (("a",), ("a", 0), ("a", 0, 0))]
+    assert len(set(draws)) == 3

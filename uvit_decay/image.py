@@ -5,6 +5,7 @@ Inside networks a picture is float in [-1, 1]; on disk and in metrics it is uint
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,11 +57,14 @@ def grid_columns(classes: int, wanted: int = 10) -> int:
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
-    """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders."""
+    """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders.
+
+    Several processes may ask at once.
+    """
     target = path if folder else path.parent
     try:
         target.mkdir(parents=True, exist_ok=True)
-        probe = target / f".{path.name}.probe"
+        probe = target / f".{path.name}.{os.getpid()}.probe"
         probe.touch()
         probe.unlink()
     except OSError as error:

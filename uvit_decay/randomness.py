@@ -20,6 +20,7 @@ SHARDS = 16
 def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A torch.Generator that is a function of `key` (names and non-negative integers) and of the kind of device."""
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
+    words.insert(0, len(key))  # SeedSequence does not tell trailing zeros from nothing
     seed = int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
     return torch.Generator(device).manual_seed(seed)
 

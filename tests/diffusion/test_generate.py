@@ -254,5 +254,5 @@ def test_a_bfloat16_network_is_sampled_in_float32():
 
     made = images(Sampling(steps=5), of=source(net))
     assert made.dtype == torch.float32
-    assert torch.allclose(made, images(Sampling(steps=5)), atol=0.1)
+    assert (made - images(Sampling(steps=5))).abs().mean() < 0.02
     assert not torch.equal(made, made.bfloat16().float())

@@ -138,7 +138,7 @@ def test_a_deterministic_sampler_follows_the_exact_flow(name, steps, atol):
         ("euler", 1, FIRST_TIME, (51, 101, 201)),
         ("heun", 2, FIRST_TIME, (26, 51, 101)),
         ("ddim", 1, 0.5, (50, 100, 200)),
-        ("dpm++", 2, 0.334, (9, 27, 111)),
+        ("dpm++", 2, 0.5, (10, 20, 40)),
     ],
 )
 def test_more_steps_help_as_much_as_the_order_says(name, order, time, steps):
@@ -147,7 +147,7 @@ def test_more_steps_help_as_much_as_the_order_says(name, order, time, steps):
         assert math.log(less / more) / math.log(few / many) == pytest.approx(order, abs=0.3), errors
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 25, 50])
+@pytest.mark.parametrize("steps", [1, 2, 3, 25, 61, 300, 1000])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_network_is_called_as_often_as_promised(name, steps):
     denoise, times = counted(gaussian)
@@ -158,7 +158,7 @@ def test_the_network_is_called_as_often_as_promised(name, steps):
     assert max(times) <= 1
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 10, 25, 50])
+@pytest.mark.parametrize("steps", [1, 2, 3, 25, 61, 300, 1000])
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_a_trajectory_has_one_state_a_step_and_ends_at_zero(name, steps):
     x = start((2, 1, 4, 4))
@@ -200,7 +200,7 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
     scheduler = DPMSolverMultistepScheduler(
         1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
     )
-    scheduler.set_timesteps(steps)
+    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
     toy = Toy()
     wanted = x = start((3, 3, 6, 6))
     for timestep in scheduler.timesteps:

@@ -25,7 +25,7 @@ def digits():
     return images[train], labels[train], images[test], labels[test]
 
 
-def prepared(digits, steps=600):
+def prepared(digits, steps=300):
     classifier = SmallClassifier(steps)
     classifier.prepare(digits[0], digits[1], CPU)
     return classifier
@@ -213,3 +213,20 @@ def test_no_weights_and_no_network_are_a_user_error(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.hub, "urlopen", unreachable)
     with pytest.raises(UserError, match=r"^the Inception weights cannot be downloaded \(.*no network.*\)[^\n]+$"):
         Inception().prepare(NO_PICTURES, NO_LABELS, CPU)
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "list", "code"])
+def test_a_file_that_is_no_state_dict_is_a_user_error_and_never_runs(kind, tmp_path):
+    path = tmp_path / "weights.pth"
+    if kind in ("text", "empty"):
+        path.write_text("<html>not found</html>" if kind == "text" else "")
+    else:
+        torch.save([1.0] if kind == "list" else {"fc.weight": Evil()}, path)
+    images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(UserError, match=rf"^the Inception weights {path} [^\n]+$"):
+        Inception(str(path)).prepare(images, torch.zeros(1, dtype=torch.int64), torch.device("cpu"))

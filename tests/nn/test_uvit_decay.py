@@ -95,12 +95,12 @@ def test_alpha_min_changes_no_random_draw_of_the_initialisation():
 @pytest.mark.parametrize(
     ("stored", "asked", "named"),
     [
-        (dict(alpha_min=0.8), dict(alpha_min=0.7), "0.8 .* 0.7 "),
-        (dict(alpha_min=1.0), dict(alpha_min=0.7), "1 .. 1 .* 0.7 "),
-        (dict(alpha_min=0.7), dict(alpha_min=1.0), "0.7 .* 1 .. 1 "),
-        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), "over 6 branches.* over 10"),
+        (dict(alpha_min=0.8), dict(alpha_min=0.7), r"0\.8] .* 0\.7] "),
+        (dict(alpha_min=1.0), dict(alpha_min=0.7), r"1 \.\. 1] .* 0\.7] "),
+        (dict(alpha_min=0.7), dict(alpha_min=1.0), r"0\.7] .* 1 \.\. 1] "),
+        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), r"\(6 branches\).* \(10 branches\)"),
         (dict(alpha_min=0.7, schedule="cosine"), dict(alpha_min=0.7), "alphas"),
-        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), "0.7 .* 0.8 "),
+        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), r"0\.7] .* 0\.8] "),
     ],
 )
 @pytest.mark.parametrize("strict", [True, False])
@@ -174,3 +174,16 @@ def test_fixed_alphas_are_no_parameters():
     net = small(alpha_min=0.7)
     assert "alphas" in dict(net.named_buffers())
     assert "alphas" not in dict(net.named_parameters())
+
+
+def test_a_scaled_branch_is_not_the_ordinary_network():
+    plain, scaled = small(), small(schedule="constant-branch")
+    with pytest.raises(RuntimeError, match="betas"):
+        plain.load_state_dict(scaled.state_dict())
+    with pytest.raises(UserError, match="betas"):
+        scaled.load_state_dict(plain.state_dict())
+
+
+def test_weights_in_bf16_load_into_a_float32_network():
+    net = small(alpha_min=0.7)
+    net.load_state_dict({name: value.bfloat16() for name, value in net.state_dict().items()})

@@ -1,9 +1,13 @@
 """Training: exact resumption, independence of callbacks and devices, guards."""
 
+import json
+
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, Losses, run_script, same, state, tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from PIL import Image
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
@@ -104,8 +108,12 @@ if __name__ == "__main__":
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=2e-5)
     for name, value in one["callbacks"]["EMA"]["shadow"].items():
         torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
-    for name in ("samples.png", "generation.json", "probes.csv"):
-        assert (tmp_path / "2" / name).exists()
+    scores = [json.loads((tmp_path / str(devices) / "generation.json").read_text())[0] for devices in (1, 2)]
+    for name in ("frechet_distance", "inception_score", "label_consistency"):
+        assert scores[1][name] == pytest.approx(scores[0][name], rel=1e-3)
+    images = [np.asarray(Image.open(tmp_path / str(devices) / "samples.png")).astype(int) for devices in (1, 2)]
+    assert abs(images[0] - images[1]).max() <= 1
+    assert (tmp_path / "2" / "probes.csv").exists()
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):

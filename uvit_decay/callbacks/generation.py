@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, my_share
 from uvit_decay.data.steps import ImageSet
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.errors import UserError
@@ -41,7 +41,7 @@ class GenerationMetrics(Periodic):
         batch_size: images at a time on each device.
 
     Raises:
-        UserError: fewer than 2 images.
+        UserError: fewer than 10 images, which the Inception Score splits, or fewer than devices.
     """
 
     def __init__(
@@ -56,8 +56,6 @@ class GenerationMetrics(Periodic):
         batch_size: int = 256,
     ) -> None:
         super().__init__(every_n_steps, at_end)
-        if num < 2:
-            raise UserError(f"generation metrics need at least 2 images, got num {num}")
         self.extractor: Extractor = extractor
         self.num, self.reference, self.sampling, self.seed, self.batch_size = num, reference, sampling, seed, batch_size
         self._real: FrechetDistance | None = None
@@ -70,6 +68,8 @@ class GenerationMetrics(Periodic):
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Get the extractor ready now: missing weights are found before the training, not after."""
+        if self.num < max(trainer.world_size, 10):
+            raise UserError(f"generation metrics need 10 images, and one for each device; got num {self.num}")
         steps = trainer.estimated_stepping_batches
         if not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps):
             train: ImageSet = trainer.datamodule.train
@@ -80,7 +80,7 @@ class GenerationMetrics(Periodic):
         sampling = self._sampling(task)
         distance = self._with_reference(trainer, task)
         score = InceptionScore().to(task.device)
-        mine = list(range(trainer.global_rank, self.num, trainer.world_size))
+        mine = my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
         labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
         right = 0
         with averaged(trainer, task) as weights:
@@ -102,9 +102,9 @@ class GenerationMetrics(Periodic):
         if self._real is None:
             train: ImageSet = trainer.datamodule.train
             self._real = FrechetDistance(self.extractor.dim).to(task.device)
-            mine = list(range(trainer.global_rank, min(len(train), self.reference), trainer.world_size))
+            mine = my_share(trainer, min(len(train), self.reference))
             for start in range(0, len(mine), self.batch_size):
-                images: Tensor = train[mine[start : start + self.batch_size]][0]
+                images: Tensor = train[list(mine[start : start + self.batch_size])][0]
                 self._real.update(self.extractor(images.to(task.device)).features, real=True)
         return copy.deepcopy(self._real)
 

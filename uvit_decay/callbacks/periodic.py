@@ -81,6 +81,12 @@ def image_evaluations(count: int, sampling: Sampling) -> int:
     return count * sampling.evaluations * (1 if sampling.guidance == 1.0 else 2)
 
 
+def my_share(trainer: Trainer, count: int) -> range:
+    """This rank's contiguous part of `count` things; the parts in rank order are all of them in order."""
+    rank, ranks = trainer.global_rank, trainer.world_size
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
+
+
 def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:
     """Every rank's object, in rank order, on every rank."""
     if trainer.world_size == 1:

@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, my_share
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.image import grid_columns, labelled_grid, to_uint8
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -52,19 +52,12 @@ class Preview(Periodic):
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
         columns = grid_columns(len(names), self.columns)
-        indices = list(range(self.rows * columns))
-        mine = indices[trainer.global_rank :: trainer.world_size]
+        mine = my_share(trainer, self.rows * columns)
         labels = [i % len(names) for i in mine] if names else None
         with averaged(trainer, task):
-            source = task.source()
-            parts = [
-                to_uint8(batch).cpu()
-                for batch in generate(source, self._sampling(task), mine, labels, self.seed, self.batch_size)
-            ]
-        images = torch.empty(len(indices), *source.shape, dtype=torch.uint8)
-        for rank, part in enumerate(gather_objects(trainer, torch.cat(parts) if parts else None)):
-            if part is not None:
-                images[rank :: trainer.world_size] = part
+            batches = generate(task.source(), self._sampling(task), mine, labels, self.seed, self.batch_size)
+            parts = [to_uint8(batch).cpu() for batch in batches]
+        images = torch.cat([part for rank in gather_objects(trainer, parts) for part in rank])
         if trainer.is_global_zero:
             self._save(trainer, labelled_grid(images, columns, names * (columns // max(1, len(names)))))
 

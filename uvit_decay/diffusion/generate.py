@@ -99,7 +99,6 @@ class Source:
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
 
 
-@torch.no_grad()
 def generate(
     source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int, batch_size: int
 ) -> Iterator[Tensor]:
@@ -114,15 +113,20 @@ def generate(
         batch_size: images at a time.
     """
     source.check(sampling)
-    net = Guided(source.net, sampling.guidance, source.num_classes)
     for start in range(0, len(indices), batch_size):
-        generators = [generator("sample", seed, i) for i in indices[start : start + batch_size]]
-        x = torch.stack([torch.randn(source.shape, generator=g) for g in generators]).to(source.device)
-        y = None
-        if labels is not None:
-            y = torch.tensor(labels[start : start + batch_size], dtype=torch.int64, device=source.device)
-        denoise = denoiser(net, source.path, source.prediction, y, sampling.clip)
-        trajectory = SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators)
-        for _, state in trajectory:
-            final = state
-        yield final
+        part = slice(start, start + batch_size)
+        yield _generate_batch(source, sampling, indices[part], None if labels is None else labels[part], seed)
+
+
+@torch.no_grad()
+def _generate_batch(
+    source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+) -> Tensor:
+    generators = [generator("sample", seed, i) for i in indices]
+    x = torch.stack([torch.randn(source.shape, generator=g) for g in generators]).to(source.device)
+    y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=source.device)
+    net = Guided(source.net, sampling.guidance, source.num_classes)
+    denoise = denoiser(net, source.path, source.prediction, y, sampling.clip)
+    for _, state in SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators):
+        x = state
+    return x

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.loss import Network
+from uvit_decay.errors import UserError
 
 
 class Guided:
@@ -21,8 +22,10 @@ class Guided:
         self.net, self.scale, self.null_label = net, scale, null_label
 
     def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        if y is None or self.scale == 1.0:
+        if self.scale == 1.0:
             return self.net(x, t, y)
+        if y is None:
+            raise UserError("guidance needs a label for each image")
         labels = torch.cat([y, torch.full_like(y, self.null_label)])
         cond, uncond = self.net(torch.cat([x, x]), torch.cat([t, t]), labels).chunk(2)
         return torch.lerp(uncond, cond, self.scale)

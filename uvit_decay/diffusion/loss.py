@@ -15,7 +15,7 @@ Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 def stratified_times(uniform: Times, first: int, total: int) -> Times:
-    """t = (i + u_i) / total for positions i = first, first + 1, ... of a global batch: uniform on [0, 1), low variance.
+    """t = (i + u_i) / total for positions i = first, first + 1, ... of a global batch: uniform on [0, 1], low variance.
 
     Each t is uniform over the shuffled data, and one batch covers all noise levels evenly.
     """

@@ -49,50 +49,48 @@ def _trained_betas(path: Path) -> list[float]:
     return (1 - alpha2[1:] / alpha2[:-1]).tolist()
 
 
+def _timesteps(steps: int) -> list[int]:
+    """`steps` distinct timesteps of the grid, equally spaced from t = 1: timestep n stands for t = (n + 1) / GRID."""
+    return [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
+
+
 def _with_scheduler(scheduler: Any, denoise: Denoiser, x: Tensor, steps: int, **step_options: Any) -> Trajectory:
-    """Run one of diffusers' schedulers, which is given the denoised image at t = (timestep + 1) / GRID."""
-    scheduler.set_timesteps(steps, device=x.device)
-    for i, timestep in enumerate(scheduler.timesteps):
-        denoised, _ = denoise(x, _times((int(timestep) + 1) / GRID, x))
-        x = scheduler.step(denoised, timestep, x, **step_options).prev_sample
-        after = 0.0 if i + 1 == len(scheduler.timesteps) else (int(scheduler.timesteps[i + 1]) + 1) / GRID
-        yield after, x
+    """Run one of diffusers' schedulers, which is given the denoised image, over `_timesteps`."""
+    timesteps = _timesteps(steps)
+    scheduler.set_timesteps(timesteps=timesteps, device=x.device)
+    for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):
+        denoised, _ = denoise(x, _times((now + 1) / GRID, x))
+        x = scheduler.step(denoised, now, x, **step_options).prev_sample
+        yield (after + 1) / GRID, x
 
 
 def dpm_solver(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """DPM-Solver++(2M) of Lu et al. (2022), diffusers' DPMSolverMultistepScheduler, time-uniform steps."""
+    """DPM-Solver++(2M) of Lu et al. (2022), diffusers' DPMSolverMultistepScheduler; the last step is of first order."""
     from diffusers import DPMSolverMultistepScheduler
 
     scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=_trained_betas(path), prediction_type="sample")
     yield from _with_scheduler(scheduler, denoise, x, steps)
 
 
-def ddim(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """DDIM of Song et al. (2021), eta = 0, diffusers' DDIMScheduler, from t = 1 in equal steps."""
-    from diffusers import DDIMScheduler
-
-    scheduler = DDIMScheduler(
-        GRID,
-        trained_betas=_trained_betas(path),
-        prediction_type="sample",
-        clip_sample=False,
-        timestep_spacing="trailing",
-    )
-    yield from _with_scheduler(scheduler, denoise, x, steps)
-
-
 def ddpm(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """Ancestral sampling of Ho et al. (2020), posterior variance; diffusers' DDPMScheduler, equal steps from t = 1."""
+    """Ancestral sampling of Ho et al. (2020) with the posterior variance, diffusers' DDPMScheduler."""
     from diffusers import DDPMScheduler
 
-    scheduler = DDPMScheduler(
-        GRID,
-        trained_betas=_trained_betas(path),
-        prediction_type="sample",
-        clip_sample=False,
-        timestep_spacing="trailing",
-    )
+    betas = _trained_betas(path)
+    scheduler = DDPMScheduler(GRID, trained_betas=betas, prediction_type="sample", clip_sample=False)
     yield from _with_scheduler(scheduler, denoise, x, steps, generator=generators)
+
+
+def ddim(denoise: Denoiser, path: Path, x: Tensor, steps: int, generators: Generators) -> Trajectory:
+    """DDIM of Song et al. (2021), eta = 0: x_s = alpha_s x + sigma_s eps, in equal steps from t = 1.
+
+    Not diffusers' DDIMScheduler: it moves x by GRID // steps whatever the timesteps, so most step counts miss t = 0.
+    """
+    for i in range(steps):
+        denoised, eps = denoise(x, _times(1 - i / steps, x))
+        after = 1 - (i + 1) / steps
+        x = path.noised(denoised, eps, _times(after, x))
+        yield after, x
 
 
 def _grid(steps: int) -> list[tuple[float, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -24,7 +26,7 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
     log_p = logits.double().cpu()[order].log_softmax(dim=1)
     scores = []
     for part in log_p.tensor_split(splits):
-        log_marginal = part.logsumexp(dim=0) - torch.tensor(len(part)).log()
+        log_marginal = part.logsumexp(dim=0) - math.log(len(part))
         scores.append((part.exp() * (part - log_marginal)).sum(dim=1).mean().exp())
     values = torch.stack(scores)
     return float(values.mean()), float(values.std(correction=0))

@@ -21,6 +21,6 @@ def effective_rank(
     x = features.double()
     x = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
     sigma = torch.linalg.svdvals(x).square()
-    p = sigma / sigma.sum()
+    p = sigma / sigma.sum().clamp(min=torch.finfo(sigma.dtype).tiny)  # constant features have rank 0
     rho = torch.special.entr(p).sum()
     return float(rho.exp() if exp else rho)
