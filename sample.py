@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from uvit_decay.errors import UserError, user_errors
+from uvit_decay.errors import UserError, one_line, user_errors
 
 TINY = 5_000_000  # parameters
 BUNDLED = Path(__file__).resolve().parent / "checkpoints" / "digits.safetensors"
@@ -21,8 +21,10 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--ckpt", type=Path, default=BUNDLED, help="a .ckpt or .safetensors; default: the bundled digits"
     )
-    parser.add_argument("--num", type=int, help="images; default: 10 for each class, 64 without classes")
-    parser.add_argument("--classes", help="comma-separated class numbers, used in turn row by row; default: all")
+    parser.add_argument("--num", type=int, help="images; default: 10 for each class, 64 without")
+    parser.add_argument(
+        "--classes", help="comma-separated class numbers, taken in turn; default: all, the first 10 in a grid"
+    )
     parser.add_argument("--guidance", type=float, help="scale w of uncond + w (cond - uncond); 1 is none")
     parser.add_argument("--sampler", help="dpm++, ddim, ddpm, euler-maruyama, euler or heun")
     parser.add_argument("--steps", type=int, help="steps of the sampler")
@@ -62,17 +64,21 @@ def pick_device(name: str | None, local_rank: int) -> "torch.device":  # noqa: F
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise UserError(f"--device {name}: {str(error).splitlines()[0]}") from error
+        raise UserError(f"--device {name}: {one_line(error)}") from error
 
 
 def main(args: Sequence[str]) -> None:
     options = parse(args)
-    if (options.num is not None and options.num < 1) or options.batch_size < 1:
-        raise UserError("--num and --batch-size must be at least 1")
+    if (options.num is not None and options.num < 1) or options.batch_size < 1 or options.seed < 0:
+        raise UserError("--num and --batch-size must be at least 1, --seed at least 0")
     from uvit_decay import image
 
-    as_folder = options.out.suffix not in (".png", ".npz")
-    image.check_writable(options.out, folder=as_folder)
+    form = options.out.suffix.lower()
+    if form not in ("", ".png", ".npz"):
+        raise UserError(f"--out {options.out}: a .png (grid), an .npz (array) or a folder without a suffix")
+    image.check_writable(options.out, folder=not form)
+    if not form and any(options.out.iterdir()):
+        raise UserError(f"--out {options.out}: the folder is not empty, and its files would be mixed with the new ones")
 
     import torch
     from accelerate import PartialState
@@ -80,7 +86,7 @@ def main(args: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from uvit_decay import checkpoint
-    from uvit_decay.diffusion.generate import generate
+    from uvit_decay.diffusion.generate import generate, share
 
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
     processes = PartialState(cpu=not torch.cuda.is_available())
@@ -92,23 +98,25 @@ def main(args: Sequence[str]) -> None:
     if source.device.type == "cpu" and sum(p.numel() for p in found.net.parameters()) < TINY:
         torch.set_num_threads(1)  # more threads only wait for each other: up to 3 times slower on a busy machine
     classes = choose_classes(options.classes, source.num_classes)
+    if form == ".png" and not options.classes:
+        classes = classes[:10]  # as many columns as fit
     num = options.num or (10 * len(classes) if classes else 64)
 
     parts: list[torch.Tensor] = []
-    with processes.split_between_processes(list(range(num))) as mine:
-        labels = [classes[i % len(classes)] for i in mine] if classes else None
-        what = f"{sampling.describe()}, {found.weights} weights"
-        with tqdm(total=len(mine), unit="image", desc=what, disable=not processes.is_main_process) as bar:
-            for batch in generate(source, sampling, mine, labels, options.seed, options.batch_size):
-                parts.append(image.to_uint8(batch).cpu())
-                bar.update(len(batch))
+    mine = share(num, processes.process_index, processes.num_processes)
+    labels = [classes[i % len(classes)] for i in mine] if classes else None
+    what = f"{sampling.describe()}, {found.weights} weights"
+    with tqdm(total=len(mine), unit="image", desc=what, disable=not processes.is_main_process) as bar:
+        for batch in generate(source, sampling, mine, labels, options.seed, options.batch_size):
+            parts.append(image.to_uint8(batch).cpu())
+            bar.update(len(batch))
     images = torch.cat(gather_object(parts))
     if processes.is_main_process:
         columns = image.grid_columns(len(classes))
         names = [found.class_names[label] for label in classes] * (columns // max(1, len(classes)))
-        if as_folder:
+        if not form:
             image.save_pngs(options.out, images)
-        elif options.out.suffix == ".npz":
+        elif form == ".npz":
             image.save_npz(options.out, images)
         else:
             image.labelled_grid(images, columns, names).save(options.out)

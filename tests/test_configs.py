@@ -102,6 +102,15 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 pictures"),
         (["fit", "--trainer.accelerator", "abacus"], "abacus"),
         (["predict"], "predict"),
+        (["fit", "--ckpt_path", "last"], "the checkpoint last does not exist"),
+        (["validate"], "validate needs --ckpt_path"),
+        (["validate", "--ckpt_path", "missing.ckpt"], "does not exist"),
+        (["fit", "--data.batch_size", "0"], "leave nothing"),
+        (["fit", "--seed_everything", "-1"], "--seed_everything"),
+        (["fit", "--trainer.precision", "bf16-true"], "train in 32-true or bf16-mixed"),
+        (["fit", "--model.net.heads", "0"], "must be positive"),
+        (["fit", "--model.optim.betas", "[2, 3]"], "betas lie in [0, 1)"),
+        (["fit", "--model.label_dropout", "0"], "needs label_dropout above 0"),
         ([], "subcommand"),
     ],
     ids=lambda value: " ".join(value[-2:]).rpartition("/")[2] if isinstance(value, list) else "",
@@ -126,3 +135,21 @@ def test_validate_reports_the_loss_of_a_checkpoint(trained, tmp_path, monkeypatc
     flags = ["--ckpt_path", str(trained), "--model.net.dim=16", "--model.net.depth=2"]
     train(monkeypatch, tmp_path, "validate", *flags)
     assert "val/loss" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_width_is_refused(trained, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", "--ckpt_path", str(trained), "--model.net.dim=32", "--model.net.depth=2")
+    assert stop.value.code == 2
+    assert "is of another network" in capsys.readouterr().err
+
+
+def test_a_version_that_is_there_already_is_refused(tmp_path):
+    from uvit_decay.callbacks import RunLogger
+    from uvit_decay.errors import UserError
+
+    logger = RunLogger("digits", str(tmp_path), version=0)
+    logger.log_metrics({"a": 1.0}, 0)
+    logger.finalize("success")
+    with pytest.raises(UserError, match="is there already"):
+        RunLogger("digits", str(tmp_path), version=0)

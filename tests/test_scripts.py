@@ -158,6 +158,9 @@ def test_two_processes_sample_what_one_does(trained, tmp_path, monkeypatch):
         (["--classes", "-1"], "this checkpoint has the classes 0 to 9"),
         (["--classes", "cat"], "--classes takes numbers"),
         (["--num", "0"], "at least 1"),
+        (["--seed", "-1"], "--seed at least 0"),
+        (["--out", "b.jpg"], "a .png (grid), an .npz (array) or a folder"),
+        (["--out", "full"], "the folder is not empty"),
         (["--batch-size", "0"], "at least 1"),
         (["--steps", "0"], "steps must lie between 1 and 1000"),
         (["--sampler", "magic"], "unknown sampler 'magic'"),
@@ -168,6 +171,8 @@ def test_two_processes_sample_what_one_does(trained, tmp_path, monkeypatch):
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypatch, capsys, args, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "old.png").touch()
     with pytest.raises(SystemExit) as stop:
         sample(monkeypatch, tmp_path, "--ckpt", trained, *args)
     assert stop.value.code == 2

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.path import Path as NoisePath
-from uvit_decay.errors import UserError, user_errors
+from uvit_decay.errors import UserError, one_line, user_errors
 from uvit_decay.image import check_writable
 
 Weights = Literal["ema", "raw"]
@@ -50,9 +50,7 @@ class Checkpoint:
 
     def source(self, device: torch.device) -> Source:
         """The network on `device`, as samplers want it."""
-        net = self.net.to(device)
-        shape = (net.channels, net.image_size, net.image_size)
-        return Source(net, self.path, self.prediction, shape, net.num_classes, net.null_label, device)
+        return Source.of(self.net.to(device), self.path, self.prediction, device)
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
@@ -75,7 +73,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     try:
         net.load_state_dict(state)
     except RuntimeError as error:
-        raise UserError(f"{path}: the weights do not fit the network that it describes: {_one_line(error)}") from error
+        raise UserError(f"{path}: the weights do not fit the network that it describes: {one_line(error)}") from error
     return Checkpoint(
         net.eval(),
         _build(description["path"], NoisePath, "uvit_decay.diffusion.path", ()),
@@ -105,7 +103,7 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
             ) from error
         raise UserError(f"{path} is not a checkpoint") from error
     except (RuntimeError, OSError, EOFError, ValueError) as error:
-        raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({_one_line(error)})") from error
+        raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
     if not isinstance(contents, dict) or KEY not in contents:
         keys = ", ".join(map(str, list(contents)[:4])) if isinstance(contents, dict) else type(contents).__name__
         raise UserError(f"{path} was not written by this project (it holds {keys} ...)")
@@ -130,7 +128,7 @@ def _read_exported(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Weigh
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dict
     except (SafetensorError, OSError) as error:
         raise UserError(
-            f"{path} cannot be read, it is truncated or not a safetensors file ({_one_line(error)})"
+            f"{path} cannot be read, it is truncated or not a safetensors file ({one_line(error)})"
         ) from error
     if KEY not in metadata:
         raise UserError(f"{path} was not exported by this project: its header has no {KEY!r}")
@@ -152,7 +150,10 @@ def _build(spec: dict[str, Any], base: type, home: str, trusted: Sequence[str]) 
         raise UserError(f"the checkpoint names the class {name}, which cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise UserError(f"the checkpoint names {name}, which is no {base.__name__}")
-    return found(**spec["init_args"])
+    try:
+        return found(**spec["init_args"])
+    except TypeError as error:
+        raise UserError(f"the checkpoint describes {name} as another version knew it: {one_line(error)}") from error
 
 
 def export(source: Path, target: Path, weights: Weights | None = None) -> None:
@@ -167,10 +168,6 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> None:
     description, state, kind = _read_training(source, weights)
     metadata = {KEY: json.dumps({**description, "weights": kind})}
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, target, metadata)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def main(args: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be named without their modules
@@ -20,9 +20,6 @@ from uvit_decay.errors import UserError
 from uvit_decay.tasks import Task
 
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
-
-
-LIGHTNINGS_WORDS = ("last", "best", "hpc", "registry")  # for --ckpt_path, instead of a file
 
 
 class Parser(LightningArgumentParser):
@@ -83,6 +80,15 @@ class CLI(LightningCLI):
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse, and check what Lightning would only find later."""
+        super().parse_arguments(parser, args)
+        config = self.config[self.config.subcommand]
+        if config.seed_everything < 0:
+            raise UserError(f"--seed_everything takes a number from 0, got {config.seed_everything}")
+        if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
+            raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
+
     def before_instantiate_classes(self) -> None:
         """Where nothing is asked for, train in bf16-mixed on GPUs that have it, and in float32 elsewhere.
 
@@ -115,6 +121,21 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find a bad --ckpt_path before any work."""
-        path = self.config.fit.ckpt_path
-        if path is not None and path not in LIGHTNINGS_WORDS:
-            read_training_checkpoint(Path(path))
+        if self.config.fit.ckpt_path is not None:
+            self._check_fits(self.config.fit.ckpt_path)
+
+    def before_validate(self) -> None:
+        """The same, and without a checkpoint there is nothing to measure."""
+        if self.config.validate.ckpt_path is None:
+            raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
+        self._check_fits(self.config.validate.ckpt_path)
+        self.datamodule.setup()
+        if self.datamodule.test is None:
+            raise UserError("validate needs test pictures: set --data.test_path or --data.holdout 0.1")
+
+    def _check_fits(self, path: str) -> None:
+        stored = read_training_checkpoint(Path(path))["state_dict"]
+        for name, value in self.model.state_dict().items():
+            found = stored[name].shape if name in stored else "nothing"
+            if value.shape != found:
+                raise UserError(f"{path} is of another network: {name} is {found} there, {value.shape} here")

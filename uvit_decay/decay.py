@@ -73,7 +73,7 @@ def shortcuts(
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
 
     Raises:
-        UserError: alpha_min outside (0, 1], fewer than one block, or a constant schedule with alpha_min < 1.
+        UserError: alpha_min outside (0, 1], fewer than one block, or options that a schedule does not have.
     """
     if not 0.0 < alpha_min <= 1.0:
         raise UserError(
@@ -81,6 +81,8 @@ def shortcuts(
         )
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
+    if schedule in ("constant", "constant-branch", "learnable") and branches != "both":
+        raise UserError(f"the schedule {schedule!r} is for both kinds of branches, got branches {branches!r}")
     if schedule in ("constant", "constant-branch"):
         if alpha_min != 1.0:
             raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")

@@ -12,6 +12,11 @@ class UserError(Exception):
     """
 
 
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """What an error says, as one line of at most `limit` characters; its type if it says nothing."""
+    return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with exit code 130.

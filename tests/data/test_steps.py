@@ -5,7 +5,7 @@ import torch
 
 from uvit_decay.data import Digits
 from uvit_decay.data.base import InMemory
-from uvit_decay.data.steps import StepLoader, StepSampler
+from uvit_decay.data.steps import StepLoader, StepSampler, subset
 from uvit_decay.errors import UserError
 
 
@@ -77,7 +77,7 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
 
 @pytest.mark.parametrize(
     ("batch_size", "ranks", "message"),
-    [(12, 5, "not divisible by 5 devices"), (51, 1, "larger than the 50 pictures")],
+    [(12, 5, "not divisible by 5 devices"), (51, 1, "larger than the 50 pictures"), (0, 1, "leave nothing")],
 )
 def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, message):
     with pytest.raises(UserError, match=message):
@@ -93,3 +93,12 @@ def test_the_digits_are_all_there():
     assert int(digits.train.images.max()) == 255
     assert digits.train.labels.dtype == torch.int64
     assert digits.test.labels.bincount().min() >= 34
+
+
+def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
+    pictures = InMemory(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), torch.arange(1000) // 100)
+    chosen = subset(pictures, 200, "probe")
+    assert chosen == subset(pictures, 200, "probe")
+    assert len(set(chosen)) == 200
+    assert pictures.labels[chosen].bincount(minlength=10).min() >= 8
+    assert subset(pictures, 1000, "probe") == list(range(1000))

@@ -130,6 +130,39 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
     assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
 
 
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    trainer.fit(task, Digits(32))
+    with torch.no_grad():
+        task.net.norm.weight[0] = float("inf")
+    with pytest.raises(UserError, match="weights are not finite at step 3"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "bad.ckpt").exists()
+
+
+def test_a_failing_look_costs_no_step(tmp_path):
+    class Broken(Preview):
+        def look(self, trainer, task) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(tmp_path, Broken(), LastCheckpoint(every_n_steps=100), max_steps=7)
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 7
+
+
+@pytest.mark.parametrize(("every", "keep", "kept"), [(4, 6, [6, 12]), (0, 5, [5, 10]), (5, 0, [])])
+def test_checkpoints_are_kept_at_their_steps(tmp_path, every, keep, kept):
+    fit(tmp_path, LastCheckpoint(every, keep), max_steps=13)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["last.ckpt", *(f"step_{step:08d}.ckpt" for step in kept)]
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 13
+
+
+def test_logging_can_be_switched_off(tmp_path):
+    assert len(fit(tmp_path, max_steps=3, log_every_n_steps=0)[0]) == 3
+
+
 def test_nothing_is_saved_after_a_bad_loss(tmp_path):
     task = tiny_task()
     trainer = tiny_trainer(tmp_path, max_steps=3)
@@ -170,6 +203,7 @@ def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
         (lambda: tiny_task(lr=-1.0), "lr must be positive"),
         (lambda: tiny_task(label_dropout=1.5), "label_dropout is a share"),
+        (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
         (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
     ],
 )

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.periodic import run_folder
+from uvit_decay.callbacks.periodic import Periodic, run_folder
 
 AGREE_EVERY = 10  # batches between the agreements of several processes to stop
 
@@ -39,10 +40,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class LastCheckpoint(Checkpoint):
     """Keeps checkpoints/last.ckpt in the run folder up to date; at Ctrl-C finishes the step, saves, and stops.
 
-    A second Ctrl-C stops at once, without saving. Resume with --ckpt_path.
+    A second Ctrl-C stops at once, without saving. Resume with --ckpt_path. It saves before previews, metrics and probes
+    look, so that whatever happens to them costs no step.
 
     Args:
-        every_n_steps: optimizer steps between saves.
+        every_n_steps: optimizer steps between saves; 0 saves only at the end.
         keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
     """
 
@@ -55,6 +57,12 @@ class LastCheckpoint(Checkpoint):
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        trainer.callbacks = sorted(trainer.callbacks, key=self._place)  # Lightning puts checkpoints last
+
+    def _place(self, callback: Callback) -> int:
+        if isinstance(callback, Periodic):
+            return 2
+        return 1 if callback is self else 3 if isinstance(callback, Checkpoint) else 0
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._asked = False
@@ -65,6 +73,7 @@ class LastCheckpoint(Checkpoint):
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
+        print("\nCtrl-C: finishing this step; again to stop at once", file=sys.stderr)
         signal.signal(signal.SIGINT, self._previous)
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
@@ -78,25 +87,28 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step != self._saved_step and step % self.every_n_steps == 0:
-            self._saved_step = step
-            self._save(trainer)
+        if step != self._saved_step:  # else gradients are being accumulated
+            if self.every_n_steps and step % self.every_n_steps == 0:
+                self._saved_step = step
+                self._save(trainer)
             if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
                 self._save(trainer, f"step_{step:08d}")
-        if self._agreed(trainer, batch_idx):
+        if batch_idx % AGREE_EVERY == 0 or trainer.world_size == 1:
+            self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: Trainer) -> None:
+        """All processes stop at the same step, or one would wait for the others for ever."""
+        if trainer.strategy.reduce_boolean_decision(self._asked, all=False):
             path = self._save(trainer)
+            step = trainer.global_step
             rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
             raise KeyboardInterrupt
 
-    def _agreed(self, trainer: Trainer, batch_idx: int) -> bool:
-        """Whether to stop now: all processes at the same step, or one would wait for the others for ever."""
-        if trainer.world_size == 1:
-            return self._asked
-        return batch_idx % AGREE_EVERY == 0 and trainer.strategy.reduce_boolean_decision(self._asked, all=False)
-
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
+        self._stop_if_asked(trainer)
         if trainer.global_step != self._saved_step:
             self._save(trainer)
+        self._restore()  # nothing is lost from here on, so Ctrl-C stops at once
 
     def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._restore()

@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, my_share
-from uvit_decay.data.steps import ImageSet
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
+from uvit_decay.data.steps import ImageSet, subset
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_uint8
@@ -33,7 +33,7 @@ class GenerationMetrics(Periodic):
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.
         num: images.
-        reference: at most so many training pictures to compare with, the first ones.
+        reference: at most so many training pictures to compare with, a fixed random choice.
         every_n_steps: optimizer steps between measurements; 0 means only at the end.
         at_end: measure when training ends, too.
         sampling: null means the task's.
@@ -55,16 +55,13 @@ class GenerationMetrics(Periodic):
         seed: int = 1,
         batch_size: int = 256,
     ) -> None:
-        super().__init__(every_n_steps, at_end)
+        super().__init__(every_n_steps, at_end, sampling)
         self.extractor: Extractor = extractor
-        self.num, self.reference, self.sampling, self.seed, self.batch_size = num, reference, sampling, seed, batch_size
+        self.num, self.reference, self.seed, self.batch_size = num, reference, seed, batch_size
         self._real: FrechetDistance | None = None
 
-    def _sampling(self, task: DiffusionTask) -> Sampling:
-        return task.source().unguided(self.sampling or task.sampling)
-
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return image_evaluations(self.num, self._sampling(task))
+        return image_evaluations(self.num, self.sampling_for(task))
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Get the extractor ready now: missing weights are found before the training, not after."""
@@ -73,21 +70,24 @@ class GenerationMetrics(Periodic):
         steps = trainer.estimated_stepping_batches
         if not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps):
             train: ImageSet = trainer.datamodule.train
-            images, labels = train[list(range(min(len(train), self.reference)))]
+            if self.extractor.knows_labels and len(trainer.datamodule.class_names) < 2:
+                raise UserError(f"{self.extractor.name} features need training pictures of two classes or more")
+            chosen = subset(train, self.reference, "reference") if self.extractor.knows_labels else []
+            images, labels = train[chosen]
             self.extractor.prepare(images, labels, task.device)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        sampling = self._sampling(task)
+        sampling = self.sampling_for(task)
         distance = self._with_reference(trainer, task)
-        score = InceptionScore().to(task.device)
-        mine = my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
+        score = InceptionScore().to(_metric_device(task.device))
+        mine = self.my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
         labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
         right = 0
         with averaged(trainer, task) as weights:
             for k, batch in enumerate(generate(task.source(), sampling, mine, labels, self.seed, self.batch_size)):
                 found = self.extractor(to_uint8(batch))
-                distance.update(found.features, real=False)
-                score.update(found.logits)
+                distance.update(found.features.to(distance.device), real=False)
+                score.update(found.logits.to(score.device))
                 if labels is not None and self.extractor.knows_labels:
                     wanted = torch.tensor(labels[k * self.batch_size :][: len(batch)], device=batch.device)
                     right += int((found.logits.argmax(1) == wanted).sum())
@@ -101,11 +101,13 @@ class GenerationMetrics(Periodic):
         """A distance that knows the training set, each rank its part; the features are extracted once."""
         if self._real is None:
             train: ImageSet = trainer.datamodule.train
-            self._real = FrechetDistance(self.extractor.dim).to(task.device)
-            mine = my_share(trainer, min(len(train), self.reference))
+            self._real = FrechetDistance(self.extractor.dim).to(_metric_device(task.device))
+            chosen = subset(train, self.reference, "reference")
+            mine = [chosen[i] for i in self.my_share(trainer, len(chosen))]
             for start in range(0, len(mine), self.batch_size):
-                images: Tensor = train[list(mine[start : start + self.batch_size])][0]
-                self._real.update(self.extractor(images.to(task.device)).features, real=True)
+                images: Tensor = train[mine[start : start + self.batch_size]][0]
+                features = self.extractor(images.to(task.device)).features
+                self._real.update(features.to(self._real.device), real=True)
         return copy.deepcopy(self._real)
 
     def _save(
@@ -115,7 +117,7 @@ class GenerationMetrics(Periodic):
             "step": trainer.global_step,
             **values,
             "n": self.num,
-            "reference": f"{trainer.datamodule.name} train, first {min(self.reference, len(trainer.datamodule.train))}",
+            "reference": f"{trainer.datamodule.name} train, {reference} pictures",
             "extractor": self.extractor.name,
             "weights": weights,
             **asdict(sampling),
@@ -130,3 +132,8 @@ class GenerationMetrics(Periodic):
             logger.log_metrics({f"{name}/{protocol}": v for name, v in values.items()}, trainer.global_step)
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({protocol})")
+
+
+def _metric_device(device: torch.device) -> torch.device:
+    """Sums are float64, which Apple's GPUs do not have."""
+    return torch.device("cpu") if device.type == "mps" else device

@@ -8,6 +8,7 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from uvit_decay.errors import UserError
 from uvit_decay.image import check_writable
 
 
@@ -20,13 +21,21 @@ class RunLogger(TensorBoardLogger):
         version: the number or name of the run; null takes the next free number.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or holds that run already.
     """
 
     def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
         check_writable(Path(save_dir) / experiment, folder=True)
         # CSVLogger warns of the folder that TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
+        if (
+            version is not None
+            and (
+                Path(save_dir, experiment, f"version_{version}" if isinstance(version, int) else version)
+                / "metrics.csv"
+            ).exists()
+        ):
+            raise UserError(f"version {version} of {experiment} in {save_dir} is there already: choose another")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._csv: CSVLogger | None = None
 

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.diffusion.generate import Sampling, Source, share
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -21,10 +21,11 @@ class Periodic(Callback):
     Args:
         every_n_steps: optimizer steps between looks; 0 means only at the end.
         at_end: look when training ends, too.
+        sampling: how to sample, for callbacks that do; null means as the task does.
     """
 
-    def __init__(self, every_n_steps: int = 0, at_end: bool = True) -> None:
-        self.every_n_steps, self.at_end = every_n_steps, at_end
+    def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
+        self.every_n_steps, self.at_end, self.sampling = every_n_steps, at_end, sampling
         self.folder = Path()  # the run folder, from the first look on
         self._seen_step = -1
         self._announced = False
@@ -36,6 +37,14 @@ class Periodic(Callback):
     @abstractmethod
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Do it; called on all ranks."""
+
+    def sampling_for(self, task: DiffusionTask) -> Sampling:
+        """This callback's sampling, else the task's, without guidance where the network cannot have it."""
+        return task.source().unguided(self.sampling or task.sampling)
+
+    def my_share(self, trainer: Trainer, count: int) -> range:
+        """This rank's contiguous part of `count` things."""
+        return share(count, trainer.global_rank, trainer.world_size)
 
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
@@ -70,7 +79,7 @@ def seconds_per_image(source: Source, batch: int = 16) -> float:
     x = torch.zeros(batch, *source.shape, device=source.device)
     t = torch.full((batch,), 0.5, device=source.device)
     y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
-    source.net(x, t, y)
+    source.net(x, t, y).sum().item()
     start = time.perf_counter()
     source.net(x, t, y).sum().item()
     return (time.perf_counter() - start) / batch
@@ -79,12 +88,6 @@ def seconds_per_image(source: Source, batch: int = 16) -> float:
 def image_evaluations(count: int, sampling: Sampling) -> int:
     """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
     return count * sampling.evaluations * (1 if sampling.guidance == 1.0 else 2)
-
-
-def my_share(trainer: Trainer, count: int) -> range:
-    """This rank's contiguous part of `count` things; the parts in rank order are all of them in order."""
-    rank, ranks = trainer.global_rank, trainer.world_size
-    return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:

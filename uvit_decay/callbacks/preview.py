@@ -9,7 +9,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations, my_share
+from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
 from uvit_decay.diffusion.generate import Sampling, generate
 from uvit_decay.image import grid_columns, labelled_grid, to_uint8
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -40,22 +40,23 @@ class Preview(Periodic):
         seed: int = 0,
         batch_size: int = 128,
     ) -> None:
-        super().__init__(every_n_steps, at_end)
-        self.rows, self.columns, self.sampling, self.seed, self.batch_size = rows, columns, sampling, seed, batch_size
+        super().__init__(every_n_steps, at_end, sampling)
+        self.rows, self.columns, self.seed, self.batch_size = rows, columns, seed, batch_size
 
-    def _sampling(self, task: DiffusionTask) -> Sampling:
-        return task.source().unguided(self.sampling or task.sampling)
+    def _columns(self, trainer: Trainer, task: DiffusionTask) -> tuple[tuple[str, ...], int]:
+        """The classes that are shown, and how many columns they take."""
+        names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
+        return names, grid_columns(len(names), self.columns)
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return image_evaluations(self.rows * self.columns, self._sampling(task))
+        return image_evaluations(self.rows * self._columns(trainer, task)[1], self.sampling_for(task))
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
-        columns = grid_columns(len(names), self.columns)
-        mine = my_share(trainer, self.rows * columns)
+        names, columns = self._columns(trainer, task)
+        mine = self.my_share(trainer, self.rows * columns)
         labels = [i % len(names) for i in mine] if names else None
         with averaged(trainer, task):
-            batches = generate(task.source(), self._sampling(task), mine, labels, self.seed, self.batch_size)
+            batches = generate(task.source(), self.sampling_for(task), mine, labels, self.seed, self.batch_size)
             parts = [to_uint8(batch).cpu() for batch in batches]
         images = torch.cat([part for rank in gather_objects(trainer, parts) for part in rank])
         if trainer.is_global_zero:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, gather_objects
-from uvit_decay.data.steps import ImageSet
+from uvit_decay.data.steps import ImageSet, subset
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_float
-from uvit_decay.metrics.probe import ProbeScores, logistic_probe, ridge_probe
+from uvit_decay.metrics.probe import logistic_probe, ridge_probe
 from uvit_decay.metrics.rank import effective_rank
 from uvit_decay.nn.tap import Tapped, pooled_features
 from uvit_decay.plots import heat_map
@@ -36,13 +36,14 @@ class LinearProbes(Periodic):
         times: noise levels t in (0, 1).
         every_n_steps: optimizer steps between probes; 0 means only at the end.
         at_end: probe when training ends, too.
-        max_train: at most so many training pictures, the first ones.
-        max_test: at most so many test pictures, the first ones.
+        max_train: at most so many training pictures, a fixed random choice.
+        max_test: at most so many test pictures, a fixed random choice.
         seed: of the noise.
         batch_size: pictures at a time on each device.
 
     Raises:
-        UserError: a time outside (0, 1), data without labels or without a test set, a network that has no stages.
+        UserError: a time outside (0, 1), data without classes or without a test set, a network without stages or null
+            label.
     """
 
     def __init__(
@@ -64,93 +65,104 @@ class LinearProbes(Periodic):
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         if not isinstance(task.net, Tapped):
             raise UserError(f"{type(task.net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
-        if trainer.datamodule.test is None or not trainer.datamodule.class_names:
+        if task.net.num_classes and not task.net.null_label:
+            raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
+        if trainer.datamodule.test is None or len(trainer.datamodule.class_names) < 2:
             raise UserError(
-                "probes need labelled test pictures: set --data.test_path or --data.holdout 0.1, or remove LinearProbes"
+                "probes need test pictures of two classes or more: set --data.test_path or --data.holdout 0.1, or "
+                "remove LinearProbes"
             )
 
-    def _counts(self, trainer: Trainer) -> tuple[int, int]:
+    def _chosen(self, trainer: Trainer) -> tuple[list[int], list[int]]:
         data = trainer.datamodule
-        return min(len(data.train), self.max_train), min(len(data.test), self.max_test)
+        return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return sum(self._counts(trainer)) * len(self.times)
+        return sum(map(len, self._chosen(trainer))) * len(self.times)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Each rank takes its share of the noise levels; only scores travel."""
         data = trainer.datamodule
-        n_train, n_test = self._counts(trainer)
-        mine = range(trainer.global_rank, len(self.times), trainer.world_size)
-        with averaged(trainer, task):
-            cells = {
-                level: (
-                    self._features(task, data.train, n_train, "train", level),
-                    self._features(task, data.test, n_test, "test", level),
+        train, test = self._chosen(trainer)
+        labels, test_labels = data.train.labels[train], data.test.labels[test]
+        mine = self.my_share(trainer, len(self.times))
+        features: dict[int, tuple[Tensor, Tensor]] = {}
+        rows: list[Tensor] = []
+        for level in mine:
+            with averaged(trainer, task):
+                pair = (
+                    self._features(task, data.train, train, "train", level),
+                    self._features(task, data.test, test, "test", level),
                 )
-                for level in mine
-            }
-        gathered: dict[int, tuple[Tensor, Tensor]] = {}
-        for part in gather_objects(trainer, cells):
-            gathered |= part
+            features[level] = pair
+            scores = ridge_probe(pair[0], labels, pair[1], test_labels)
+            ranks = torch.tensor([effective_rank(cell, centre="feature", exp=True) for cell in pair[1]])
+            rows.append(torch.stack([scores.held_out, scores.test, scores.ridge, ranks]))
+        # (levels, 4, layers): held-out accuracy, test accuracy, ridge, effective rank
+        table = torch.stack([row for rank in gather_objects(trainer, rows) for row in rank])
+        level, layer = divmod(int(table[:, 0].argmax()), table.shape[2])
+        logistic = None
+        if level in mine:
+            cell, unseen = (side[layer] for side in features[level])
+            logistic = logistic_probe(cell, labels, unseen, test_labels)
+        logistic = next(value for value in gather_objects(trainer, logistic) if value is not None)
         if trainer.is_global_zero:
-            train, test = (torch.cat([gathered[i][side] for i in range(len(self.times))]) for side in (0, 1))
-            self._report(trainer, task, train, data.train.labels[:n_train], test, data.test.labels[:n_test])
+            self._report(trainer, task, table, (level, layer), logistic)
 
     @torch.no_grad()
-    def _features(self, task: DiffusionTask, images: ImageSet, count: int, split: str, level: int) -> Tensor:
-        """Float32 (stages, count, d) on the CPU, at the noise level times[level]."""
+    def _features(self, task: DiffusionTask, images: ImageSet, chosen: list[int], split: str, level: int) -> Tensor:
+        """Float32 (stages, n, d) on the CPU, of the pictures `chosen` at the noise level times[level]."""
         parts = []
-        for start in range(0, count, self.batch_size):
-            chosen = list(range(start, min(start + self.batch_size, count)))
-            x = to_float(images[chosen][0].to(task.device))
-            noise = [torch.randn(x.shape[1:], generator=generator("probe", self.seed, split, level, i)) for i in chosen]
+        for start in range(0, len(chosen), self.batch_size):
+            part = chosen[start : start + self.batch_size]
+            x = to_float(images[part][0].to(task.device))
+            noise = [torch.randn(x.shape[1:], generator=generator("probe", self.seed, split, level, i)) for i in part]
             t = torch.full((len(x),), self.times[level], device=x.device)
             x_t = task.path.noised(x, torch.stack(noise).to(x), t)
             parts.append(pooled_features(task.net, x_t, t).cpu())
         return torch.cat(parts, dim=1)
 
     def _report(
-        self, trainer: Trainer, task: DiffusionTask, train: Tensor, y: Tensor, test: Tensor, y_test: Tensor
+        self, trainer: Trainer, task: DiffusionTask, table: Tensor, best: tuple[int, int], logistic: float
     ) -> None:
-        scores = ridge_probe(train, y, test, y_test)
-        ranks = torch.tensor([effective_rank(cell, centre="feature", exp=True) for cell in test])
-        best = int(scores.held_out.argmax())
-        logistic = logistic_probe(train[best], y, test[best], y_test)
-        level, layer = divmod(best, len(task.net.stages))
+        level, layer = best
+        test = float(table[level, 1, layer])
         middle = next(i for i, stage in enumerate(task.net.stages) if stage.kind == "middle")
-        middle_rank = float(ranks.reshape(len(self.times), -1)[:, middle].mean())
+        middle_rank = float(table[:, 3, middle].mean())
         values = {
-            "probe/best_test_accuracy_ridge": float(scores.test[best]),
+            "probe/best_test_accuracy_ridge": test,
             "probe/best_test_accuracy_logistic": logistic,
             "probe/middle_effective_rank": middle_rank,
         }
         for logger in trainer.loggers:
             logger.log_metrics(values, trainer.global_step)
-        self._save(trainer, task, scores, ranks)
+        self._save(trainer, task, table, best)
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {task.net.stages[layer].name} at t = "
-            f"{self.times[level]:g}: test accuracy {float(scores.test[best]):.3f} (ridge), {logistic:.3f} (logistic "
-            f"regression); mean effective rank after the middle block {middle_rank:.2f}"
+            f"{self.times[level]:g}: test accuracy {test:.3f} (ridge), {logistic:.3f} (logistic regression); "
+            f"mean effective rank after the middle block {middle_rank:.2f}"
         )
-        if len(y_test) < 100:
-            rank_zero_warn(f"only {len(y_test)} test pictures: an accuracy step is {1 / len(y_test):.3f}")
 
-    def _save(self, trainer: Trainer, task: DiffusionTask, scores: ProbeScores, ranks: Tensor) -> None:
+    def _save(self, trainer: Trainer, task: DiffusionTask, table: Tensor, best: tuple[int, int]) -> None:
         stages = task.net.stages
         with (self.folder / "probes.csv").open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(COLUMNS)
-            for cell, (held_out, test, ridge, rank) in enumerate(
-                zip(scores.held_out.tolist(), scores.test.tolist(), scores.ridge.tolist(), ranks.tolist(), strict=True)
-            ):
-                level, layer = divmod(cell, len(stages))
-                place = (layer, stages[layer].name, stages[layer].kind, self.times[level])
-                writer.writerow([*place, f"{held_out:.4f}", f"{test:.4f}", f"{ridge:g}", f"{rank:.4f}"])
+            for t, (held_out, test, ridge, ranks) in zip(self.times, table.tolist(), strict=True):
+                for layer, stage in enumerate(stages):
+                    scores = (
+                        f"{held_out[layer]:.4f}",
+                        f"{test[layer]:.4f}",
+                        f"{ridge[layer]:g}",
+                        f"{ranks[layer]:.4f}",
+                    )
+                    writer.writerow([layer, stage.name, stage.kind, t, *scores])
         heat_map(
             self.folder / "probes.png",
-            100 * scores.test.reshape(len(self.times), -1).T,
+            100 * table[:, 1].T,
             rows=[stage.name for stage in stages],
             columns=[f"{t:g}" for t in self.times],
             labels=("noise level t", "features after"),
             title=f"Linear probe, test accuracy in % (step {trainer.global_step})",
-            marked=divmod(int(scores.held_out.argmax()), len(stages))[::-1],
+            marked=best[::-1],
         )

@@ -59,12 +59,14 @@ class ImageData(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self.train is None:
             self.load()
-        self.train_dataloader()  # a batch size that does not fit is found now, before anything takes time
+        for loader in (self.train_dataloader, self.val_dataloader):
+            loader()  # a batch size that does not fit is found now, before anything takes time
 
     def _loader(self, images: ImageSet, batch_size: int, shuffle: bool) -> StepLoader:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         sampler = StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle)
-        return StepLoader(images, sampler, self.num_workers)
+        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
+        return StepLoader(images, sampler, self.num_workers, pin_memory=on_gpu)
 
     def train_dataloader(self) -> StepLoader:
         return self._loader(self.train, self.batch_size, shuffle=True)

@@ -44,7 +44,7 @@ class Images(ImageData):
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
         flip: mirror half of the training pictures.
-        memory_gb: sets that are smaller than this as uint8 are read once and kept in memory.
+        memory_gb: sets that are smaller than this as uint8 are read once and kept in memory, by each process.
         num_workers: reader processes on each device for larger sets.
         seed: of the order and the flips; the held-out part is always the same.
 
@@ -66,6 +66,8 @@ class Images(ImageData):
         seed: int = 0,
     ) -> None:
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers)
+        if num_workers < 0:
+            raise UserError(f"num_workers must be at least 0, got {num_workers}")
         if not 0.0 <= holdout < 1.0:
             raise UserError(f"holdout is a share in [0, 1), got {holdout}")
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb

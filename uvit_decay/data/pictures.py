@@ -27,7 +27,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, one_line
 
 # PIL lists these formats but cannot decode them (labels.h5 is no picture), or, for EPS, would run another program.
 _NOT_DECODABLE = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PALM", "PDF", "WMF"}
@@ -78,7 +78,7 @@ def list_pictures(path: str | Path) -> Listing:
 
 def _folder_names(path: Path) -> Iterable[str]:
     def stop(error: OSError) -> None:  # os.walk would leave an unreadable folder out without a word
-        raise UserError(f"{path}: {_reason(error)}")
+        raise UserError(f"{path}: {one_line(error)}")
 
     for folder, _, files in os.walk(path, onerror=stop, followlinks=True):
         inside = Path(folder).relative_to(path).as_posix()
@@ -123,7 +123,7 @@ def decode(file: BinaryIO, name: str, size: int, channels: int) -> np.ndarray:
     except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
         raise UserError(f"{name}: not a picture that PIL knows (empty, cut short or another kind of file)") from None
     except _DAMAGED as error:
-        raise UserError(f"{name}: {_reason(error)}") from error
+        raise UserError(f"{name}: {one_line(error)}") from error
     pixels = np.asarray(centre_crop(picture, size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -221,7 +221,7 @@ def _fetch_one(fetch: Callable[[str], bytes], member: str) -> bytes:
     try:
         return fetch(member)
     except _DAMAGED as error:
-        raise UserError(f"{member}: {_reason(error)}") from error
+        raise UserError(f"{member}: {one_line(error)}") from error
 
 
 def _fetcher(path: Path) -> Callable[[str], bytes]:
@@ -249,7 +249,7 @@ def _open_zip(path: Path) -> _Zip:
         return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
     except (zipfile.BadZipFile, OSError, struct.error, ValueError) as error:
         if path.suffix.lower() == ".zip":
-            raise UserError(f"{path}: not a zip, or one that is cut short ({_reason(error)})") from error
+            raise UserError(f"{path}: not a zip, or one that is cut short ({one_line(error)})") from error
         raise UserError(f"{path}: neither a folder nor a zip") from error
 
 
@@ -257,7 +257,3 @@ def _open_zip(path: Path) -> _Zip:
 def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
     """Keyed by the process too: a forked worker must not share its parent's file position or lock."""
     return _Zip(path)
-
-
-def _reason(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -37,6 +37,13 @@ class Batch(NamedTuple):
     total: int
 
 
+def subset(images: ImageSet, limit: int, name: str) -> list[int]:
+    """All indices, or a fixed random `limit` of them: folders are sorted by class, so the first are of few classes."""
+    if len(images) <= limit:
+        return list(range(len(images)))
+    return torch.randperm(len(images), generator=generator("subset", name))[:limit].sort().values.tolist()
+
+
 class _Slice(NamedTuple):
     indices: list[int]
     number: int
@@ -55,6 +62,8 @@ class StepSampler(DistributedSampler):
 
     def __init__(self, size: int, batch_size: int, seed: int, rank: int, ranks: int, shuffle: bool) -> None:
         super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
+        if batch_size < 1:
+            raise UserError(f"{size} pictures in batches of {batch_size} leave nothing for {ranks} devices")
         if batch_size % ranks:
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
         if batch_size > size:
@@ -91,15 +100,16 @@ class StepLoader(DataLoader):
         images: the pictures.
         sampler: which of them, and when.
         num_workers: processes that read; 0 for sets in memory.
+        pin_memory: put batches where a GPU can fetch them.
     """
 
-    def __init__(self, images: ImageSet, sampler: StepSampler, num_workers: int = 0) -> None:
+    def __init__(self, images: ImageSet, sampler: StepSampler, num_workers: int = 0, pin_memory: bool = False) -> None:
         super().__init__(
             _Batches(images),
             sampler=sampler,
             batch_size=None,
             num_workers=num_workers,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pin_memory,
             persistent_workers=num_workers > 0,
         )
 

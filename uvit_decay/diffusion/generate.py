@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,12 @@ class Source:
     null_label: bool
     device: torch.device
 
+    @classmethod
+    def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device) -> Source:
+        """From a network that says what it was made for: `image_size`, `channels`, `num_classes`, `null_label`."""
+        shape = (net.channels, net.image_size, net.image_size)
+        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device)
+
     def check(self, sampling: Sampling) -> None:
         """Raise a UserError where the network cannot do what `sampling` asks."""
         if sampling.guidance == 1.0:
@@ -97,6 +104,11 @@ class Source:
     def unguided(self, sampling: Sampling) -> Sampling:
         """`sampling`, without the guidance that an unconditional network cannot use."""
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
+
+
+def share(count: int, rank: int, ranks: int) -> range:
+    """The contiguous part of `count` things that falls to one of several processes; in rank order they are all."""
+    return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 def generate(

@@ -15,7 +15,7 @@ from einops import repeat
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_float
 from uvit_decay.randomness import generator
 
@@ -76,7 +76,7 @@ class Inception:
         try:
             return FeatureExtractorInceptionV3("inception-v3-compat", features, self.weights).eval()
         except (OSError, RuntimeError, KeyError, AttributeError) as error:
-            reason = str(error).splitlines()[0]
+            reason = one_line(error)
             if self.weights is not None:
                 raise UserError(f"{self.weights} does not hold torch-fidelity's Inception weights: {reason}") from error
             raise UserError(
@@ -97,8 +97,7 @@ def _check_state_dict(path: str) -> None:
     try:
         contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"the Inception weights {path} cannot be read: {reason}") from error
+        raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
     if not isinstance(contents, dict):
         raise UserError(f"the Inception weights {path} are no state_dict but a {type(contents).__name__}")
 

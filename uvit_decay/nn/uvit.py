@@ -83,6 +83,8 @@ class UViT(nn.Module):
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        if min(image_size, patch_size, channels, dim, heads) < 1 or num_classes < 0:
+            raise UserError("image_size, patch_size, channels, dim and heads must be positive, num_classes at least 0")
         if depth < 2 or depth % 2:
             raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
@@ -191,11 +193,12 @@ def _check_alphas(net: UViT, state: dict[str, Tensor], prefix: str, *_: object) 
             continue
         if official:
             state[prefix + name] = torch.tensor(own)
-        stored = state.get(prefix + name, torch.empty(0)).tolist()
+        value = state.get(prefix + name, torch.empty(0))
+        stored = value.tolist()
         if name == "alphas" and net.shortcuts.learnable:
             continue
-        # A bf16 file rounds by up to 1/256 of a value.
-        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > 2**-8:
+        rounding = torch.finfo(value.dtype).eps
+        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > rounding:
             raise UserError(
                 f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(own)}: "
                 "set alpha_min, schedule, granularity, index and branches to match"

@@ -18,6 +18,11 @@ from torch.optim.lr_scheduler import LambdaLR
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
 
+MEND = (
+    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
+    "--trainer.gradient_clip_val"
+)
+
 
 @dataclass(frozen=True)
 class Optimization:
@@ -31,7 +36,7 @@ class Optimization:
         schedule: `constant` after the warm-up, or half a `cosine` to 0 at the end of training.
 
     Raises:
-        UserError: a learning rate that is not positive.
+        UserError: a learning rate that is not positive, or another number out of its range.
     """
 
     lr: float = 2e-4
@@ -43,6 +48,8 @@ class Optimization:
     def __post_init__(self) -> None:
         if not self.lr > 0:
             raise UserError(f"lr must be positive, got {self.lr}")
+        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and self.warmup_steps >= 0):
+            raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
 
     def factor(self, step: int, total: float) -> float:
         """What lr is multiplied by at optimizer step `step` (from 0) of `total`."""
@@ -108,22 +115,27 @@ class Task(LightningModule):
         scheduler = LambdaLR(optimizer, lambda step: self.optim.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
+    def _logs_at(self, step: int) -> bool:
+        every = self.trainer.log_every_n_steps
+        return every > 0 and step % every == 0
+
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+        if self._logs_at(self.trainer.global_step):
             self.raise_if_not_finite()
             self._speed = self._images / (time.monotonic() - self._clock)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+        if self._logs_at(self.trainer.global_step + 1):
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
             self.log("train/grad_norm", get_total_norm(gradients))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Restart the clock after all callbacks have run, so that what they do does not count as training."""
-        if self.trainer.global_step % self.trainer.log_every_n_steps == 0:
+        if self._speed:
             self.log("train/images_per_second", self._speed, prog_bar=True)
+            self._speed = 0.0
             self._images, self._clock = 0, time.monotonic()
 
     def on_train_start(self) -> None:
@@ -141,11 +153,16 @@ class Task(LightningModule):
         step = -1 if self._bad_step is None else int(self._bad_step)
         if step >= 0:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            raise UserError(
-                f"the loss is not finite at step {step} (learning rate {rate:.3g}); the last good checkpoint is kept: "
-                "lower --model.optim.lr, lengthen --model.optim.warmup_steps or set --trainer.gradient_clip_val"
-            )
+            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {MEND}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.raise_if_not_finite()
+        self._check_weights()
         checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step}
+
+    def _check_weights(self) -> None:
+        """Raise a UserError on all ranks if any of them has seen a bad loss, or if the weights are not finite."""
+        finite = torch.stack([torch.isfinite(p.detach()).all() for p in self.net.parameters()]).all()
+        bad = not finite or (self._bad_step is not None and int(self._bad_step) >= 0)
+        if self.trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
+            self.raise_if_not_finite()
+            raise UserError(f"the weights are not finite at step {self.trainer.global_step}; {MEND}")

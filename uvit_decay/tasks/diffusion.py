@@ -23,8 +23,9 @@ class DiffusionTask(Task):
     """Trains any network net(x, t, y) to undo noise.
 
     Args:
-        net: the network; `image_size`, `channels`, `num_classes` and `null_label` are its attributes.
-        path: how data becomes noise.
+        net: the network; it has the attributes `image_size`, `channels`, `num_classes`, `null_label`, and `config`, the
+            arguments that it was built with, by which checkpoints build it again.
+        path: how data becomes noise; a dataclass.
         prediction: what the network predicts, the noise `eps` or the data `x`.
         label_dropout: share of labels that training replaces by the null label; guidance needs some.
         sampling: how this network is sampled by default: by the callbacks, and by sample.py from its checkpoint.
@@ -54,6 +55,10 @@ class DiffusionTask(Task):
             raise UserError(
                 "label_dropout needs a network with a null label: set null_label to true, or the dropout to 0"
             )
+        if net.num_classes and label_dropout == 0.0 and sampling.guidance != 1.0:
+            raise UserError(
+                f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
+            )
         self.path, self.prediction, self.label_dropout, self.sampling = path, prediction, label_dropout, sampling
 
     def setup(self, stage: str) -> None:
@@ -81,9 +86,7 @@ class DiffusionTask(Task):
 
     def source(self) -> Source:
         """The network as samplers want it, with the weights that it holds now."""
-        net = self.net
-        shape = (net.channels, net.image_size, net.image_size)
-        return Source(net, self.path, self.prediction, shape, net.num_classes, net.null_label, self.device)
+        return Source.of(self.net, self.path, self.prediction, self.device)
 
     def describe(self) -> dict[str, Any]:
         data: ImageData = self.trainer.datamodule
