@@ -141,9 +141,18 @@ def test_every_schedule_falls_and_stays_between_alpha_min_and_one(schedule, inde
     assert all(0.3 - 1e-12 <= alpha <= 1.0 for alpha in alphas)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", ["learnable", "constant", "constant-branch"])
+@pytest.mark.parametrize("branches", ["attention", "mlp"])
+def test_schedules_for_both_kinds_of_branches_refuse_one_kind(schedule, branches):
+    with pytest.raises(UserError, match="for both kinds of branches"):
+        shortcuts(6, 1.0, schedule, branches=branches)
+
+
 @pytest.mark.parametrize("index", ["code", "v2", "v1"])
-@pytest.mark.parametrize("branches", ["both", "attention", "mlp"])
+@pytest.mark.parametrize(
+    ("schedule", "branches"),
+    [*((schedule, "both") for schedule in SCHEDULES), *(("linear", kind) for kind in ("attention", "mlp"))],
+)
 def test_alpha_min_one_is_exactly_the_ordinary_network(schedule, index, branches):
     result = shortcuts(13, 1.0, schedule, index=index, branches=branches)
     assert result.alphas == result.betas == (1.0,) * 26
