@@ -105,7 +105,7 @@ def _check_state_dict(path: str) -> None:
 class SmallClassifier:
     """A small convolutional network trained in seconds on the training set: 64 features, the data's own classes.
 
-    For pictures that Inception was not made for, such as the 8x8 digits, where its test accuracy is 0.997. Its distances
+    For pictures that Inception was not made for, such as the 8x8 digits, where its test accuracy is 0.997. Distances
     compare only with those of the same training set.
 
     Args:
