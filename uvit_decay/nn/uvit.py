@@ -88,9 +88,8 @@ class UViT(nn.Module):
         if depth < 2 or depth % 2:
             raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
-        self.null_label = null_label and num_classes > 0
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
-        self.extras = 2 if num_classes else 1
+        self.null_label, self.extras = null_label and num_classes > 0, 1 + (num_classes > 0)
 
         self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
         self.time_embed = nn.Identity()
@@ -111,6 +110,15 @@ class UViT(nn.Module):
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
         self.shortcuts = decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches)
+        self._record_shortcuts()
+
+        _INITS[init](self)
+        if zero_init or (zero_init is None and alpha_min < 1.0):
+            for block in self.blocks():
+                block.zero_init()
+
+    def _record_shortcuts(self) -> None:
+        """Put the decay into the state_dict, where loading checks it; learned alphas are a parameter."""
         alphas = torch.tensor(self.shortcuts.alphas)
         if self.shortcuts.learnable:
             self.alphas = nn.Parameter(alphas)
@@ -119,11 +127,6 @@ class UViT(nn.Module):
         if set(self.shortcuts.betas) != {1.0}:
             self.register_buffer("betas", torch.tensor(self.shortcuts.betas))
         self.register_load_state_dict_pre_hook(_check_alphas)
-
-        _INITS[init](self)
-        if zero_init or (zero_init is None and alpha_min < 1.0):
-            for block in self.blocks():
-                block.zero_init()
 
     def blocks(self) -> list[Block]:
         """All blocks in execution order."""
