@@ -240,3 +240,16 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
     assert [constant.factor(k, 100) for k in (0, 1, 3, 4, 99)] == [0.25, 0.5, 1.0, 1.0, 1.0]
     cosine = Optimization(1.0, warmup_steps=4, schedule="cosine")
     assert [cosine.factor(k, 104) for k in (4, 54, 104, 200)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
+
+
+def test_a_step_of_accumulated_gradients_is_saved_once(tmp_path):
+    class Counting(LastCheckpoint):
+        saved: tuple[str, ...] = ()
+
+        def _save(self, trainer, name="last"):
+            self.saved += (f"{name} {trainer.global_step}",)
+            return super()._save(trainer, name)
+
+    checkpoint = Counting(every_n_steps=4, keep_every_n_steps=3)
+    fit(tmp_path, checkpoint, max_steps=9, accumulate_grad_batches=3)
+    assert checkpoint.saved == ("step_00000003 3", "last 4", "step_00000006 6", "last 8", "step_00000009 9", "last 9")

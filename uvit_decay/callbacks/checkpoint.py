@@ -50,7 +50,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0) -> None:
         self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
-        self._saved_step = -1
+        self._seen_step = self._saved_step = -1
         self._asked = False
         self._previous: Any = None
 
@@ -69,7 +69,7 @@ class LastCheckpoint(Checkpoint):
         self._previous = signal.signal(signal.SIGINT, self._ask)
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._saved_step = trainer.global_step
+        self._seen_step = self._saved_step = trainer.global_step
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         self._asked = True
@@ -87,7 +87,8 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step != self._saved_step:  # else gradients are being accumulated
+        if step != self._seen_step:  # else gradients are being accumulated
+            self._seen_step = step
             if self.every_n_steps and step % self.every_n_steps == 0:
                 self._saved_step = step
                 self._save(trainer)
