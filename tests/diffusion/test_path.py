@@ -1,37 +1,45 @@
-"""The noise path against published numbers, its own equations, and finite differences."""
+"""The noise paths against published numbers, their own equations, and finite differences."""
 
+import dataclasses
+import json
 import math
 
 import pytest
 import torch
 
-from uvit_decay.diffusion.path import VP, expand
+from uvit_decay.diffusion.path import VP, SDDiscrete, expand
 
 VPS = [VP(), VP(beta_min=0.5, beta_max=12.0)]
+SDS = [SDDiscrete(), SDDiscrete(beta_start=0.0001, beta_end=0.02)]
+PATHS = [*VPS, *SDS]
 TIMES = torch.linspace(0, 1, 101, dtype=torch.float64)
-INNER = TIMES[1:-1]
-ABAR = {0.0: 1.0, 0.1: 0.896282, 0.25: 0.523680, 0.5: 0.0790638, 0.75: 0.00344141, 1.0: 4.3186e-5}
+INNER = TIMES[1:-1] + 2e-4  # between the corners of a discrete schedule
+ABAR = {
+    VP(): {0.0: 1.0, 0.1: 0.896282, 0.25: 0.523680, 0.5: 0.0790638, 0.75: 0.00344141, 1.0: 4.3186e-5},
+    SDDiscrete(): {0.0: 1.0, 0.001: 0.99915, 0.5: 0.277670, 1.0: 0.00466010},
+}
+KNOWN = [(path, t, abar) for path, values in ABAR.items() for t, abar in values.items()]
 
 
 def batch(seed, n=101, dtype=torch.float64):
     return torch.randn(n, 2, 3, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("t", "abar"), ABAR.items())
+@pytest.mark.parametrize(("path", "t", "abar"), KNOWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_default_path_has_the_published_noise_levels(t, abar, dtype):
+def test_the_default_paths_have_the_published_noise_levels(path, t, abar, dtype):
     t = torch.tensor([t], dtype=dtype)
-    assert VP().alpha(t).square().item() == pytest.approx(abar, rel=2e-5)
-    assert VP().sigma(t).square().item() == pytest.approx(1 - abar, rel=2e-5, abs=1e-7)
-    assert VP().alpha(t).dtype == VP().sigma(t).dtype == dtype
+    assert path.alpha(t).square().item() == pytest.approx(abar, rel=2e-5)
+    assert path.sigma(t).square().item() == pytest.approx(1 - abar, rel=2e-5, abs=1e-7)
+    assert {f(t).dtype for f in (path.alpha, path.sigma, path.drift, path.diffusion2)} == {dtype}
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_variance_is_preserved(path):
     assert torch.allclose(path.alpha(TIMES).square() + path.sigma(TIMES).square(), torch.ones(101).double(), atol=1e-14)
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_noise_only_grows(path):
     assert (path.alpha(TIMES).diff() < 0).all()
     assert (path.sigma(TIMES).diff() > 0).all()
@@ -39,14 +47,14 @@ def test_noise_only_grows(path):
     assert path.sigma(TIMES[:1]) == 0
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_drift_is_the_slope_of_log_alpha(path):
     h = 1e-5
     slope = (path.alpha(INNER + h).log() - path.alpha(INNER - h).log()) / (2 * h)
     assert torch.allclose(path.drift(INNER), slope, rtol=1e-8)
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_diffusion_is_what_the_variance_needs(path):
     h = 1e-5
     slope = (path.sigma(INNER + h).square() - path.sigma(INNER - h).square()) / (2 * h)
@@ -62,7 +70,78 @@ def test_sigma_is_accurate_in_float32_at_tiny_times(path):
         assert path.sigma(t32).item() == pytest.approx(wanted, rel=5e-7), t
 
 
+def sd_betas(path):
+    low, high = math.sqrt(path.beta_start), math.sqrt(path.beta_end)
+    return [(low + (high - low) * i / 999) ** 2 for i in range(1000)]
+
+
+@pytest.mark.parametrize("path", SDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sd_has_the_levels_of_its_betas(path, dtype):
+    t = torch.arange(1001, dtype=dtype) / 1000
+    rel = 1e-6 if dtype == torch.float32 else 1e-11
+    abar, alphas, drifts = 1.0, path.alpha(t).tolist(), path.drift(t).tolist()
+    sigmas, diffusions = path.sigma(t).tolist(), path.diffusion2(t).tolist()
+    assert (alphas[0], sigmas[0]) == (1.0, 0.0)
+    for n, beta in enumerate(sd_betas(path), start=1):
+        abar *= 1 - beta
+        assert alphas[n] == pytest.approx(math.sqrt(abar), rel=rel), n
+        assert sigmas[n] == pytest.approx(math.sqrt(1 - abar), rel=rel), n
+        # At the corner t_n, the slope of the interval that ends there: rounding of t must not choose.
+        assert drifts[n] == pytest.approx(500 * math.log1p(-beta), rel=rel), n
+        assert diffusions[n] == pytest.approx(-1000 * math.log1p(-beta), rel=rel), n
+
+
+@pytest.mark.parametrize("path", SDS)
+def test_sd_is_straight_in_log_alpha_between_its_levels(path):
+    n = torch.arange(1000, dtype=torch.float64)
+    before, after = path.alpha(n / 1000).log(), path.alpha((n + 1) / 1000).log()
+    for share in (0.25, 0.7):
+        wanted = (1 - share) * before + share * after
+        assert torch.allclose(path.alpha((n + share) / 1000).log(), wanted, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("path", SDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sd_trains_at_each_of_its_levels_alike(path, dtype):
+    u = (torch.arange(5000, dtype=dtype) + 0.5) / 5000
+    levels, counts = path.times(u).unique(return_counts=True)
+    assert torch.equal(levels, torch.arange(1, 1001, dtype=dtype) / 1000)
+    assert (counts == 5).all()
+    edges = torch.tensor([0.0, 1e-9, 0.0010005, 0.5, 0.99999], dtype=dtype)
+    assert torch.equal(path.times(edges), torch.tensor([0.001, 0.001, 0.002, 0.5, 1.0], dtype=dtype))
+
+
 @pytest.mark.parametrize("path", VPS)
+def test_a_continuous_path_trains_at_the_times_it_is_given(path):
+    assert torch.equal(path.times(TIMES), TIMES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_built_again_from_its_description(path):
+    init_args = json.loads(json.dumps(dataclasses.asdict(path)))
+    assert type(path)(**init_args) == path
+    path.alpha(TIMES)  # what it remembers of its tables is not part of it
+    assert dataclasses.asdict(path) == init_args
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_coefficients_stay_on_the_device_of_their_times(path):
+    t = torch.empty(3, device="meta")
+    for f in (path.alpha, path.sigma, path.drift, path.diffusion2, path.times):
+        assert (f(t).device, f(t).dtype, f(t).shape) == (t.device, t.dtype, t.shape)
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    path = SDDiscrete(beta_end=0.0123)  # in no table yet
+    with torch.inference_mode():
+        path.alpha(TIMES)
+    x = batch(0).requires_grad_()
+    path.noised(x, batch(1), TIMES).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
     x, eps = batch(0), batch(1)
     x_t = path.noised(x, eps, TIMES)
@@ -72,7 +151,7 @@ def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
     assert torch.equal(x_t[0], x[0])
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_conversions_find_data_and_noise_again(path):
     x, eps = batch(0)[1:], batch(1)[1:]
     t = TIMES[1:]
@@ -81,7 +160,7 @@ def test_conversions_find_data_and_noise_again(path):
     assert torch.allclose(path.noise_from_data(x_t, x, t), eps, atol=1e-11)
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_conversions_are_inverse_for_any_prediction(path):
     x_t, guess, t = batch(2)[1:], batch(3)[1:], TIMES[1:]
     data = path.data_from_noise(x_t, guess, t)
@@ -90,7 +169,7 @@ def test_conversions_are_inverse_for_any_prediction(path):
     assert torch.allclose(path.data_from_noise(x_t, noise, t), guess, atol=1e-10)
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", PATHS)
 def test_score_is_the_gradient_of_the_log_density(path):
     """For data N(0, s^2 I) the density of x_t is Gaussian, and the best eps is known."""
     s, t = 0.7, TIMES[1:]

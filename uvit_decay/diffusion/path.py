@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import cache
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 Times = Float[Tensor, " b"]
@@ -43,6 +44,10 @@ class Path(ABC):
     @abstractmethod
     def diffusion2(self, t: Times) -> Times:
         """g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2."""
+
+    def times(self, uniform: Times) -> Times:
+        """The times to train at, from numbers uniform on [0, 1); a path with a discrete grid rounds them up to it."""
+        return uniform
 
     def noised(self, x: Batch, eps: Batch, t: Times) -> Batch:
         """x_t = alpha_t x + sigma_t eps."""
@@ -88,3 +93,57 @@ class VP(Path):
 
     def diffusion2(self, t: Times) -> Times:
         return self.beta(t)
+
+
+LEVELS = 1000  # noise levels of Stable Diffusion's schedule, n = 1..LEVELS at t_n = n / LEVELS
+ROUNDING = 1e-3  # of LEVELS t: float32 does not hold t_n exactly
+
+
+@dataclass(frozen=True)
+class SDDiscrete(Path):
+    """The discrete schedule of Stable Diffusion, between whose levels log alpha_t is linear; the path of U-ViT-H.
+
+    alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
+    alpha_0 = 1. Variance is preserved, sigma_t^2 = 1 - alpha_t^2, so that
+
+        d sigma_t^2 / dt = -2 f alpha_t^2   and   g^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f.
+
+    f and g are constant on each (t_{n-1}, t_n]. Training sees the t_n only; a network that was taught with the number
+    n itself has time_scale = 1000.
+    """
+
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+
+    def times(self, uniform: Times) -> Times:
+        return self._level(uniform, rounding=0.0).to(uniform.dtype) / LEVELS
+
+    def alpha(self, t: Times) -> Times:
+        return torch.exp(self._log_alpha(t))
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sqrt(-torch.expm1(2 * self._log_alpha(t)))
+
+    def drift(self, t: Times) -> Times:
+        _, steps = _tables(self, t.device, t.dtype)
+        return LEVELS * steps[self._level(t) - 1]
+
+    def diffusion2(self, t: Times) -> Times:
+        return -2 * self.drift(t)
+
+    def _log_alpha(self, t: Times) -> Times:
+        before = self._level(t) - 1
+        starts, steps = _tables(self, t.device, t.dtype)
+        return starts[before] + steps[before] * (LEVELS * t - before)
+
+    def _level(self, t: Times, rounding: float = ROUNDING) -> Int[Tensor, " b"]:
+        """n of the interval (t_{n-1}, t_n] that holds t; 1 at t = 0."""
+        return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
+
+
+@cache
+def _tables(path: SDDiscrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """log alpha at t_0 .. t_{LEVELS - 1}, and its steps from there to the next level; computed in float64."""
+    roots = torch.linspace(path.beta_start**0.5, path.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
+    steps = 0.5 * torch.log1p(-roots.square())
+    return (steps.cumsum(0) - steps).to(device, dtype), steps.to(device, dtype)
