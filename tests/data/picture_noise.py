@@ -1,9 +1,56 @@
-"""Random pixels that the tests of pictures write to files."""
+"""Random pixels, and the folders, zips and tars that the tests of pictures write them to."""
+
+import io
+import tarfile
+import zipfile
+from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 SIZE = 8
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
+    """A folder with one distinct picture for each name."""
+    for seed, name in enumerate(names):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(noise(size, size, 3, seed=seed)).save(root / name)
+    return root
+
+
+def zipped(folder: Path, file: Path, prefix: str = "") -> Path:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(folder.rglob("*"), reverse=True):  # the order in the zip must not matter
+            if path.is_file():
+                archive.writestr(prefix + path.relative_to(folder).as_posix(), path.read_bytes())
+    return file
+
+
+def tarred(folder: Path, file: Path, prefix: str = "", layout: int = tarfile.PAX_FORMAT, mode: str = "w") -> Path:
+    """An uncompressed tar, last file first, with entries for folders as tar itself writes them."""
+    with tarfile.open(file, mode, format=layout) as archive:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            archive.add(path, prefix + path.relative_to(folder).as_posix(), recursive=False)
+    return file
+
+
+def tar_of(file: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(file, "w") as archive:
+        for name, data in members.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
+    return file
+
+
+def class_tars(folder: Path, target: Path) -> Path:
+    """A folder with a tar for each class folder, its pictures at the top: what the official tar of ImageNet holds."""
+    target.mkdir()
+    for inside in folder.iterdir():
+        tarred(inside, target / f"{inside.name}.tar", layout=tarfile.GNU_FORMAT)
+    return target

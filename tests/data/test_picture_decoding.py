@@ -7,11 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from picture_noise import SIZE, noise
 from PIL import Image
 
-from uvit_decay.data.pictures import Listing, decode, read
+from uvit_decay.data.pictures import Listing, centre_crop, decode, read
 from uvit_decay.errors import UserError
+
+SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> io.BytesIO:
@@ -183,34 +186,43 @@ def test_bomb(tmp_path):
 # --- crop ------------------------------------------------------------------------------------------------------------
 
 
-def halved(band: np.ndarray, axes: tuple[int, int]) -> np.ndarray:
-    for axis in axes:  # PIL rounds after each direction
-        pairs = band.astype(int).swapaxes(0, axis)
-        band = ((pairs[0::2] + pairs[1::2] + 1) // 2).swapaxes(0, axis)
-    return band
+def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:
+    """As guided-diffusion and DiT have it, step by step, with no shortcut for pictures that fit."""
+    while min(*pil_image.size) >= 2 * image_size:
+        pil_image = pil_image.resize(tuple(x // 2 for x in pil_image.size), resample=Image.BOX)
+    scale = image_size / min(*pil_image.size)
+    pil_image = pil_image.resize(tuple(round(x * scale) for x in pil_image.size), resample=Image.BICUBIC)
+    arr = np.array(pil_image)
+    crop_y, crop_x = (arr.shape[0] - image_size) // 2, (arr.shape[1] - image_size) // 2
+    return arr[crop_y : crop_y + image_size, crop_x : crop_x + image_size]
 
 
-def adm_crop(pixels: np.ndarray, size: int, axes: tuple[int, int]) -> np.ndarray:
-    """Written again from guided-diffusion: halvings as means in numpy, one bicubic resize, the centre."""
-    while min(pixels.shape[:2]) >= 2 * size:
-        assert pixels.shape[0] % 2 == pixels.shape[1] % 2 == 0, "choose test sizes that halve evenly"
-        pixels = np.stack([halved(pixels[..., band], axes) for band in range(3)], -1).astype(np.uint8)
-    height, width = pixels.shape[:2]
-    scale = size / min(height, width)
-    scaled = Image.fromarray(pixels).resize((round(width * scale), round(height * scale)), resample=Image.BICUBIC)
-    pixels = np.array(scaled)
-    top, left = (pixels.shape[0] - size) // 2, (pixels.shape[1] - size) // 2
-    return pixels[top : top + size, left : left + size]
+# one side just fits, is one more or less, or just halves; up to three halvings, of odd sizes too; and enlargements
+SIDES = [1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 65, 71]
 
 
-@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (64, 64), (15, 15), (17, 8), (3, 5), (1, 7), (8, 9), (80, 32)])
-def test_crop_is_that_of_adm(shape):
-    smooth = np.asarray(Image.fromarray(noise(3, 4, 3)).resize(shape[::-1], Image.Resampling.BILINEAR))
-    pixels = np.clip(smooth.astype(int) + noise(*shape, 3, seed=1) // 16, 0, 255).astype(np.uint8)
-    ours = decoded(Image.fromarray(pixels)).transpose(1, 2, 0)
-    assert ours.shape == (SIZE, SIZE, 3)
-    # PIL 13 halves columns first, but rows first in pictures more than about twice as high as wide
-    assert any((ours == adm_crop(pixels, SIZE, axes)).all() for axes in ((1, 0), (0, 1)))
+@pytest.mark.parametrize("size", [1, 7, 8, 32])
+def test_crop_is_that_of_adm(size):
+    for width in SIDES:
+        for height in SIDES:
+            picture = Image.fromarray(noise(height, width, 3, seed=width))
+            ours = decode(saved(picture, "BMP"), "x", size, 3)
+            assert (ours.transpose(1, 2, 0) == adm_crop(picture, size)).all(), (width, height)
+
+
+def test_crop_of_a_picture_that_fits_changes_nothing():
+    picture = Image.fromarray(noise(33, 33, 3))
+    assert (np.asarray(centre_crop(picture, 33)) == np.asarray(picture)).all()
+    assert (np.asarray(picture) == adm_crop(picture, 33)).all()
+
+
+@pytest.mark.skipif(not SAMPLE.is_dir(), reason="no photographs here")
+@pytest.mark.parametrize("size", [64, 256])
+def test_crop_of_photographs_is_that_of_adm(size):
+    for path in sorted(SAMPLE.glob("*/*"))[::8]:
+        with Image.open(path) as image, path.open("rb") as file:
+            expected = adm_crop(image.convert("RGB"), size)
+            assert (decode(file, path.name, size, 3).transpose(1, 2, 0) == expected).all(), path
 
 
 def test_crop_keeps_the_middle():

@@ -1,33 +1,16 @@
-"""Folders and zips of pictures: how they are listed, read, and refused."""
+"""Folders, zips and tars of pictures: how they are listed, read, and refused; test_archives.py has more of tars."""
 
 import pickle
-import zipfile
+from itertools import product
 from pathlib import Path
 
 import pytest
 import torch
-from picture_noise import SIZE, noise
-from PIL import Image
+from picture_noise import SIZE, noise, tarred, tree, zipped
 from torch.utils.data import DataLoader, Dataset
 
 from uvit_decay.data.pictures import Listing, list_pictures, read
 from uvit_decay.errors import UserError
-
-
-def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
-    """A folder with one distinct picture for each name."""
-    for seed, name in enumerate(names):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise(size, size, 3, seed=seed)).save(root / name)
-    return root
-
-
-def zipped(folder: Path, file: Path, prefix: str = "") -> Path:
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(folder.rglob("*"), reverse=True):  # the order in the zip must not matter
-            if path.is_file():
-                archive.writestr(prefix + path.relative_to(folder).as_posix(), path.read_bytes())
-    return file
 
 
 def fails(path: Path, *words: str) -> None:
@@ -42,7 +25,7 @@ def fails(path: Path, *words: str) -> None:
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
 
 
-def test_folder_and_zip_are_the_same(tmp_path):
+def test_folder_zip_and_tar_are_the_same(tmp_path):
     folder = tree(tmp_path / "data", CLASSES)
     (folder / "cat" / "notes.txt").write_text("not a picture")
     (folder / "labels.h5").write_bytes(b"PIL knows the extension but cannot decode it")
@@ -55,8 +38,8 @@ def test_folder_and_zip_are_the_same(tmp_path):
     assert listing.labels == (0, 1, 1, 2, 2)
     pixels = read(listing, SIZE, 3)
     assert (pixels[1].numpy() == noise(SIZE, SIZE, 3, seed=1).transpose(2, 0, 1)).all()
-    for prefix in ("", "wrapper/", "./", "outer/inner/"):
-        other = list_pictures(zipped(folder, tmp_path / f"{len(prefix)}.zip", prefix))
+    for pack, prefix in product((zipped, tarred), ("", "wrapper/", "./", "outer/inner/")):
+        other = list_pictures(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
         assert other.members == tuple(prefix + member for member in listing.members)
         assert (other.labels, other.class_names) == (listing.labels, listing.class_names)
         assert torch.equal(read(other, SIZE, 3), pixels)
@@ -65,7 +48,7 @@ def test_folder_and_zip_are_the_same(tmp_path):
 def test_flat_pictures_have_no_classes(tmp_path):
     folder = tree(tmp_path / "flat", ["b.png", "a.png"])
     expected = (("a.png", "b.png"), (0, 0), ())
-    for path in (folder, str(folder), zipped(folder, tmp_path / "flat.zip")):
+    for path in (folder, str(folder), zipped(folder, tmp_path / "flat.zip"), tarred(folder, tmp_path / "flat.tar")):
         listing = list_pictures(path)
         assert (listing.members, listing.labels, listing.class_names) == expected
 
@@ -89,6 +72,7 @@ def test_two_folders_for_one_class(tmp_path):
     folder = tree(tmp_path / "split", ["test/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
     fails(folder, "test/cat", "train/cat", "point at one of them")
     fails(zipped(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
+    fails(tarred(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
 
 
 def test_paths_that_are_no_sets_of_pictures(tmp_path):
@@ -99,7 +83,7 @@ def test_paths_that_are_no_sets_of_pictures(tmp_path):
     (tmp_path / "text.zip").write_text("not a zip")
     fails(tmp_path / "text.zip", "not a zip")
     (tmp_path / "text.txt").write_text("not a zip")
-    fails(tmp_path / "text.txt", "neither a folder nor a zip")
+    fails(tmp_path / "text.txt", "neither a folder nor a zip or tar")
     whole = zipped(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
     fails(tmp_path / "cut.zip", "cut short")
@@ -110,7 +94,7 @@ def test_paths_that_are_no_sets_of_pictures(tmp_path):
 
 def test_indices(tmp_path):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
-    for path in (folder, zipped(folder, tmp_path / "data.zip")):
+    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
         listing = list_pictures(path)
         whole = read(listing, SIZE, 3)
         assert whole.shape == (150, 3, SIZE, SIZE)
@@ -136,7 +120,7 @@ def test_broken_pictures_are_counted_and_the_first_named(tmp_path):
     (folder / "cat/07.jpg").write_bytes(whole[: len(whole) // 2])
     (folder / "cat/31.jpg").write_text("text")
     (folder / "cat/32.jpg").write_bytes(b"")
-    for path in (folder, zipped(folder, tmp_path / "data.zip")):
+    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
         with pytest.raises(UserError) as caught:
             read(list_pictures(path), SIZE, 3)
         message = str(caught.value)
@@ -181,11 +165,14 @@ class OneByOne(Dataset):
         return read(self.listing, SIZE, 3, indices=[index])[0]
 
 
-def test_worker_processes(tmp_path):
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_worker_processes(tmp_path, pack):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(120)])
-    listing = list_pictures(zipped(folder, tmp_path / "data.zip"))
-    assert pickle.loads(pickle.dumps(listing)) == listing
+    listing = list_pictures(pack(folder, tmp_path / "packed"))
+    sent = pickle.loads(pickle.dumps(listing))
+    assert sent == listing
     whole = read(listing, SIZE, 3)  # the parent's zip is open when the workers start
+    assert torch.equal(read(sent, SIZE, 3), whole)
     loader = DataLoader(OneByOne(listing), batch_size=8, num_workers=2, multiprocessing_context="fork")
     assert torch.equal(torch.cat(list(loader)), whole)
     assert torch.equal(read(listing, SIZE, 3), whole)

@@ -1,4 +1,4 @@
-"""Pictures from an image folder or a zip: list them with their classes, decode and crop them, read them into a tensor.
+"""Pictures of an image folder, zip or tar: list them with their classes, decode and crop them, read them into a tensor.
 
 The class of a picture is the name of the folder that it lies in; pictures directly at the top have no class. Everything
 here is uint8: the float range of the networks begins elsewhere. EXIF orientation and colour profiles are ignored, as in
@@ -7,16 +7,10 @@ the ADM pipeline whose crop this is and against whose reference statistics FIDs 
 
 from __future__ import annotations
 
-import lzma
 import os
-import struct
-import threading
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -27,14 +21,13 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
+from uvit_decay.data.archives import DAMAGED, Found, find, opened
 from uvit_decay.errors import UserError, one_line
 
 # PIL lists these formats but cannot decode them (labels.h5 is no picture), or, for EPS, would run another program.
 _NOT_DECODABLE = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PALM", "PDF", "WMF"}
 
-# What PIL and zipfile raised on damaged bytes; a fuzz over 20 formats met no other.
-_DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
-_DAMAGED += (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, Image.DecompressionBombError)
+_DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -42,54 +35,62 @@ class Listing:
     """Where pictures are and what they show. Holds no open file: it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0.
+    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `archives.Found`.
     """
 
     path: Path
     members: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
+    tars: tuple[str, ...] = ()
+    spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
-def list_pictures(path: str | Path) -> Listing:
-    """All pictures below a folder (links are followed) or inside a zip; nothing is decoded.
+def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> Listing:
+    """All pictures below a folder (links are followed) or inside a zip or tar, or those of `classes`; none is decoded.
 
-    Raises UserError: no such path, neither folder nor zip, damaged zip, no pictures, or folders that define no classes.
+    A tar may hold class folders or, like those of ImageNet, a tar for each class; so may a folder hold tars.
+    Raises UserError: no such path, neither folder, zip nor tar, damaged or compressed tars, no pictures, folders that
+    define no classes, or what `select` raises.
     """
     path = Path(path).expanduser()
     if not path.exists():
-        raise UserError(f"{path}: no such folder or zip")
+        raise UserError(f"{path}: no such folder, zip or tar")
     _load_plugins()
-    names = _folder_names(path) if path.is_dir() else _open_zip(path).archive.namelist()
     extensions = {end for end, kind in Image.registered_extensions().items() if kind not in _NOT_DECODABLE}
-    members = sorted({name for name in names if _is_picture(name, extensions)})
-    if not members:
+    names, tars, spans = find(path, extensions, classes)
+    if not names:
         sought = "files ending in .png, .jpg, .jpeg, .webp or another extension that PIL reads, in any folder"
         raise UserError(f"{path}: no pictures in it; looked for {sought}, hidden files left out")
-    folders = [name.rpartition("/")[0] for name in members]
-    classes = {folder: PurePosixPath(folder).name for folder in sorted(set(folders))}
-    if set(classes.values()) == {""}:
-        return Listing(path, tuple(members), (0,) * len(members), ())
-    _check_folders(path, {str(PurePosixPath(folder)) for folder in classes})
-    class_names = sorted(set(classes.values()))
-    index = {folder: class_names.index(name) for folder, name in classes.items()}
-    return Listing(path, tuple(members), tuple(index[folder] for folder in folders), tuple(class_names))
+    folders = [name.rpartition("/")[0] for name in names]
+    class_of = {folder: PurePosixPath(folder).name for folder in sorted(set(folders))}
+    if set(class_of.values()) == {""}:
+        listing = Listing(path, names, (0,) * len(names), (), tars, spans)
+    else:
+        _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
+        class_names = sorted(set(class_of.values()))
+        index = {folder: class_names.index(name) for folder, name in class_of.items()}
+        listing = Listing(path, names, tuple(index[folder] for folder in folders), tuple(class_names), tars, spans)
+    return listing if classes is None else select(listing, classes)
 
 
-def _folder_names(path: Path) -> Iterable[str]:
-    def stop(error: OSError) -> None:  # os.walk would leave an unreadable folder out without a word
-        raise UserError(f"{path}: {one_line(error)}")
+def select(listing: Listing, classes: Collection[str]) -> Listing:
+    """The pictures of these classes alone; a label is then the rank of its class among them, sorted.
 
-    for folder, _, files in os.walk(path, onerror=stop, followlinks=True):
-        inside = Path(folder).relative_to(path).as_posix()
-        yield from files if inside == "." else (f"{inside}/{file}" for file in files)
-
-
-def _is_picture(name: str, extensions: set[str]) -> bool:
-    """False for hidden files and for what macOS and Windows add (__MACOSX, ._x.jpg; Thumbs.db has no picture's end)."""
-    if os.path.splitext(name)[1].lower() not in extensions:
-        return False
-    return not any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.split("/"))
+    Raises UserError if there are classes without pictures.
+    """
+    class_names = tuple(sorted(classes))
+    missing = sorted(set(class_names) - set(listing.class_names))
+    if missing:
+        count = f"no pictures of {len(missing)} of the {len(class_names)} classes asked for"
+        raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each must be a folder of that name")
+    rank = {name: label for label, name in enumerate(class_names)}
+    labels = [rank.get(name, -1) for name in listing.class_names]
+    kept = [i for i, label in enumerate(listing.labels) if labels[label] >= 0]
+    members = tuple(listing.members[i] for i in kept)
+    spans = None if listing.spans is None else listing.spans[kept]
+    new = tuple(labels[listing.labels[i]] for i in kept)
+    return Listing(listing.path, members, new, class_names, listing.tars, spans)
 
 
 def _check_folders(path: Path, folders: set[str]) -> None:
@@ -171,37 +172,44 @@ def read(
     """
     _check_shape(size, channels)
     _load_plugins()  # before threads would race to do it
-    members = listing.members if indices is None else [listing.members[i] for i in indices]
-    out = torch.empty(len(members), channels, size, size, dtype=torch.uint8)
-    pixels, fetch = out.numpy(), _fetcher(listing.path)
+    wanted = range(len(listing.members)) if indices is None else indices
+    out = torch.empty(len(wanted), channels, size, size, dtype=torch.uint8)
+    pixels = out.numpy()
+    with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
 
-    def fill(rows: range) -> list[str]:
-        """Decodes into the rows of `out`; returns what went wrong."""
-        failures = []
-        for row in rows:
-            try:
-                pixels[row] = decode(BytesIO(_fetch_one(fetch, members[row])), members[row], size, channels)
-            except UserError as error:
-                failures.append(str(error))
-        return failures
+        def fill(rows: range) -> list[str]:
+            """Decodes into the rows of `out`; returns what went wrong."""
+            failures = []
+            for row in rows:
+                name = listing.members[wanted[row]]
+                try:
+                    pixels[row] = decode(BytesIO(_fetch_one(fetch, wanted[row], name)), name, size, channels)
+                except UserError as error:
+                    failures.append(str(error))
+            return failures
 
+        failures = _in_threads(fill, len(wanted), len(wanted) > 2000 if progress is None else progress)
+    if failures:
+        count = f"{len(failures)} of {len(wanted)} pictures cannot be read"
+        raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")
+    return out
+
+
+def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) -> list[str]:
+    """What `fill` returns for parts of range(count), in order."""
     threads = min(16, os.cpu_count() or 1)
-    step = min(64, 1 + len(members) // (4 * threads))  # a future for each picture would cost gigabytes on ImageNet
-    chunks = [range(len(members))[start : start + step] for start in range(0, len(members), step)]
+    step = min(64, 1 + count // (4 * threads))  # a future for each picture would cost gigabytes on ImageNet
+    chunks = [range(count)[start : start + step] for start in range(0, count, step)]
     failures: list[str] = []
-    show = len(members) > 2000 if progress is None else progress
     pool = ThreadPoolExecutor(threads)
-    with tqdm(total=len(members), desc="reading pictures", disable=not show) as bar:
+    with tqdm(total=count, desc="reading pictures", disable=not progress) as bar:
         try:
             for chunk, failed in zip(chunks, pool.map(fill, chunks), strict=True):
                 failures += failed
                 bar.update(len(chunk))
         finally:
             pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest of the set
-    if failures:
-        count = f"{len(failures)} of {len(members)} pictures cannot be read"
-        raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")
-    return out
+    return failures
 
 
 def _load_plugins() -> None:
@@ -217,43 +225,8 @@ def _check_shape(size: int, channels: int) -> None:
         raise UserError(f"the size of pictures must be 1 or more, not {size}")
 
 
-def _fetch_one(fetch: Callable[[str], bytes], member: str) -> bytes:
+def _fetch_one(fetch: Callable[[int], bytes], index: int, name: str) -> bytes:
     try:
-        return fetch(member)
-    except _DAMAGED as error:
-        raise UserError(f"{member}: {one_line(error)}") from error
-
-
-def _fetcher(path: Path) -> Callable[[str], bytes]:
-    if path.is_dir():
-        return lambda member: path.joinpath(member).read_bytes()
-    return _open_zip(path).read
-
-
-class _Zip:
-    """An open zip for many threads: they share one file position and one count of references, hence the lock."""
-
-    def __init__(self, path: Path) -> None:
-        self.archive = zipfile.ZipFile(path)
-        self.lock = threading.Lock()
-
-    def read(self, member: str) -> bytes:
-        with self.lock:
-            return self.archive.read(member)
-
-
-def _open_zip(path: Path) -> _Zip:
-    """The zip, kept open for the next call, since to open one of 50,000 pictures takes about a second."""
-    try:
-        state = path.stat()
-        return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
-    except (zipfile.BadZipFile, OSError, struct.error, ValueError) as error:
-        if path.suffix.lower() == ".zip":
-            raise UserError(f"{path}: not a zip, or one that is cut short ({one_line(error)})") from error
-        raise UserError(f"{path}: neither a folder nor a zip") from error
-
-
-@lru_cache(maxsize=4)
-def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
-    """Keyed by the process too: a forked worker must not share its parent's file position or lock."""
-    return _Zip(path)
+        return fetch(index)
+    except DAMAGED as error:
+        raise UserError(f"{name}: {one_line(error)}") from error

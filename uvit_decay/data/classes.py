@@ -1,0 +1,44 @@
+"""Named lists of classes, such as the 100 synsets of an ImageNet-100; each is a file in class_lists/."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from uvit_decay.errors import UserError, one_line
+
+_LISTS = Path(__file__).parent / "class_lists"
+
+
+def class_list(name_or_path: str | Path) -> tuple[str, ...]:
+    """The sorted classes of a list of ours ("imagenet-100/cmc") or of a text file.
+
+    A file has one class a line; blank lines and lines that begin with # do not count.
+    Raises UserError: neither a list nor a readable text file, no class in it, or a class twice.
+    """
+    files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
+    path = files.get(str(name_or_path), Path(name_or_path).expanduser())
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # -sig: what Windows puts first is no part of a class
+    except FileNotFoundError:
+        known = ", ".join(sorted(files))
+        raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not a text file of classes ({one_line(error)})") from error
+    lines: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        name = line.strip()
+        if not name or name.startswith("#"):
+            continue
+        if name in lines:
+            raise UserError(f"{path}: class {name} is in lines {lines[name]} and {number}; take one of them out")
+        lines[name] = number
+    if not lines:
+        raise UserError(f"{path}: no class in it; put one a line")
+    return tuple(sorted(lines))
+
+
+def class_hash(class_names: Sequence[str]) -> str:
+    """SHA-256 of the names, one a line in their order (no newline at the end): the same for the same labels."""
+    return sha256("\n".join(class_names).encode(errors="surrogateescape")).hexdigest()  # folders may have any bytes
