@@ -1,0 +1,298 @@
+"""CIFAR as the official batches hold it: torchvision reads the same, and nothing in a pickle is run."""
+
+import codecs
+import math
+import os
+import pickle
+import pickletools
+import tarfile
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+from cifar_files import REAL_PYTHON2, SETS, WRITERS, Python2, Runs, contents, md5, served
+from conftest import Losses, tiny_task, tiny_trainer
+from torchvision import datasets
+
+from uvit_decay.data import CIFAR10, CIFAR100
+from uvit_decay.errors import UserError
+from uvit_decay.nn import UViT
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes a set of tiny files into <tmp_path>/data and declares them the official ones; the extracted folder."""
+
+    def write(cifar, dumps=Python2.dumps, **changes):
+        official = SETS[cifar]
+        folder = tmp_path / "data" / official.base_folder
+        folder.mkdir(parents=True)
+        for name, content in {**contents(cifar), **changes}.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else dumps(content))
+        for part in ("train_list", "test_list"):
+            md5s = [[name, md5(folder / name)] for name, _ in getattr(official, part)]
+            monkeypatch.setattr(official, part, md5s)
+        meta = folder / official.meta["filename"]
+        monkeypatch.setattr(official, "meta", {**official.meta, "md5": md5(meta)})
+        return folder
+
+    return write
+
+
+@pytest.fixture
+def archive(write, tmp_path, monkeypatch):
+    """Packs a tiny set as the official archive, in a folder of its own."""
+
+    def archive(cifar):
+        folder, official = write(cifar), SETS[cifar]
+        path = tmp_path / "packed" / official.filename
+        path.parent.mkdir()
+        with tarfile.open(path, "w:gz") as tar:
+            tar.add(folder, official.base_folder)
+        monkeypatch.setattr(official, "tgz_md5", md5(path))
+        return path
+
+    return archive
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    """Serves the folder of an archive as the official address; the paths that were asked for."""
+    with ExitStack() as servers:
+
+        def serve(cifar, path):
+            address, asked = servers.enter_context(served(path.parent))
+            monkeypatch.setattr(SETS[cifar], "url", f"{address}/{path.name}")
+            return asked
+
+        yield serve
+
+
+def loaded(data):
+    data.setup()
+    return data
+
+
+def equal(a, b):
+    return torch.equal(a.images, b.images) and torch.equal(a.labels, b.labels)
+
+
+def fails(data, *words):
+    """The one line that loading says."""
+    with pytest.raises(UserError) as caught:
+        data.load()
+    message = str(caught.value)
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    return message
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------
+
+
+def test_the_batches_of_these_tests_are_pickled_as_python_2_did():
+    batch = {"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [0, 300], "batch_label": "a"}
+    assert pickletools.optimize(Python2.dumps(batch)) == pickletools.optimize(REAL_PYTHON2)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("cifar", SETS)
+def test_torchvision_reads_the_same(write, cifar, writer, capfd):
+    folder = write(cifar, WRITERS[writer])
+    ours = loaded(cifar(str(folder), batch_size=4))
+    for part, train in ((ours.train, True), (ours.test, False)):
+        theirs = SETS[cifar](folder.parent, train=train)
+        assert part.images.dtype == torch.uint8
+        assert torch.equal(part.images, torch.from_numpy(theirs.data).permute(0, 3, 1, 2))
+        assert part.labels.dtype == torch.int64
+        assert part.labels.tolist() == theirs.targets
+        assert list(ours.class_names) == theirs.classes
+    assert len(ours.train) == (25 if cifar is CIFAR10 else 5)
+    assert (ours.image_size, ours.channels) == (32, 3)
+    assert capfd.readouterr().err == ""
+
+
+def test_coarse_labels(write):
+    folder = write(CIFAR100)
+    fine, coarse = (loaded(CIFAR100(str(folder), labels=labels, batch_size=4)) for labels in ("fine", "coarse"))
+    assert torch.equal(fine.train.images, coarse.train.images)
+    assert coarse.train.labels.tolist() == contents(CIFAR100)["train"]["coarse_labels"]
+    assert fine.train.labels.tolist() == contents(CIFAR100)["train"]["fine_labels"]
+    assert coarse.class_names == tuple(f"coarse_labels {i}" for i in range(20))
+    assert (fine.name, coarse.name, CIFAR10().name) == ("cifar100", "cifar100-coarse", "cifar10")
+
+
+@pytest.mark.parametrize("cifar", SETS)
+def test_folder_archive_and_what_holds_them_are_the_same(archive, tmp_path, cifar, capfd):
+    packed = archive(cifar)
+    reference = loaded(cifar(str(tmp_path / "data" / SETS[cifar].base_folder), batch_size=4))
+    for path in (tmp_path / "data", packed, packed.parent):
+        other = loaded(cifar(str(path), batch_size=4))
+        assert equal(other.train, reference.train)
+        assert equal(other.test, reference.test)
+        assert other.class_names == reference.class_names
+    assert [path.name for path in packed.parent.iterdir()] == [packed.name]
+    assert capfd.readouterr().err == ""
+
+
+def test_the_home_folder(write, tmp_path, monkeypatch):
+    write(CIFAR100)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(loaded(CIFAR100("~/data", batch_size=4)).train) == 5
+
+
+def test_labels_in_an_array(write):
+    train = contents(CIFAR100)["train"]
+    folder = write(CIFAR100, WRITERS["protocol4"], train={**train, "fine_labels": np.array(train["fine_labels"])})
+    assert loaded(CIFAR100(str(folder), batch_size=4)).train.labels.tolist() == train["fine_labels"]
+
+
+def test_other_files_than_the_official_ones_are_read_with_one_warning(write, capfd):
+    folder = write(CIFAR10)
+    for name in ("data_batch_2", "test_batch"):
+        (folder / name).write_bytes(Python2.dumps(contents(CIFAR10)["data_batch_1"]))
+    data = loaded(CIFAR10(str(folder), batch_size=4))
+    assert torch.equal(data.train.images[5:10], data.train.images[:5])
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert "not the official" in warning
+    assert [name for name in os.listdir(folder) if str(folder / name) in warning] == ["data_batch_2", "test_batch"]
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("download", [False, True])
+def test_nothing_there(tmp_path, serve, download):
+    asked = serve(CIFAR100, tmp_path / "cifar-100-python.tar.gz")
+    url = datasets.CIFAR100.url
+    mend = "prepare_data()" if download else "--data.download true"
+    for path in (tmp_path, tmp_path / "missing"):
+        found = CIFAR100(str(path), download)
+        fails(found, str(path), "cifar-100-python", "cifar-100-python.tar.gz", url, mend)
+    fails(CIFAR100(str(tmp_path / "x.tar.gz"), download), f"{tmp_path}/x.tar.gz", url, mend)
+    assert asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_files_are_named(write):
+    folder = write(CIFAR10)
+    (folder / "data_batch_4").unlink()
+    (folder / "batches.meta").unlink()
+    for path in (folder, folder.parent):
+        fails(CIFAR10(str(path)), str(folder), "data_batch_4, batches.meta")
+
+
+def test_another_archive_is_refused_with_both_checksums(archive):
+    packed = archive(CIFAR100)
+    packed.write_bytes(packed.read_bytes()[:-100])
+    for path in (packed, packed.parent):
+        fails(CIFAR100(str(path)), str(packed), md5(packed), datasets.CIFAR100.tgz_md5)
+
+
+TRAIN = contents(CIFAR100)["train"]
+WHOLE = Python2.dumps(TRAIN)
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (WHOLE[: len(WHOLE) // 2], "truncated"),
+        (b"", "damaged"),
+        (b"not a pickle", "damaged"),
+        (WHOLE.replace(b"U\x02u1", b"U\x02O8"), "damaged"),
+        (WHOLE.replace(b"U\x02u1", b"U\x02u2"), "damaged"),
+        ([1, 2], "pickle of list"),
+        (TRAIN["data"], "pickle of Array, expected a dict"),
+        ({key: TRAIN[key] for key in ("data", "coarse_labels")}, "no fine_labels, only ['data', 'coarse_labels']"),
+        ({}, "no data and no fine_labels"),
+        ({**TRAIN, "data": TRAIN["data"][:, 1:]}, "uint8 (n, 3072), it is uint8 (5, 3071)"),
+        ({**TRAIN, "data": TRAIN["data"].reshape(5, 3, 1024)}, "it is uint8 (5, 3, 1024)"),
+        ({**TRAIN, "data": TRAIN["data"].astype(np.float32)}, "it is float32 (5, 3072)"),
+        ({**TRAIN, "data": TRAIN["data"].tolist()}, "it is list"),
+        ({**TRAIN, "fine_labels": [0, 1, 2, 3]}, "5 pictures but 4 fine_labels"),
+        ({**TRAIN, "fine_labels": [0, 1, 2, 3, 100]}, "0 to 100, but the meta file names 100 classes"),
+        ({**TRAIN, "fine_labels": [0, 1, 2, 3, -1]}, "-1 to 3"),
+        ({**TRAIN, "fine_labels": ["0", "1", "2", "3", "4"]}, "not a list of whole numbers"),
+        ({**TRAIN, "fine_labels": np.zeros(5)}, "not a list of whole numbers"),
+        ({**TRAIN, "fine_labels": np.zeros((5, 1), int)}, "not a list of whole numbers"),
+    ],
+)
+def test_what_is_no_cifar_batch(write, train, words):
+    folder = write(CIFAR100, WRITERS["protocol2"], train=train)
+    fails(CIFAR100(str(folder)), f"{folder}/train", words)
+
+
+@pytest.mark.parametrize("names", [[], "apple", [1, 2]])
+def test_what_are_no_class_names(write, names):
+    folder = write(CIFAR100, WRITERS["protocol2"], meta={"fine_label_names": names})
+    fails(CIFAR100(str(folder)), f"{folder}/meta: fine_label_names is not a list of class names")
+    fails(CIFAR100(str(folder), labels="coarse"), "no coarse_label_names, only ['fine_label_names']")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("function", [os.system, eval, np.load, np.fromfile])
+def test_a_pickle_that_runs_code_is_refused_and_not_run(write, tmp_path, function, protocol):
+    marker = tmp_path / "marker"
+    argument = {os.system: f"touch {marker}", eval: f"open({str(marker)!r}, 'w')"}.get(function, str(marker))
+    hostile = pickle.dumps({**TRAIN, "extra": Runs(function, argument)}, protocol)
+    if function in (os.system, eval):  # the pickle does what it says
+        pickle.loads(hostile)
+        marker.unlink()
+    folder = write(CIFAR100, train=hostile)
+    fails(CIFAR100(str(folder)), f"{folder}/train is a pickle that wants to run", f"{function.__name__}: refused")
+    assert not marker.exists()
+
+
+def test_bytes_are_decoded_as_latin1_only(write):
+    folder = write(CIFAR100, train=pickle.dumps({**TRAIN, "extra": Runs(codecs.encode, "abc", "rot13")}, 2))
+    fails(CIFAR100(str(folder)), "rot13")
+
+
+# --- downloads and training ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["", "mine.tar.gz"])
+def test_a_download_goes_where_the_path_says_and_is_not_repeated(archive, serve, tmp_path, place):
+    packed = archive(CIFAR100)
+    asked = serve(CIFAR100, packed)
+    path = tmp_path / "new" / place
+    CIFAR100(str(path)).prepare_data()  # downloads are asked for
+    assert not path.exists()
+    for _ in range(2):
+        data = CIFAR100(str(path), download=True, batch_size=4)
+        data.prepare_data()
+        assert equal(loaded(data).train, loaded(CIFAR100(str(packed), batch_size=4)).train)
+    assert asked == ["/cifar-100-python.tar.gz"]
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name == (place or packed.name)
+    assert file.read_bytes() == packed.read_bytes()
+
+
+def test_what_is_there_is_not_downloaded(write, serve, tmp_path):
+    folder = write(CIFAR10)
+    asked = serve(CIFAR10, tmp_path / "cifar-10-python.tar.gz")
+    CIFAR10(str(folder.parent), download=True).prepare_data()
+    assert asked == []
+
+
+def test_a_failed_download_says_where_the_file_goes(tmp_path, serve):
+    serve(CIFAR10, tmp_path / "served" / "nothing.tar.gz")
+    with pytest.raises(UserError, match="404") as caught:
+        CIFAR10(str(tmp_path / "data"), download=True).prepare_data()
+    assert datasets.CIFAR10.url in str(caught.value)
+    assert f"put it at {tmp_path}/data/cifar-10-python.tar.gz" in str(caught.value)
+
+
+def test_two_steps_of_training_from_a_download(archive, serve, tmp_path):
+    packed = archive(CIFAR100)
+    asked = serve(CIFAR100, packed)
+    task = tiny_task(UViT(32, 8, 3, dim=16, depth=2, heads=2, num_classes=100))
+    before = {name: value.clone() for name, value in task.state_dict().items()}
+    losses = Losses()
+    data = CIFAR100(str(tmp_path / "new"), download=True, batch_size=4)
+    tiny_trainer(tmp_path, losses, max_steps=2).fit(task, data)
+    assert len(losses.values) == 2
+    assert all(map(math.isfinite, losses.values))
+    assert any(not torch.equal(value, before[name]) for name, value in task.state_dict().items())
+    assert len(asked) == 1

@@ -1,0 +1,243 @@
+"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or as the .tar.gz they come in.
+
+Names, addresses and checksums are those of torchvision. The batches are pickles, read without running code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import tarfile
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from uvit_decay.data.base import ImageData
+from uvit_decay.data.pickles import read_dict
+from uvit_decay.data.steps import InMemory
+from uvit_decay.download import download, verify
+from uvit_decay.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from torchvision import datasets
+
+_PIXELS = 3 * 32 * 32
+
+
+class _File(NamedTuple):
+    """One of the official files: where it was found, what it holds, and whether its md5 is the official one."""
+
+    where: str
+    content: bytes
+    official: bool
+
+
+class _CIFAR(ImageData):
+    """What the two sets share."""
+
+    def __init__(
+        self, path: str, download: bool, batch_size: int, device_batch_size: int | None, flip: bool, seed: int
+    ) -> None:
+        super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
+        self.path, self.download = Path(path).expanduser(), download
+
+    @abstractmethod
+    def official(self) -> type[datasets.CIFAR10]:
+        """torchvision's class, for its names, address and checksums."""
+
+    @abstractmethod
+    def keys(self) -> tuple[str, str]:
+        """The keys of the labels in the batches and of their names in the meta file."""
+
+    def prepare_data(self) -> None:
+        """Download the archive if that is asked for and nothing is there. Lightning calls this once on each node."""
+        if self.download and self._find() is None:
+            official = self.official()
+            download(official.url, self._archive(), official.tgz_md5, "md5")
+
+    def load(self) -> None:
+        found = self._find()
+        if found is None:
+            raise UserError(self._nothing_found())
+        files = self._read_folder(found) if found.is_dir() else self._read_archive(found)
+        _warn_of_others(files)
+        official, (label_key, name_key) = self.official(), self.keys()
+        self.class_names = _class_names(files[official.meta["filename"]], name_key)
+        self.train, self.test = (
+            _join([_batch(files[name], label_key, len(self.class_names)) for name, _ in batches])
+            for batches in (official.train_list, official.test_list)
+        )
+
+    def _md5s(self) -> dict[str, str]:
+        """The files that are read, with their official checksums."""
+        official = self.official()
+        return {**dict(official.train_list + official.test_list), official.meta["filename"]: official.meta["md5"]}
+
+    def _archive(self) -> Path:
+        """Where the archive is, or will be downloaded to."""
+        return self.path if self.path.suffix in (".gz", ".tgz") else self.path / self.official().filename
+
+    def _find(self) -> Path | None:
+        """The extracted folder if there is one, else the archive, else None."""
+        if self.path.is_file():
+            return self.path
+        for folder in (self.path, self.path / self.official().base_folder):
+            if any((folder / name).is_file() for name in self._md5s()):
+                return folder
+        return self._archive() if self._archive().is_file() else None
+
+    def _nothing_found(self) -> str:
+        official = self.official()
+        sought = f"the folder {official.base_folder} or the archive {official.filename} in it"
+        if self._archive() == self.path:
+            sought = "an archive of that name"
+        mend = "call prepare_data() first" if self.download else "set --data.download true"
+        return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {mend}"
+
+    def _read_folder(self, folder: Path) -> dict[str, _File]:
+        missing = [name for name in self._md5s() if not (folder / name).is_file()]
+        if missing:
+            mend = f"copy it again, or remove it and use {self.official().filename}"
+            raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {mend}")
+        files = {}
+        for name, md5 in self._md5s().items():
+            try:
+                content = (folder / name).read_bytes()
+            except OSError as error:
+                raise UserError(f"cannot read {folder / name}: {error.strerror or one_line(error)}") from error
+            same = hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
+            files[name] = _File(str(folder / name), content, same)
+        return files
+
+    def _read_archive(self, path: Path) -> dict[str, _File]:
+        """From memory; nothing is extracted. The checksum of the archive answers for what is in it."""
+        official = self.official()
+        verify(path, official.tgz_md5, "md5")
+        wanted = {f"{official.base_folder}/{name}": name for name in self._md5s()}
+        files = {}
+        with tarfile.open(path, "r:gz") as archive:
+            for member in archive:
+                if member.name in wanted and member.isfile():
+                    content = archive.extractfile(member).read()
+                    files[wanted[member.name]] = _File(f"{path}/{member.name}", content, official=True)
+        return files
+
+
+class CIFAR10(_CIFAR):
+    """CIFAR-10: 50,000 training and 10,000 test pictures of 32x32 RGB, 10 classes.
+
+    Args:
+        path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that holds one of them.
+        download: fetch the archive (170 MB) into that folder if nothing is there.
+        batch_size: global batch size, over all devices.
+        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
+        flip: mirror half of the training pictures.
+        seed: of the order and the flips.
+
+    Raises:
+        UserError: nothing there, another archive, or files that are no CIFAR batches.
+    """
+
+    def __init__(
+        self,
+        path: str = "data",
+        download: bool = False,
+        batch_size: int = 128,
+        device_batch_size: int | None = None,
+        flip: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(path, download, batch_size, device_batch_size, flip, seed)
+
+    def official(self) -> type[datasets.CIFAR10]:
+        from torchvision import datasets
+
+        return datasets.CIFAR10
+
+    def keys(self) -> tuple[str, str]:
+        return "labels", "label_names"
+
+
+class CIFAR100(_CIFAR):
+    """CIFAR-100: 50,000 training and 10,000 test pictures of 32x32 RGB, 100 classes in 20 groups.
+
+    Args:
+        path: cifar-100-python, cifar-100-python.tar.gz, or the folder that holds one of them.
+        download: fetch the archive (169 MB) into that folder if nothing is there.
+        labels: the 100 classes ("fine") or the 20 groups ("coarse").
+        batch_size: global batch size, over all devices.
+        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
+        flip: mirror half of the training pictures.
+        seed: of the order and the flips.
+
+    Raises:
+        UserError: nothing there, another archive, or files that are no CIFAR batches.
+    """
+
+    def __init__(
+        self,
+        path: str = "data",
+        download: bool = False,
+        labels: Literal["fine", "coarse"] = "fine",
+        batch_size: int = 128,
+        device_batch_size: int | None = None,
+        flip: bool = True,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(path, download, batch_size, device_batch_size, flip, seed)
+        self.labels = labels
+
+    @property
+    def name(self) -> str:
+        return "cifar100" if self.labels == "fine" else "cifar100-coarse"
+
+    def official(self) -> type[datasets.CIFAR10]:
+        from torchvision import datasets
+
+        return datasets.CIFAR100
+
+    def keys(self) -> tuple[str, str]:
+        return f"{self.labels}_labels", f"{self.labels}_label_names"
+
+
+@rank_zero_only
+def _warn_of_others(files: dict[str, _File]) -> None:
+    others = [file.where for file in files.values() if not file.official]
+    if others:
+        print(f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}", file=sys.stderr)
+
+
+def _class_names(meta: _File, key: str) -> tuple[str, ...]:
+    names = read_dict(meta.content, meta.where, key)[key]
+    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+        raise UserError(f"{meta.where}: {key} is not a list of class names")
+    return tuple(names)
+
+
+def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
+    """Pictures, uint8 (n, 3072), and their labels; UserError unless they are what CIFAR batches hold."""
+    batch = read_dict(file.content, file.where, "data", label_key)
+    data, labels = batch["data"], batch[label_key]
+    if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
+        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UserError(f"{file.where}: data must be uint8 (n, {_PIXELS}), it is {found}")
+    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+        labels = labels.tolist()
+    if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
+        raise UserError(f"{file.where}: {label_key} is not a list of whole numbers")
+    if len(labels) != len(data):
+        raise UserError(f"{file.where}: {len(data)} pictures but {len(labels)} {label_key}")
+    if not all(0 <= label < classes for label in labels):
+        span = f"{min(labels)} to {max(labels)}"
+        raise UserError(f"{file.where}: {label_key} are {span}, but the meta file names {classes} classes")
+    return data, labels
+
+
+def _join(batches: list[tuple[np.ndarray, list[int]]]) -> InMemory:
+    """Each row of 3072 is the red plane, the green and the blue one, each row by row."""
+    images = np.concatenate([data for data, _ in batches]).reshape(-1, 3, 32, 32)
+    return InMemory(torch.from_numpy(images), torch.tensor([label for _, labels in batches for label in labels]))

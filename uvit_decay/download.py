@@ -1,0 +1,131 @@
+"""Fetch one large file: resumed where it broke off, checked by its known checksum, complete or not there at all."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Literal
+
+from filelock import AcquireReturnProxy, FileLock
+from tqdm import tqdm
+
+from uvit_decay.errors import UserError, one_line
+
+Algorithm = Literal["md5", "sha256"]
+
+_CHUNK = 1 << 18
+
+
+def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
+    """Hexadecimal checksum of a file."""
+    with path.open("rb") as file:
+        # without usedforsecurity=False, machines in FIPS mode refuse md5
+        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+
+
+def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
+    """Raise a UserError with both values unless the file has the `expected` checksum."""
+    try:
+        found = checksum(path, algorithm)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
+    if found != expected:
+        size = f"{path.stat().st_size:,} bytes"
+        reason = f"its {algorithm} is {found}, expected {expected} ({size}: cut short, or another file)"
+        raise UserError(f"{path} is not the file it should be: {reason}; move it away and fetch it again")
+
+
+def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha256", timeout: float = 30.0) -> None:
+    """Fetch `url` to `target`, which is either complete and has the `expected` checksum or is not there.
+
+    A target that is there already is checked and nothing is fetched. Until it is complete the file is
+    `<target>.partial`; it is kept when the network fails, and the next call goes on from there. Processes that want the
+    same target at once, on one machine or a shared disk, wait for the first.
+
+    Args:
+        url: http or https address.
+        target: path of the file; missing folders are made.
+        expected: hexadecimal checksum of the whole file.
+        algorithm: which checksum that is.
+        timeout: seconds without any byte after which the server counts as gone.
+
+    Raises:
+        UserError: `target` is another file or cannot be written, the network failed, or the wrong bytes came.
+    """
+    if not target.exists():
+        partial = target.with_name(target.name + ".partial")
+        with _lock(partial) as lock:
+            if not target.exists():  # while this one waited, another process may have fetched it
+                _complete(url, partial, target, expected, algorithm, timeout)
+                os.replace(partial, target)
+            Path(lock.lock_file).unlink(missing_ok=True)  # nobody needs it once the target is there
+    verify(target, expected, algorithm)
+
+
+def _lock(partial: Path) -> AcquireReturnProxy:
+    """Waits until no other process works on `partial`; UserError if nothing can be written there."""
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{partial}.lock").acquire()
+    except OSError as error:
+        raise UserError(f"cannot write {partial}: {error.strerror or one_line(error)}") from error
+
+
+def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
+    """Make `partial` the whole file; without the network if it is that already."""
+    if partial.exists() and checksum(partial, algorithm) == expected:
+        return
+    _fetch(url, partial, target, timeout)
+    found = checksum(partial, algorithm)
+    if found != expected:
+        partial.unlink()
+        reason = f"the {algorithm} of what came is {found}, expected {expected}"
+        raise UserError(f"{url}: {reason}; it was removed, run again to fetch it anew")
+
+
+def _fetch(url: str, partial: Path, target: Path, timeout: float) -> None:
+    """Fetch what `partial` still lacks; all of it where the server cannot resume. UserError if the network fails."""
+    try:
+        have = partial.stat().st_size if partial.exists() else 0
+        with _open(url, have, timeout) as response:
+            _append(response, partial, have, target.name)
+    except (OSError, http.client.HTTPException) as error:  # urllib's and the disk's errors are OSErrors
+        reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
+        mend = f"run again to go on where it stopped, or fetch it elsewhere and put it at {target}"
+        raise UserError(f"cannot download {url}: {reason}; {mend}") from error
+
+
+def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse:
+    """The response for the bytes from `have` on, or for the whole file."""
+    headers = {"Range": f"bytes={have}-"} if have else {}
+    try:
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
+    except urllib.error.HTTPError as error:
+        if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
+            raise
+        error.close()  # the partial file is as long as the file or longer, and wrong: start again
+        return _open(url, 0, timeout)
+
+
+def _append(response: http.client.HTTPResponse, partial: Path, have: int, name: str) -> None:
+    """Write the body to `partial`, behind its `have` bytes if those are what the server left out.
+
+    Raises OSError: the bytes of another range came, or fewer than announced.
+    """
+    if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+        have = 0  # the whole file comes
+    elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
+        raise OSError(f"asked for the bytes from {have} on, got {response.headers.get('Content-Range')}")
+    total = None if response.length is None else have + response.length
+    bar = tqdm(desc=name, total=total, initial=have, unit="B", unit_scale=True, unit_divisor=1024)
+    with bar, partial.open("ab" if have else "wb") as file:
+        while chunk := response.read(_CHUNK):
+            file.write(chunk)
+            bar.update(len(chunk))
+        size = file.tell()
+    if total is not None and size != total:
+        raise OSError(f"the connection broke off after {size:,} of {total:,} bytes")
