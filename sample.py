@@ -31,6 +31,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch-size", type=int, default=64, help="images at a time; changes no image; default: 64")
     parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
+    parser.add_argument("--vae", help="autoencoder that decodes latents, hub id or folder; default: the checkpoint's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one")
     parser.add_argument(
         "--trust", action="append", default=[], metavar="CLASS", help="network class from elsewhere to allow"
@@ -72,11 +73,12 @@ def main(args: Sequence[str]) -> None:
     if (options.num is not None and options.num < 1) or options.batch_size < 1 or options.seed < 0:
         raise UserError("--num and --batch-size must be at least 1, --seed at least 0")
     from uvit_decay import image
+    from uvit_decay.disk import check_writable
 
     form = options.out.suffix.lower()
     if form not in ("", ".png", ".npz"):
         raise UserError(f"--out {options.out}: a .png (grid), an .npz (array) or a folder without a suffix")
-    image.check_writable(options.out, folder=not form)
+    check_writable(options.out, folder=not form)
     if not form and any(options.out.iterdir()):
         raise UserError(f"--out {options.out}: the folder is not empty, and its files would be mixed with the new ones")
 
@@ -86,6 +88,7 @@ def main(args: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from uvit_decay import checkpoint
+    from uvit_decay.autoencoder import decoder
     from uvit_decay.diffusion.generate import generate, share
 
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
@@ -95,7 +98,10 @@ def main(args: Sequence[str]) -> None:
     given = {key: value for key, value in wanted.items() if value is not None}
     sampling = replace(source.unguided(found.sampling), **given)
     source.check(sampling)
-    if source.device.type == "cpu" and sum(p.numel() for p in found.net.parameters()) < TINY:
+    if options.vae is not None and not found.latents:
+        raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
+    finish = decoder(found.latents, options.vae, source.device).decode if found.latents else image.to_uint8
+    if source.device.type == "cpu" and not found.latents and sum(p.numel() for p in found.net.parameters()) < TINY:
         torch.set_num_threads(1)  # more threads only wait for each other: up to 3 times slower on a busy machine
     classes = choose_classes(options.classes, source.num_classes)
     if form == ".png" and not options.classes:
@@ -108,7 +114,7 @@ def main(args: Sequence[str]) -> None:
     what = f"{sampling.describe()}, {found.weights} weights"
     with tqdm(total=len(mine), unit="image", desc=what, disable=not processes.is_main_process) as bar:
         for batch in generate(source, sampling, mine, labels, options.seed, options.batch_size):
-            parts.append(image.to_uint8(batch).cpu())
+            parts.append(finish(batch).cpu())
             bar.update(len(batch))
     images = torch.cat(gather_object(parts))
     if processes.is_main_process:

@@ -19,6 +19,7 @@ from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
 
 ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there must fail at once, not after a timeout
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -61,6 +62,17 @@ class Losses(Callback):
 
     def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx) -> None:
         self.values.append(float(outputs["loss"]))
+
+
+def save_tiny_vae(folder: Path, seed: int = 0) -> Path:
+    """Stable Diffusion's autoencoder, shrunk, with random weights, as its users have it: a folder of diffusers'."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(seed)
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    widths = {"block_out_channels": [8, 8, 16, 16], "layers_per_block": 1, "norm_num_groups": 4}
+    AutoencoderKL(**kinds, **widths, latent_channels=4, sample_size=64).save_pretrained(folder)
+    return folder
 
 
 def state(task: DiffusionTask) -> dict[str, torch.Tensor]:

@@ -8,7 +8,8 @@ import torch
 from conftest import same, tiny_net
 from safetensors.torch import load_file, save_file
 
-from uvit_decay.checkpoint import export, load, read_training_checkpoint
+from uvit_decay.checkpoint import load, read_training_checkpoint
+from uvit_decay.checkpoint.convert import export
 from uvit_decay.errors import UserError
 
 

@@ -1,15 +1,11 @@
-"""Pictures at the borders: the uint8 conversion, grids, files, and the early check that they can be written."""
-
-import re
+"""Pictures at the borders: the uint8 conversion, grids, files."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from uvit_decay.errors import UserError
 from uvit_decay.image import (
-    check_writable,
     grid_columns,
     labelled_grid,
     save_npz,
@@ -129,40 +125,3 @@ def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
     for file, image in zip(files, images, strict=True):
         read = torch.from_numpy(np.asarray(Image.open(file)).copy()).reshape(8, 8, channels)
         assert torch.equal(read.permute(2, 0, 1), image)
-
-
-@pytest.mark.parametrize(("name", "folder"), [("out.png", False), ("a/b/out.png", False), ("a/b/out", True)])
-def test_a_check_makes_missing_folders_and_leaves_nothing_else_behind(tmp_path, name, folder):
-    path = tmp_path / name
-    for _ in range(2):
-        check_writable(path, folder=folder)
-    parents = {p for p in [path, *path.parents] if tmp_path in p.parents}
-    assert set(tmp_path.rglob("*")) == (parents if folder else parents - {path})
-
-
-def test_a_check_leaves_an_existing_file_as_it_is(tmp_path):
-    path = tmp_path / "out.png"
-    path.write_bytes(b"precious")
-    check_writable(path)
-    assert path.read_bytes() == b"precious"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("name", "folder", "reason"),
-    [
-        ("file/out.png", False, "File exists|Not a directory"),
-        ("file/deep/out.png", False, "Not a directory"),
-        ("file", True, "File exists"),
-        ("file/out", True, "Not a directory"),
-        ("folder", False, "it is a folder"),
-        ("x" * 300 + ".png", False, "File name too long"),
-    ],
-)
-def test_a_path_that_cannot_be_written_is_a_user_error_and_leaves_nothing_behind(tmp_path, name, folder, reason):
-    (tmp_path / "file").touch()
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=rf"^cannot write {re.escape(str(tmp_path / name))}: ({reason})$"):
-        check_writable(tmp_path / name, folder=folder)
-    assert set(tmp_path.rglob("*")) == {tmp_path / "file", tmp_path / "folder"}
-    assert (tmp_path / "file").read_bytes() == b""

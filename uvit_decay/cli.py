@@ -129,9 +129,6 @@ class CLI(LightningCLI):
         if self.config.validate.ckpt_path is None:
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
         self._check_fits(self.config.validate.ckpt_path)
-        self.datamodule.setup()
-        if self.datamodule.test is None:
-            raise UserError("validate needs test pictures: set --data.test_path or --data.holdout 0.1")
 
     def _check_fits(self, path: str) -> None:
         stored = read_training_checkpoint(Path(path))["state_dict"]

@@ -5,7 +5,6 @@ Inside networks a picture is float in [-1, 1]; on disk and in metrics it is uint
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,8 +12,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
-
-from uvit_decay.errors import UserError
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -54,23 +51,6 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
 def grid_columns(classes: int, wanted: int = 10) -> int:
     """Columns of a grid whose images take `classes` labels in turn, so that each column is of one class."""
     return classes * max(1, wanted // classes) if classes else wanted
-
-
-def check_writable(path: Path, folder: bool = False) -> None:
-    """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders.
-
-    Several processes may ask at once.
-    """
-    target = path if folder else path.parent
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        probe = target / f".{path.name}.{os.getpid()}.probe"
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
-    if not folder and path.is_dir():
-        raise UserError(f"cannot write {path}: it is a folder")
 
 
 def save_npz(path: Path, images: Tensor) -> None:

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from uvit_decay.data import Digits
-from uvit_decay.data.base import InMemory
-from uvit_decay.data.steps import StepLoader, StepSampler, subset
+from uvit_decay.data.steps import InMemory, StepLoader, StepSampler, pieces, subset
 from uvit_decay.errors import UserError
 
 
@@ -16,7 +15,7 @@ def numbers(n):
 
 def batches(n=50, batch_size=12, seed=0, rank=0, ranks=1, start=0, epochs=1, workers=0):
     sampler = StepSampler(n, batch_size, seed, rank, ranks, shuffle=True)
-    loader = StepLoader(numbers(n), sampler, workers)
+    loader = StepLoader(numbers(n), sampler, num_workers=workers)
     loader.load_state_dict({"start": start})
     return [batch for _ in range(epochs) for batch in loader]
 
@@ -52,6 +51,50 @@ def test_ranks_share_the_global_batch(ranks):
         assert all(part.total == 12 for part in parts)
 
 
+@pytest.mark.parametrize(
+    ("share", "limit", "count"),
+    [(128, None, 1), (128, 128, 1), (128, 1000, 1), (128, 127, 2), (128, 64, 2), (12, 5, 3), (7, 3, 7), (1, 1, 1)],
+)
+def test_a_share_is_cut_into_the_fewest_equal_pieces_that_fit(share, limit, count):
+    assert pieces(share, limit) == count
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pieces_make_up_the_global_batch(ranks):
+    whole = batches()
+    for rank in range(ranks):
+        loader = StepLoader(numbers(50), StepSampler(50, 12, 0, rank, ranks, shuffle=True, limit=3))
+        parts, count = list(loader), 4 // ranks
+        assert len(loader) == len(parts) == 4 * count
+        for k, batch in enumerate(whole):
+            share = parts[k * count : (k + 1) * count]
+            labels = torch.cat([part.labels for part in share])
+            assert torch.equal(labels, batch.labels[rank * 6 : rank * 6 + len(labels)])
+            assert {part.number for part in share} == {k}
+            assert [part.first for part in share] == [12 // ranks * rank + 3 * i for i in range(count)]
+
+
+def test_the_state_of_pieces_counts_whole_batches():
+    loader = StepLoader(numbers(50), StepSampler(50, 12, 0, 0, 1, shuffle=True, limit=4))
+    starts = [loader.state_dict()["start"] for _ in loader]
+    assert starts == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+
+
+@pytest.mark.parametrize(("ranks", "limit"), [(1, None), (2, None), (1, 3), (2, 2)])
+def test_half_of_the_pictures_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
+    pictures = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
+    loaders = [
+        StepLoader(pictures, StepSampler(480, 24, 0, rank, ranks, True, limit), flip_seed=5) for rank in range(ranks)
+    ]
+    mirrored = torch.empty(20, 24, dtype=torch.bool)
+    for loader in loaders:
+        for batch in loader:
+            mirrored[batch.number, batch.first : batch.first + len(batch.images)] = batch.images[:, 0, 0, 0] == 1
+    assert 200 < mirrored.sum() < 280
+    alone = StepLoader(pictures, StepSampler(480, 24, 0, 0, 1, True), flip_seed=5)
+    assert torch.equal(mirrored, torch.stack([batch.images[:, 0, 0, 0] == 1 for batch in alone]))
+
+
 def test_the_state_counts_batches_handed_out_not_batches_prefetched():
     loader = StepLoader(numbers(50), StepSampler(50, 5, 0, 0, 1, shuffle=True), num_workers=2)
     iterator = iter(loader)
@@ -76,12 +119,17 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "ranks", "message"),
-    [(12, 5, "not divisible by 5 devices"), (51, 1, "larger than the 50 pictures"), (0, 1, "leave nothing")],
+    ("batch_size", "ranks", "limit", "message"),
+    [
+        (12, 5, None, "not divisible by 5 devices"),
+        (51, 1, None, "larger than the 50 pictures"),
+        (0, 1, None, "leave nothing"),
+        (12, 1, 0, "device_batch_size must be at least 1"),
+    ],
 )
-def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, message):
+def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, limit, message):
     with pytest.raises(UserError, match=message):
-        StepSampler(50, batch_size, 0, 0, ranks, shuffle=True)
+        StepSampler(50, batch_size, 0, 0, ranks, shuffle=True, limit=limit)
 
 
 def test_the_digits_are_all_there():

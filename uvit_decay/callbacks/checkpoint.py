@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -16,8 +15,9 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic, run_folder
+from uvit_decay.disk import replacing
 
-AGREE_EVERY = 10  # batches between the agreements of several processes to stop
+AGREE_EVERY = 10  # steps between the agreements of several processes to stop
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -29,12 +29,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        partial = target.with_name(f".{target.name}.partial")
-        with partial.open("wb") as file:
+        with replacing(target) as file:
             torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
 
 
 class LastCheckpoint(Checkpoint):
@@ -87,14 +83,15 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step != self._seen_step:  # else gradients are being accumulated
-            self._seen_step = step
-            if self.every_n_steps and step % self.every_n_steps == 0:
-                self._saved_step = step
-                self._save(trainer)
-            if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
-                self._save(trainer, f"step_{step:08d}")
-        if batch_idx % AGREE_EVERY == 0 or trainer.world_size == 1:
+        if step == self._seen_step:  # gradients are being accumulated, and a checkpoint would lose them
+            return
+        self._seen_step = step
+        if self.every_n_steps and step % self.every_n_steps == 0:
+            self._saved_step = step
+            self._save(trainer)
+        if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
+            self._save(trainer, f"step_{step:08d}")
+        if step % AGREE_EVERY == 0 or trainer.world_size == 1:
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:

@@ -41,7 +41,8 @@ class GenerationMetrics(Periodic):
         batch_size: images at a time on each device.
 
     Raises:
-        UserError: fewer than 10 images, which the Inception Score splits, or fewer than devices.
+        UserError: fewer than 10 images, which the Inception Score splits, or fewer than devices; latents instead of
+            pictures.
     """
 
     def __init__(
@@ -67,6 +68,8 @@ class GenerationMetrics(Periodic):
         """Get the extractor ready now: missing weights are found before the training, not after."""
         if self.num < max(trainer.world_size, 10):
             raise UserError(f"generation metrics need 10 images, and one for each device; got num {self.num}")
+        if trainer.datamodule.latents:
+            raise UserError("generation metrics compare pictures, and these data are latents: remove GenerationMetrics")
         steps = trainer.estimated_stepping_batches
         if not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps):
             train: ImageSet = trainer.datamodule.train

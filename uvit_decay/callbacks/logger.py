@@ -8,8 +8,8 @@ from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
+from uvit_decay.disk import check_writable
 from uvit_decay.errors import UserError
-from uvit_decay.image import check_writable
 
 
 class RunLogger(TensorBoardLogger):

@@ -11,14 +11,15 @@ from PIL.Image import Image
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
 from uvit_decay.diffusion.generate import Sampling, generate
-from uvit_decay.image import grid_columns, labelled_grid, to_uint8
+from uvit_decay.image import grid_columns, labelled_grid
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Preview(Periodic):
     """Writes samples.png (the newest) and samples/step_N.png into the run folder, and the grid to TensorBoard.
 
-    A class-conditional network shows a column for each of its first classes.
+    A class-conditional network shows a column for each of its first classes. Latents are shown through a linear map to
+    RGB, small and rough, so that no autoencoder takes memory while training; sample.py decodes them.
 
     Args:
         every_n_steps: optimizer steps between grids; 0 means only at the end.
@@ -57,7 +58,7 @@ class Preview(Periodic):
         labels = [i % len(names) for i in mine] if names else None
         with averaged(trainer, task):
             batches = generate(task.source(), self.sampling_for(task), mine, labels, self.seed, self.batch_size)
-            parts = [to_uint8(batch).cpu() for batch in batches]
+            parts = [trainer.datamodule.preview(batch).cpu() for batch in batches]
         images = torch.cat([part for rank in gather_objects(trainer, parts) for part in rank])
         if trainer.is_global_zero:
             self._save(trainer, labelled_grid(images, columns, names * (columns // max(1, len(names)))))

@@ -14,7 +14,6 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, gather_objects
 from uvit_decay.data.steps import ImageSet, subset
 from uvit_decay.errors import UserError
-from uvit_decay.image import to_float
 from uvit_decay.metrics.probe import logistic_probe, ridge_probe
 from uvit_decay.metrics.rank import effective_rank
 from uvit_decay.nn.tap import Tapped, pooled_features
@@ -115,7 +114,7 @@ class LinearProbes(Periodic):
         parts = []
         for start in range(0, len(chosen), self.batch_size):
             part = chosen[start : start + self.batch_size]
-            x = to_float(images[part][0].to(task.device))
+            x = task.trainer.datamodule.network_input(images[part][0].to(task.device))
             noise = [torch.randn(x.shape[1:], generator=generator("probe", self.seed, split, level, i)) for i in part]
             t = torch.full((len(x),), self.times[level], device=x.device)
             x_t = task.path.noised(x, torch.stack(noise).to(x), t)

@@ -6,23 +6,15 @@ from abc import abstractmethod
 
 import torch
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.data.steps import Batch, ImageSet, StepLoader, StepSampler
-from uvit_decay.randomness import BatchRandom
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSampler
+from uvit_decay.errors import UserError
+from uvit_decay.image import to_float, to_uint8
 
-
-class InMemory:
-    """An ImageSet in memory: uint8 images (n, c, h, w) and int64 labels (n,)."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return self.images[indices], self.labels[indices]
+ON_DEVICE = 2**30  # bytes up to which a set in memory is kept on each GPU
 
 
 class ImageData(LightningDataModule):
@@ -35,17 +27,29 @@ class ImageData(LightningDataModule):
         flip: mirror half of the training pictures.
         seed: of the order and the flips.
         num_workers: reader processes on each device; 0 for sets in memory.
+        device_batch_size: pictures that a device takes at once; what is more of its share of the global batch goes
+            through it in equal pieces, whose gradients are accumulated. Null: the whole share at once.
     """
 
     def __init__(
-        self, image_size: int, channels: int, batch_size: int, flip: bool, seed: int, num_workers: int = 0
+        self,
+        image_size: int,
+        channels: int,
+        batch_size: int,
+        flip: bool,
+        seed: int,
+        num_workers: int = 0,
+        device_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        if num_workers < 0:
+            raise UserError(f"num_workers must be at least 0, got {num_workers}")
         self.image_size, self.channels, self.batch_size = image_size, channels, batch_size
-        self.flip, self.seed, self.num_workers = flip, seed, num_workers
+        self.flip, self.seed, self.num_workers, self.device_batch_size = flip, seed, num_workers, device_batch_size
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
+        self.latents: LatentSpace | None = None  # of data that are not pixels
 
     @property
     def name(self) -> str:
@@ -56,40 +60,62 @@ class ImageData(LightningDataModule):
     def load(self) -> None:
         """Read the pictures: set `train`, `test` and `class_names`."""
 
+    def network_input(self, stored: Tensor) -> Tensor:
+        """What a network is given for pictures as they are stored: float32 (b, c, h, w)."""
+        return to_float(stored)
+
+    def preview(self, x: Tensor) -> Tensor:
+        """Pictures to look at, uint8 (b, 1 or 3, h, w), of what a network makes."""
+        return to_uint8(x)
+
     def setup(self, stage: str | None = None) -> None:
         if self.train is None:
             self.load()
-        for loader in (self.train_dataloader, self.val_dataloader):
-            loader()  # a batch size that does not fit is found now, before anything takes time
+        if stage == "validate" and self.test is None:
+            raise UserError("validate needs test pictures: set --data.test_path or --data.holdout 0.1")
+        sampler = self._train_sampler()  # a batch size that does not fit is found now, before anything takes time
+        if stage == "fit":
+            self._accumulate(sampler)
 
-    def _loader(self, images: ImageSet, batch_size: int, shuffle: bool) -> StepLoader:
+    def _accumulate(self, sampler: StepSampler) -> None:
+        """Let the trainer accumulate the pieces of a global batch, and say how the batch is made up."""
+        asked = self.trainer.accumulate_grad_batches
+        made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} pictures"
+        if sampler.pieces > 1:
+            if asked not in (1, sampler.pieces):
+                raise UserError(
+                    f"--trainer.accumulate_grad_batches {asked}: --data.device_batch_size {self.device_batch_size} "
+                    f"cuts the global batch into {sampler.pieces} already; leave one of them out"
+                )
+            self.trainer.accumulate_grad_batches = sampler.pieces
+            made_of += f" x {sampler.pieces} accumulated"
+        elif asked > 1:
+            made_of += f"; {asked} such batches for each step"
+        rank_zero_info(f"global batch {self.batch_size} = {made_of}")
+
+    def _sampler(self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None) -> StepSampler:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        sampler = StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle)
-        on_gpu = self.trainer is not None and self.trainer.strategy.root_device.type == "cuda"
-        return StepLoader(images, sampler, self.num_workers, pin_memory=on_gpu)
+        return StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle, limit)
+
+    def _train_sampler(self) -> StepSampler:
+        return self._sampler(self.train, self.batch_size, True, self.device_batch_size)
+
+    def _loader(self, images: ImageSet, sampler: StepSampler, flip_seed: int | None = None) -> StepLoader:
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if device.type != "cpu" and isinstance(images, InMemory) and images.images.nbytes <= ON_DEVICE:
+            return StepLoader(InMemory(images.images.to(device), images.labels), sampler, flip_seed)
+        return StepLoader(images, sampler, flip_seed, self.num_workers, pin_memory=device.type == "cuda")
 
     def train_dataloader(self) -> StepLoader:
-        return self._loader(self.train, self.batch_size, shuffle=True)
+        return self._loader(self.train, self._train_sampler(), self.seed if self.flip else None)
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
         """Whole global batches of the test set, in order."""
         if self.test is None:
             return []
         ranks = self.trainer.world_size if self.trainer else 1
-        return self._loader(self.test, min(self.batch_size, len(self.test) // ranks * ranks), shuffle=False)
+        share = min(self.batch_size // ranks, len(self.test) // ranks, self.device_batch_size or self.batch_size)
+        return self._loader(self.test, self._sampler(self.test, share * ranks, False, None))
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        if not (self.flip and self.trainer and self.trainer.training):
-            return batch
-        images = batch.images
-        random = BatchRandom(
-            "flip",
-            self.seed,
-            batch.number,
-            first=batch.first,
-            count=len(images),
-            total=batch.total,
-            device=images.device,
-        )
-        mirrored = random.uniform(1, 1, 1) < 0.5
-        return batch._replace(images=torch.where(mirrored, images.flip(-1), images))
+        return batch._replace(images=self.network_input(batch.images))

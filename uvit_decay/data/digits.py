@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from uvit_decay.data.base import ImageData, InMemory
+from uvit_decay.data.base import ImageData
+from uvit_decay.data.steps import InMemory
 
 
 class Digits(ImageData):
@@ -12,11 +13,12 @@ class Digits(ImageData):
 
     Args:
         batch_size: global batch size.
+        device_batch_size: digits that a device takes at once, see `ImageData`.
         seed: of the order of the pictures; the split is always the same.
     """
 
-    def __init__(self, batch_size: int = 32, seed: int = 0) -> None:
-        super().__init__(image_size=8, channels=1, batch_size=batch_size, flip=False, seed=seed)
+    def __init__(self, batch_size: int = 32, device_batch_size: int | None = None, seed: int = 0) -> None:
+        super().__init__(8, 1, batch_size, flip=False, seed=seed, device_batch_size=device_batch_size)
 
     def load(self) -> None:
         from sklearn.datasets import load_digits

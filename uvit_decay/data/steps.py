@@ -1,34 +1,61 @@
-"""Batches as a function of (seed, step): shuffling, sharding over ranks and exact resumption in one place.
+"""Batches as a function of (seed, step): shuffling, mirroring, sharding over ranks and exact resumption in one place.
 
-Global batch k holds the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th part. So the
-training data do not depend on the number of devices, and a run resumed in the middle of an epoch goes on where it was.
+Global batch k holds the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one
+piece or, where a device cannot hold it, in several whose gradients are accumulated. So the training data do not depend
+on the devices, and a run resumed in the middle of an epoch goes on where it was.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import BatchRandom, generator
 
 
-class ImageSet(Protocol):
-    """Pictures of one size, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,)."""
+class ImageSet(ABC):
+    """Pictures of one size as they are stored, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
+
+    `labels` (n,) are those of all pictures, on the CPU.
+    """
 
     labels: Tensor
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        return len(self.labels)
 
+    @abstractmethod
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]: ...
+
+    def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, with left and right exchanged where the bool tensor `mirror` (b,) says so."""
+        images, labels = self[indices]
+        return torch.where(mirror.to(images.device)[:, None, None, None], images.flip(-1), images), labels
+
+
+class InMemory(ImageSet):
+    """An ImageSet in memory: uint8 images (n, c, h, w), on any device, and int64 labels (n,) on the CPU."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.tensor(indices)
+        return self.images[chosen.to(self.images.device)], self.labels[chosen]
 
 
 class Batch(NamedTuple):
-    """A rank's part of global batch `number`: positions first, first + 1, ... of `total`."""
+    """A part of global batch `number`: positions first, first + 1, ... of `total`.
+
+    `images` are as stored (see ImageSet) until the data module has brought them to the network's device and form:
+    float32 (b, c, h, w), about [-1, 1].
+    """
 
     images: Tensor
     labels: Tensor
@@ -51,16 +78,32 @@ class _Slice(NamedTuple):
     total: int
 
 
+def pieces(share: int, limit: int | None) -> int:
+    """In how many equal pieces a device must take its `share` of a global batch so that none exceeds `limit`."""
+    return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= (limit or share))
+
+
 class StepSampler(DistributedSampler):
-    """Yields this rank's slice of every global batch from number `start` to the end of its epoch.
+    """Yields this rank's share of every global batch from number `start` to the end of its epoch, piece by piece.
 
     It is a DistributedSampler only so that Lightning sees that sharding is taken care of.
+
+    Args:
+        size: pictures of the set.
+        batch_size: the global batch size.
+        seed: of the order.
+        rank: whose share; of `ranks`.
+        ranks: processes.
+        shuffle: a new order in each epoch; else always the order of the set.
+        limit: pictures that a device takes at once; None for its whole share.
 
     Raises:
         UserError: the global batch does not divide over the ranks, or is larger than the set.
     """
 
-    def __init__(self, size: int, batch_size: int, seed: int, rank: int, ranks: int, shuffle: bool) -> None:
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int, ranks: int, shuffle: bool, limit: int | None = None
+    ) -> None:
         super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
         if batch_size < 1:
             raise UserError(f"{size} pictures in batches of {batch_size} leave nothing for {ranks} devices")
@@ -68,29 +111,41 @@ class StepSampler(DistributedSampler):
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
         if batch_size > size:
             raise UserError(f"the global batch size {batch_size} is larger than the {size} pictures of the set")
+        if limit is not None and limit < 1:
+            raise UserError(f"device_batch_size must be at least 1, got {limit}")
         self.size, self.batch_size, self.start = size, batch_size, 0
+        self.share = batch_size // ranks
+        self.pieces = pieces(self.share, limit)
 
     def __len__(self) -> int:
-        return self.size // self.batch_size
+        return self.size // self.batch_size * self.pieces
 
     def __iter__(self) -> Iterator[_Slice]:
-        epoch, position = divmod(self.start, len(self))
+        batches, step = self.size // self.batch_size, self.share // self.pieces
+        epoch, position = divmod(self.start, batches)
         order = torch.arange(self.size)
         if self.shuffle:
             order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
-        share = self.batch_size // self.num_replicas
-        first = self.rank * share
-        for k in range(position, len(self)):
-            begin = k * self.batch_size + first
-            yield _Slice(order[begin : begin + share].tolist(), epoch * len(self) + k, first, self.batch_size)
+        for k in range(position, batches):
+            for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
+                begin = k * self.batch_size + first
+                indices = order[begin : begin + step].tolist()
+                yield _Slice(indices, epoch * batches + k, first, self.batch_size)
 
 
 class _Batches(Dataset):
-    def __init__(self, images: ImageSet) -> None:
-        self.images = images
+    def __init__(self, images: ImageSet, flip_seed: int | None) -> None:
+        self.images, self.flip_seed = images, flip_seed
 
     def __getitem__(self, part: _Slice) -> Batch:
-        return Batch(*self.images[part.indices], part.number, part.first, part.total)
+        return Batch(*self._read(part), part.number, part.first, part.total)
+
+    def _read(self, part: _Slice) -> tuple[Tensor, Tensor]:
+        if self.flip_seed is None:
+            return self.images[part.indices]
+        count = len(part.indices)
+        random = BatchRandom("flip", self.flip_seed, part.number, first=part.first, count=count, total=part.total)
+        return self.images.mirrored(part.indices, random.uniform() < 0.5)
 
 
 class StepLoader(DataLoader):
@@ -99,13 +154,21 @@ class StepLoader(DataLoader):
     Args:
         images: the pictures.
         sampler: which of them, and when.
+        flip_seed: mirror half of the pictures, by this seed; None mirrors none.
         num_workers: processes that read; 0 for sets in memory.
         pin_memory: put batches where a GPU can fetch them.
     """
 
-    def __init__(self, images: ImageSet, sampler: StepSampler, num_workers: int = 0, pin_memory: bool = False) -> None:
+    def __init__(
+        self,
+        images: ImageSet,
+        sampler: StepSampler,
+        flip_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
         super().__init__(
-            _Batches(images),
+            _Batches(images, flip_seed),
             sampler=sampler,
             batch_size=None,
             num_workers=num_workers,
@@ -117,9 +180,10 @@ class StepLoader(DataLoader):
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Batch]:
-        for batch in super().__iter__():
+        start = self.sampler.start
+        for count, batch in enumerate(super().__iter__(), 1):
             if self.sampler.shuffle:  # an evaluation loader starts anew each time
-                self.sampler.start = batch.number + 1
+                self.sampler.start = start + count // self.sampler.pieces
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class Sampling:
         sampler: a name in `uvit_decay.diffusion.sampler.SAMPLERS`.
         steps: steps of the sampler, 1 to 1000; Heun calls the network 2 steps - 1 times, the others once a step.
         guidance: scale w of uncond + w (cond - uncond), at least 0; 1 is none.
-        clip: clamp the denoised image to [-1, 1] at every step; for pixels, never for latents.
+        clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents.
 
     Raises:
         UserError: unknown sampler, or a number out of range.
@@ -37,7 +37,7 @@ class Sampling:
     sampler: str = "dpm++"
     steps: int = 25
     guidance: float = 1.0
-    clip: bool = True
+    clip: bool | None = None
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -75,7 +75,8 @@ def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None,
 class Source:
     """A trained network with all that sampling needs: its path, its prediction, and the shape (c, h, w) of an image.
 
-    `num_classes` 0 means unconditional; `null_label` says whether it knows "no label" (= num_classes).
+    `num_classes` 0 means unconditional; `null_label` says whether it knows "no label" (= num_classes); `pixels` is
+    false for latents.
     """
 
     net: Network
@@ -85,12 +86,13 @@ class Source:
     num_classes: int
     null_label: bool
     device: torch.device
+    pixels: bool = True
 
     @classmethod
-    def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device) -> Source:
+    def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device, pixels: bool = True) -> Source:
         """From a network that says what it was made for: `image_size`, `channels`, `num_classes`, `null_label`."""
         shape = (net.channels, net.image_size, net.image_size)
-        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device)
+        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels)
 
     def check(self, sampling: Sampling) -> None:
         """Raise a UserError where the network cannot do what `sampling` asks."""
@@ -138,7 +140,8 @@ def _generate_batch(
     x = torch.stack([torch.randn(source.shape, generator=g) for g in generators]).to(source.device)
     y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=source.device)
     net = Guided(source.net, sampling.guidance, source.num_classes)
-    denoise = denoiser(net, source.path, source.prediction, y, sampling.clip)
+    clip = source.pixels if sampling.clip is None else sampling.clip
+    denoise = denoiser(net, source.path, source.prediction, y, clip)
     for _, state in SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators):
         x = state
     return x

@@ -93,7 +93,7 @@ class Task(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch, "train")
         self._guard(loss.detach())
-        self._images += batch.total
+        self._images += len(batch.images) * self.trainer.world_size
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch.images))
         return loss
 

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.base import ImageData
 from uvit_decay.data.steps import Batch
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
-from uvit_decay.image import to_float
 from uvit_decay.randomness import BatchRandom
 from uvit_decay.tasks.base import Optimization, Task
 
@@ -71,12 +71,21 @@ class DiffusionTask(Task):
             if own != value:
                 raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse latents of another autoencoder or scale than the checkpoint was trained on."""
+        trained, data = checkpoint["uvit_decay"].get("latents"), self.trainer.datamodule
+        if bool(trained) != bool(data.latents):
+            kinds = ("latents", "pixels") if trained else ("pixels", "latents")
+            raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
+        if trained:
+            LatentSpace(**trained).check_same(data.latents, "the checkpoint", data.name)
+
     def loss(self, batch: Batch, stage: str) -> Tensor:
-        x = to_float(batch.images)
+        x = batch.images
         random = BatchRandom(
             stage, self.seed, batch.number, first=batch.first, count=len(x), total=batch.total, device=x.device
         )
-        t = stratified_times(random.uniform(), batch.first, batch.total)
+        t = self.path.times(stratified_times(random.uniform(), batch.first, batch.total))
         eps = random.normal(*x.shape[1:])
         y = None
         if self.net.num_classes:
@@ -86,7 +95,7 @@ class DiffusionTask(Task):
 
     def source(self) -> Source:
         """The network as samplers want it, with the weights that it holds now."""
-        return Source.of(self.net, self.path, self.prediction, self.device)
+        return Source.of(self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None)
 
     def describe(self) -> dict[str, Any]:
         data: ImageData = self.trainer.datamodule
@@ -97,6 +106,7 @@ class DiffusionTask(Task):
             "sampling": dataclasses.asdict(self.sampling),
             "class_names": list(data.class_names) if self.net.num_classes else [],
             "data": data.name,
+            "latents": data.latents and data.latents.describe(),
         }
 
 

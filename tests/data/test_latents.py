@@ -1,0 +1,356 @@
+"""Latents on disk: what is stored, resumption after a kill, mirrors, manifests that do not fit."""
+
+import json
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import PartialState
+from conftest import ROOT, Losses, save_tiny_vae, tiny_trainer
+from PIL import Image
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.callbacks import LinearProbes, Preview
+from uvit_decay.data import Latents
+from uvit_decay.data.latents import manifest as manifests
+from uvit_decay.data.latents.__main__ import main
+from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.data.pictures import list_pictures, read
+from uvit_decay.data.steps import StepLoader, StepSampler
+from uvit_decay.diffusion.generate import Sampling
+from uvit_decay.errors import UserError
+from uvit_decay.nn import UViT
+from uvit_decay.tasks import DiffusionTask
+
+SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 pictures in shards of 4 are 6 shards, the last one half full
+FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    return save_tiny_vae(tmp_path_factory.mktemp("vae"))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """Two classes of eleven smooth pictures."""
+    folder, random = tmp_path_factory.mktemp("pictures"), torch.Generator().manual_seed(0)
+    for i in range(COUNT):
+        coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
+        path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(coarse.numpy()).resize((40, 48), Image.Resampling.BICUBIC).save(path)
+    return folder
+
+
+def encode(pictures, target, vae, *flags):
+    main(["encode", str(pictures), str(target), "--vae", str(vae), *FLAGS, *flags])
+    return target
+
+
+@pytest.fixture(scope="module")
+def encoded(pictures, vae, tmp_path_factory):
+    return encode(pictures, tmp_path_factory.mktemp("latents") / "train", vae)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def open_set(folder):
+    return LatentSet(folder, manifests.read(folder))
+
+
+# ---- what is stored
+
+
+def test_what_is_stored_is_what_the_autoencoder_says_of_each_picture_and_its_mirror(encoded, pictures, vae):
+    listing, found = list_pictures(pictures), Autoencoder(str(vae))
+    images, stored = read(listing, SIZE, 3), open_set(encoded)
+    every = list(range(COUNT))
+    for side, shown in enumerate((images, images.flip(-1))):
+        moments, labels = stored.mirrored(every, torch.full((COUNT,), bool(side)))
+        assert moments.dtype == torch.float16
+        torch.testing.assert_close(moments.float(), found.encode(shown), rtol=2e-3, atol=2e-3)
+        assert labels.tolist() == list(listing.labels)
+
+
+def test_decoding_the_mirrors_latents_gives_the_mirrored_picture_and_flipped_latents_do_not(encoded, pictures, vae):
+    found, stored = Autoencoder(str(vae)), open_set(encoded)
+    images = read(list_pictures(pictures), SIZE, 3, [5])
+    plain, _ = stored[[5]]
+    mirrored, _ = stored.mirrored([5], torch.tensor([True]))
+    wanted = found.decode(found.space.mean(found.encode(images.flip(-1)))).int()
+    assert (found.decode(found.space.mean(mirrored)).int() - wanted).abs().max() <= 2
+    assert (found.decode(found.space.mean(plain.flip(-1))).int() - wanted).abs().max() > 2
+
+
+def test_the_manifest_says_how_the_latents_were_made(encoded, vae):
+    found, space = manifests.read(encoded), Autoencoder(str(vae)).space
+    assert replace(found.latents, rgb=None) == space
+    assert (found.count, found.image_size, found.size, found.dtype) == (COUNT, SIZE, 4, "float16")
+    assert found.classes == {"cat": 11, "dog": 11}
+    moments = open_set(encoded)[list(range(COUNT))][0].double()
+    mean, variance = 0.18215 * moments[:, :4], 0.18215**2 * moments[:, 4:].exp()
+    flat = mean.transpose(0, 1).flatten(1)
+    spread = (flat.var(dim=1, correction=0) + variance.transpose(0, 1).flatten(1).mean(dim=1)).sqrt()
+    assert found.statistics.mean == pytest.approx(flat.mean(dim=1).tolist(), abs=1e-6)
+    assert found.statistics.std == pytest.approx(spread.tolist(), rel=1e-5)
+
+
+def test_the_linear_map_is_the_least_squares_fit(encoded, pictures):
+    found = manifests.read(encoded)
+    x = found.latents.mean(open_set(encoded)[list(range(COUNT))][0])
+    images = read(list_pictures(pictures), SIZE, 3).float() / 127.5 - 1
+    y = torch.nn.functional.avg_pool2d(images, 8).movedim(1, -1).reshape(-1, 3)
+    design = torch.cat([x.movedim(1, -1).reshape(-1, 4), torch.ones(len(y), 1)], dim=1)
+    fit = torch.linalg.lstsq(design.double(), y.double()).solution
+    torch.testing.assert_close(torch.tensor(found.latents.rgb), fit.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_bfloat16_is_stored_when_asked_for(pictures, vae, tmp_path):
+    stored = open_set(encode(pictures, tmp_path / "x", vae, "--dtype", "bfloat16"))
+    assert stored[[0]][0].dtype == torch.bfloat16
+
+
+def test_a_class_list_chooses_the_pictures_and_is_recorded(pictures, vae, tmp_path):
+    (tmp_path / "dogs.txt").write_text("dog\n")
+    found = manifests.read(encode(pictures, tmp_path / "x", vae, "--classes", str(tmp_path / "dogs.txt")))
+    assert found.classes == {"dog": 11}
+    assert found.class_list == str(tmp_path / "dogs.txt")
+
+
+# ---- resumption
+
+
+def test_encoding_again_changes_nothing(encoded, pictures, vae):
+    before = contents(encoded)
+    encode(pictures, encoded, vae)
+    assert contents(encoded) == before
+
+
+def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(encoded, pictures, vae, tmp_path):
+    again = encode(pictures, tmp_path / "again", vae)
+    for name in ("shard-00002-of-00006.safetensors", "shard-00005-of-00006.safetensors"):
+        (again / name).rename(again / f".{name}.partial")
+    (again / "manifest.json").write_bytes((encoded / "manifest.json").read_bytes())
+    encode(pictures, again, vae)
+    assert contents(again) == contents(encoded)
+
+
+@pytest.mark.slow
+def test_a_killed_encoder_goes_on_and_makes_the_same_bytes(encoded, pictures, vae, tmp_path):
+    target = tmp_path / "killed"
+    command = [sys.executable, "-m", "uvit_decay.data.latents", "encode", str(pictures), str(target)]
+    command += ["--vae", str(vae), *FLAGS]
+    slowed = f"""
+import runpy, sys, time
+from uvit_decay.data.latents import encode
+write = encode.write_shard
+encode.write_shard = lambda *args: (time.sleep(0.5), write(*args))
+sys.argv = {command[2:]!r}
+runpy.run_module("uvit_decay.data.latents", run_name="__main__")
+"""
+    process = subprocess.Popen([sys.executable, "-c", slowed], cwd=ROOT, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while len(list(target.glob("shard-*"))) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    done = contents(target)
+    assert 2 <= sum(name.startswith("shard-") for name in done) < 6
+    with pytest.raises(UserError, match="of 6 shards are encoded; run the same encode command again"):
+        manifests.read(target)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    finished = {name: data for name, data in contents(target).items() if not name.endswith(".partial")}
+    assert finished == contents(encoded)
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_same_bytes_as_one(encoded, pictures, vae, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
+    command += ["uvit_decay.data.latents", "encode", str(pictures), str(tmp_path / "two"), "--vae", str(vae), *FLAGS]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    assert "1 of 2" in result.stderr
+    assert contents(tmp_path / "two") == contents(encoded)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--image-size", "64"], "was encoded with image_size 32, not 64"),
+        (["--dtype", "bfloat16"], "was encoded with dtype float16, not bfloat16"),
+        (["--shard-size", "5"], "was encoded with shard_size 4, not 5"),
+        (["--batch-size", "4"], "was encoded with batch_size 3, not 4"),
+        (["--image-size", "36"], "--image-size 36 is not a multiple of 8"),
+        (["--shard-size", "0"], "must be at least 1"),
+        (["--workers", "-1"], "--workers must be at least 0"),
+        (["--classes", "imagenet-100/cmc"], "no pictures of 100 of the 100 classes"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, pictures, vae, flags, message):
+    before = contents(encoded)
+    with pytest.raises(UserError, match=message):
+        encode(pictures, encoded, vae, *flags)
+    assert contents(encoded) == before
+
+
+def test_another_autoencoder_or_other_pictures_are_refused(encoded, pictures, vae, tmp_path):
+    with pytest.raises(UserError, match="was encoded with sha256 "):
+        encode(pictures, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(next(pictures.rglob("*.png")).read_bytes())
+    with pytest.raises(UserError, match="was encoded with pictures "):
+        encode(tmp_path, encoded, vae)
+
+
+def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(pictures, vae, tmp_path):
+    folder = tmp_path / "pictures"
+    for path in pictures.rglob("*.png"):
+        target = folder / path.relative_to(pictures)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (folder / "dog" / "21.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match="dog/21.png"):
+        encode(folder, tmp_path / "x", vae)
+    assert len(list((tmp_path / "x").glob("shard-*"))) == 5
+
+
+def test_latents_that_are_not_finite_are_refused(pictures, vae, tmp_path):
+    found = Autoencoder(str(vae))
+    found.net.quant_conv.bias.data.fill_(1e6)
+    from uvit_decay.data.latents.encode import describe, encode
+
+    listing = list_pictures(pictures)
+    settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
+    plan = describe(listing, found.space, None, **settings)
+    with pytest.raises(UserError, match="not finite in float16"):
+        encode(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
+
+
+# ---- reading
+
+
+def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
+    stored = open_set(encoded)
+    stored[[0, 7, 21]]
+    assert len(pickle.dumps(stored)) < 5000
+    one, two = (
+        list(StepLoader(open_set(encoded), StepSampler(COUNT, 5, 0, 0, 1, True), flip_seed=3, num_workers=workers))
+        for workers in (0, 2)
+    )
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.labels, b.labels)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <pictures>"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "is damaged or no manifest"),
+        (lambda f: (f / "manifest.json").write_text("text"), "is damaged or no manifest"),
+        (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
+        (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
+        (lambda f: edit(f, count=23), "22 labels, the manifest 23"),
+        (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors is missing"),
+        (lambda f: (f / "shard-00003-of-00006.safetensors").unlink(), "shard-00003-of-00006.safetensors is missing"),
+        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99), "cut short: delete it"),
+        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99999), "cut short or not of this"),
+        (lambda f: edit(f, image_size=16), r"holds \(4, 2, 8, 4, 4\), the manifest says \(4, 2, 8, 2, 2\)"),
+    ],
+)
+def test_damaged_folders_are_refused_in_one_line(encoded, tmp_path, damage, message):
+    for path in encoded.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    damage(tmp_path)
+    with pytest.raises(UserError, match=message):
+        open_set(tmp_path)[list(range(COUNT))]
+
+
+def edit(folder, **values):
+    path = folder / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+# ---- training
+
+
+def latent_task(**options):
+    torch.manual_seed(0)
+    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
+    return DiffusionTask(net, sampling=Sampling("dpm++", 3), **options)
+
+
+def fit(folder, data, *callbacks, max_steps=4, ckpt_path=None):
+    losses, task = Losses(), latent_task()
+    tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, limit_val_batches=1).fit(
+        task, data, ckpt_path=ckpt_path
+    )
+    return losses.values, folder / "checkpoints" / "last.ckpt"
+
+
+def test_training_draws_the_posterior_and_the_mirror_anew_and_repeats_exactly(encoded, tmp_path):
+    data = [Latents(str(encoded), batch_size=11, num_workers=workers) for workers in (0, 1)]
+    first, second = (fit(tmp_path / str(i), each) for i, each in enumerate(data))
+    assert first[0] == second[0]
+    frozen = Latents(str(encoded), batch_size=11, num_workers=0)
+    frozen.on_after_batch_transfer = lambda batch, _: batch._replace(images=frozen.network_input(batch.images))
+    assert fit(tmp_path / "mean", frozen)[0] != first[0]
+    assert fit(tmp_path / "plain", Latents(str(encoded), batch_size=11, num_workers=0, flip=False))[0] != first[0]
+
+
+def test_previews_and_probes_work_on_latents(encoded, tmp_path):
+    data = Latents(str(encoded), str(encoded), batch_size=11, num_workers=0)
+    fit(tmp_path, data, Preview(rows=2), LinearProbes(times=(0.1,)))
+    with Image.open(tmp_path / "samples.png") as grid:
+        assert len(grid.getcolors(maxcolors=100_000)) > 10
+    assert (tmp_path / "probes.csv").read_text().count("\n") == 5
+
+
+def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, pictures, vae, tmp_path):
+    _, checkpoint = fit(tmp_path / "a", Latents(str(encoded), batch_size=11, num_workers=0))
+    fit(tmp_path / "b", Latents(str(encoded), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
+    other = encode(pictures, tmp_path / "other", save_tiny_vae(tmp_path / "vae", seed=1))
+    with pytest.raises(UserError, match="the checkpoint has latents with sha256 .* other "):
+        fit(tmp_path / "c", Latents(str(other), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
+
+
+def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, pictures, vae, tmp_path):
+    with pytest.raises(UserError, match=r"of its folders \(sha256 \w+\), the config wants imagenet-100/cmc \(\w+\)"):
+        Latents(str(encoded), classes="imagenet-100/cmc", batch_size=11).load()
+    larger = encode(pictures, tmp_path / "larger", vae, "--image-size", "64")
+    with pytest.raises(UserError, match="image_size 32, .*larger 64"):
+        Latents(str(encoded), str(larger), batch_size=11).load()
+    with pytest.raises(UserError, match="the data have image_size 8, the network 4"):
+        fit(tmp_path / "fit", Latents(str(larger), batch_size=11, num_workers=0))
+    with pytest.raises(UserError, match="holds no latents"):
+        Latents(str(tmp_path / "nothing")).load()
+
+
+@pytest.mark.slow
+def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
+    """Stable Diffusion's own sizes: 83,653,863 parameters."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    net = AutoencoderKL(**kinds, block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 83_653_863
+    net.save_pretrained(tmp_path / "vae")
+    (tmp_path / "pictures" / "cat").mkdir(parents=True)
+    Image.effect_noise((80, 64), 60).save(tmp_path / "pictures" / "cat" / "0.png")
+    flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
+    main(["encode", str(tmp_path / "pictures"), str(tmp_path / "latents"), *flags])
+    found = Autoencoder(str(tmp_path / "vae"))
+    moments, _ = open_set(Path(tmp_path / "latents"))[[0]]
+    assert moments.shape == (1, 8, 8, 8)
+    assert found.decode(found.space.mean(moments)).shape == (1, 3, 64, 64)

@@ -1,0 +1,183 @@
+"""Autoencoders at the border: one scale in both directions, slices, fingerprints, and files that do not fit."""
+
+import json
+import math
+
+import pytest
+import torch
+from conftest import save_tiny_vae
+from diffusers import AutoencoderKL, AutoencoderTiny
+from safetensors.torch import load_file, save_file
+
+from uvit_decay import autoencoder
+from uvit_decay.autoencoder import Autoencoder, LatentSpace, decoder
+from uvit_decay.errors import UserError
+from uvit_decay.image import to_float, to_uint8
+
+
+@pytest.fixture(scope="module")
+def vae(tmp_path_factory):
+    return save_tiny_vae(tmp_path_factory.mktemp("vae"))
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """An AutoencoderTiny with the same latents."""
+    torch.manual_seed(1)
+    options = dict(encoder_block_out_channels=(8,) * 4, decoder_block_out_channels=(8,) * 4)
+    folder = tmp_path_factory.mktemp("tiny")
+    AutoencoderTiny(num_encoder_blocks=(1,) * 4, num_decoder_blocks=(1,) * 4, **options).save_pretrained(folder)
+    return folder
+
+
+def pictures(count=3, size=64):
+    return torch.randint(256, (count, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def changed(folder, target, **values):
+    """A copy of a saved autoencoder with other values in its configuration."""
+    target.mkdir()
+    config = json.loads((folder / "config.json").read_text()) | values
+    (target / "config.json").write_text(json.dumps(config))
+    (target / "diffusion_pytorch_model.safetensors").write_bytes(
+        (folder / "diffusion_pytorch_model.safetensors").read_bytes()
+    )
+    return target
+
+
+def test_moments_are_those_of_the_library(vae):
+    moments = Autoencoder(str(vae)).encode(pictures())
+    with torch.no_grad():
+        posterior = AutoencoderKL.from_pretrained(vae).encode(to_float(pictures())).latent_dist
+    torch.testing.assert_close(moments[:, :4], posterior.mean)
+    torch.testing.assert_close(moments[:, 4:], posterior.logvar)
+
+
+def test_networks_see_the_scaled_latents_and_decoding_takes_the_scale_back(vae):
+    found = Autoencoder(str(vae))
+    z = found.encode(pictures())[:, :4]
+    x = found.space.mean(found.encode(pictures()))
+    torch.testing.assert_close(x, 0.18215 * z)
+    with torch.no_grad():
+        wanted = to_uint8(AutoencoderKL.from_pretrained(vae).decode(z).sample)
+    difference = (found.decode(x).int() - wanted.int()).abs()
+    assert difference.max() <= 1
+    assert wanted.float().std() > 5  # a picture, not one colour: a forgotten scale would show
+    assert (found.decode(z).int() - wanted.int()).abs().max() > 1
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3])
+def test_scaling_is_undone(shift):
+    space = LatentSpace("x", "", 0.5, shift, 4, 8)
+    z = torch.randn(2, 4, 3, 3)
+    torch.testing.assert_close(space.scaled(z), (z - shift) * 0.5)
+    torch.testing.assert_close(space.unscaled(space.scaled(z)), z)
+
+
+def test_posterior_samples_have_the_moments_mean_and_variance():
+    space = LatentSpace("x", "", 0.5, 0.1, 1, 8)
+    moments = torch.tensor([2.0, -1.0]).reshape(1, 2, 1, 1).expand(200_000, 2, 1, 1).half()
+    before = moments.clone()
+    x = space.sample(moments, torch.randn(200_000, 1, 1, 1, generator=torch.Generator().manual_seed(0)))
+    assert x.dtype == torch.float32
+    assert x.mean() == pytest.approx((2.0 - 0.1) * 0.5, abs=3e-3)
+    assert x.std() == pytest.approx(0.5 * math.exp(-0.5), rel=1e-2)
+    assert torch.equal(moments, before)
+
+
+def test_slices_change_nothing(vae, monkeypatch):
+    found = Autoencoder(str(vae))
+    x = found.space.mean(found.encode(pictures(5)))
+    whole = found.decode(x)
+    monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 2 * 64 * 64)
+    sizes = []
+    found.net.decoder.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    assert (found.decode(x).int() - whole.int()).abs().max() <= 1
+    assert sizes == [2, 2, 1]
+
+
+def test_a_picture_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
+    found = Autoencoder(str(vae))
+    monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 1)
+    assert found.decode(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 64, 64)
+
+
+def test_a_tiny_autoencoder_has_no_variance_and_no_scale_of_its_own(tiny):
+    found = Autoencoder(str(tiny))
+    moments = found.encode(pictures())
+    with torch.no_grad():
+        wanted = AutoencoderTiny.from_pretrained(tiny).encode(to_float(pictures())).latents
+    torch.testing.assert_close(found.space.mean(moments), wanted)
+    noise = torch.randn(wanted.shape)
+    torch.testing.assert_close(found.space.sample(moments, noise), wanted, atol=1e-5, rtol=0)
+
+
+def test_the_fingerprint_is_of_the_weights_alone(vae, tmp_path):
+    again = save_tiny_vae(tmp_path / "again")
+    other = save_tiny_vae(tmp_path / "other", seed=1)
+    first, second, third = (Autoencoder(str(folder)).space.sha256 for folder in (vae, again, other))
+    assert first == second != third
+
+
+def test_the_linear_map_makes_pictures():
+    rgb = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, -1.0]]
+    x = torch.zeros(1, 4, 2, 2)
+    x[:, 0], x[:, 1] = 1.0, -1.0
+    shown = LatentSpace("x", "", 1.0, 0.0, 4, 8, rgb).preview(x)
+    assert shown.shape == (1, 3, 2, 2)
+    assert shown[0, :, 0, 0].tolist() == [255, 0, 0]
+    with pytest.raises(UserError, match="no linear map"):
+        LatentSpace("x", "", 1.0, 0.0, 4, 8).preview(x)
+
+
+def test_the_checkpoints_autoencoder_decodes_and_another_one_of_the_same_latents_may(vae, tiny, tmp_path):
+    space = Autoencoder(str(vae)).space
+    assert decoder(space, None, "cpu").space == space
+    assert decoder(space, str(tiny), "cpu").is_tiny
+    assert decoder(space, str(save_tiny_vae(tmp_path / "other", seed=1)), "cpu").space.sha256 != space.sha256
+
+
+def test_another_scale_is_refused_with_both_values(vae, tmp_path):
+    other = changed(vae, tmp_path / "other", scaling_factor=0.13025)
+    with pytest.raises(UserError, match=r"scale 0\.18215, .* 0\.13025"):
+        decoder(Autoencoder(str(vae)).space, str(other), "cpu")
+
+
+def test_weights_that_changed_meanwhile_are_refused_unless_they_are_named(tmp_path):
+    folder = save_tiny_vae(tmp_path / "vae")
+    space = Autoencoder(str(folder)).space
+    save_tiny_vae(tmp_path / "vae", seed=1)
+    with pytest.raises(UserError, match=f"{space.sha256[:12]}: --vae"):
+        decoder(space, None, "cpu")
+    decoder(space, str(folder), "cpu")
+
+
+def test_spaces_that_differ_are_told_apart_with_both_values(vae):
+    space = LatentSpace("a", "11", 0.18215, 0.0, 4, 8)
+    space.check_same(LatentSpace("b", "11", 0.18215, 0.0, 4, 8), "one", "two")
+    space.check_same(LatentSpace("b", "", 0.18215, 0.0, 4, 8), "one", "two")
+    with pytest.raises(UserError, match=r"one has latents with sha256 11 \(a\), two 22 \(b\)"):
+        space.check_same(LatentSpace("b", "22", 0.18215, 0.0, 4, 8), "one", "two")
+    with pytest.raises(UserError, match="scale 0.18215 .* 1.0"):
+        space.check_same(LatentSpace("b", "11", 1.0, 0.0, 4, 8), "one", "two")
+
+
+def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
+    (tmp_path / "empty").mkdir()
+    half = changed(vae, tmp_path / "half")
+    weights = load_file(half / "diffusion_pytorch_model.safetensors")
+    weights.pop("decoder.conv_out.bias")
+    save_file(weights, half / "diffusion_pytorch_model.safetensors")
+    unet = changed(vae, tmp_path / "unet", _class_name="UNet2DModel")
+    cut = changed(vae, tmp_path / "cut")
+    (cut / "diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
+    for folder, message in (
+        (tmp_path / "empty", "cannot be fetched"),
+        (tmp_path / "missing", "cannot be fetched"),
+        (half, "lacks 1 of its weights, the first is decoder.conv_out.bias"),
+        (unet, "is a UNet2DModel, not one of AutoencoderKL, AutoencoderTiny"),
+        (cut, "cut"),
+    ):
+        with pytest.raises(UserError, match=message) as raised:
+            Autoencoder(str(folder))
+        assert "\n" not in str(raised.value)

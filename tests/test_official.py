@@ -1,0 +1,300 @@
+"""Official U-ViT files: recognised, imported as the same function, and written back without loss."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, same
+from nn.uvit_reference import SMALL, inputs, official_forward, official_shapes, random_state
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.official import Hints, recognise
+from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.diffusion.path import VP, SDDiscrete
+from uvit_decay.errors import UserError
+from uvit_decay.nn import UViT
+from uvit_decay.nn.zoo import UVIT_SIZES
+
+HERE = Path("file.pth")
+TINY = Hints(heads=SMALL["heads"])
+EULER_MARUYAMA, DPM = Sampling("euler-maruyama", 1000), Sampling("dpm++", 50)
+PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
+LATENTS_32, LATENTS_64 = dict(image_size=32, channels=4), dict(image_size=64, channels=4)
+PUBLISHED = [
+    # size, image, rows for labels, parameters, classes, path, sampling
+    ("uvit-s/2", PIXELS_32, 0, 44_255_328, 0, VP(), EULER_MARUYAMA),
+    ("uvit-s/2", PIXELS_32, 10, 44_260_960, 10, VP(), DPM),
+    ("uvit-s/2", PIXELS_32, 100, 44_307_040, 100, VP(), DPM),
+    ("uvit-s-deep/2", PIXELS_32, 0, 57_908_320, 0, VP(), EULER_MARUYAMA),
+    ("uvit-s/4", PIXELS_64, 0, 44_292_228, 0, VP(), EULER_MARUYAMA),
+    ("uvit-m/4", PIXELS_64, 1000, 130_940_292, 1000, VP(), DPM),
+    ("uvit-l/4", PIXELS_64, 1000, 286_827_652, 1000, VP(), DPM),
+    ("uvit-l/2", LATENTS_32, 1001, 286_763_172, 1000, VP(), Sampling("dpm++", 50, 1.4)),
+    ("uvit-h/2", LATENTS_32, 1001, 500_832_016, 1000, SDDiscrete(), Sampling("dpm++", 50, 1.4)),
+    ("uvit-l/4", LATENTS_64, 1001, 286_861_524, 1000, VP(), Sampling("dpm++", 50, 1.7)),
+    ("uvit-h/4", LATENTS_64, 1001, 500_942_656, 1000, SDDiscrete(), Sampling("dpm++", 50, 1.7)),
+    ("uvit-m/2", LATENTS_32, 0, 130_122_404, 0, VP(), DPM),
+    ("uvit-m/2", LATENTS_32, 100, 130_199_972, 100, VP(), DPM),
+    ("uvit-m/2", LATENTS_32, 101, 130_200_740, 100, VP(), Sampling("dpm++", 50, 1.4)),
+]
+VARIANTS = {
+    "unconditional": dict(),
+    "labels": dict(num_classes=10),
+    "labels-without-null": dict(num_classes=3, null_label=False),
+    "patch-4": dict(patch_size=4, channels=1),
+    "time-mlp": dict(mlp_time_embed=True),
+    "qkv-bias": dict(qkv_bias=True),
+    "no-conv": dict(conv=False),
+    "no-skip": dict(skip=False),
+    "narrow-mlp": dict(mlp_ratio=2.0),
+    "latents": dict(channels=4),
+}
+
+
+def tiny(**options):
+    return random_state(**SMALL | options)
+
+
+def saved(contents, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(contents, path)
+    return path
+
+
+def described(path):
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["uvit_decay"])
+
+
+def imported(contents, tmp_path, hints=TINY):
+    """What `load` makes of the imported file with these contents."""
+    import_official(saved(contents, tmp_path / "official.pth"), tmp_path / "ours.safetensors", None, hints)
+    return load(tmp_path / "ours.safetensors")
+
+
+def is_close(a, b):
+    return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
+
+
+# ---- recognition
+
+
+@pytest.mark.parametrize(("name", "image", "rows", "count", "classes", "path", "sampling"), PUBLISHED)
+def test_published_configurations_are_recognised(name, image, rows, count, classes, path, sampling):
+    size, patch_size = name.split("/")
+    options = UVIT_SIZES[size] | image | dict(patch_size=int(patch_size))
+    shapes = official_shapes(**options, num_classes=rows, null_label=False)
+    state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    found = recognise(state, Hints(), HERE)
+    net, description = found.net, found.description("file.pth")
+    time_scale = 999.0 if path == VP() else 1000.0
+    assert (found.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
+    assert {key: net.config[key] for key in options} == options
+    assert net.shortcuts.alphas == (1.0,) * (2 * options["depth"] + 2)
+    assert description["path"]["class_path"] == f"uvit_decay.diffusion.path.{type(path).__name__}"
+    assert Sampling(**description["sampling"]) == sampling
+    assert description["class_names"] == [str(label) for label in range(classes)]
+    assert (description["latents"] is not None) == (image["channels"] == 4)
+    assert f"{name} ({options['heads']} heads, {count:,} parameters)" in found.summary()
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_names_and_shapes_tell_the_network(options):
+    found = recognise(tiny(**options), TINY, HERE)
+    wanted = UViT(**SMALL | options).config
+    assert found.net.config == wanted
+    assert found.size is None
+    assert (found.description("x")["latents"] is None) == (wanted["channels"] != 4)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(11, 10), (101, 100), (10, 10), (12, 12)])
+def test_a_null_label_is_guessed_from_the_rows_or_said(rows, classes):
+    state = tiny(num_classes=rows, null_label=False)
+    guessed = recognise(state, TINY, HERE).net
+    assert (guessed.num_classes, guessed.null_label) == (classes, classes < rows)
+    for said in (rows, rows - 1):
+        net = recognise(state, Hints(heads=2, num_classes=said), HERE).net
+        assert (net.num_classes, net.null_label) == (said, said < rows)
+
+
+def test_what_is_said_comes_before_what_is_published():
+    huge = official_shapes(**UVIT_SIZES["uvit-h"], patch_size=2, **LATENTS_32)
+    state = {key: torch.empty(shape, device="meta") for key, shape in huge.items()}
+    found = recognise(state, Hints(path="vp", vae="my/vae", alpha_min=0.7), HERE)
+    assert (found.path, found.net.time_scale, found.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
+    assert found.latents == {
+        "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None
+    }  # fmt: skip
+    other = recognise(state, Hints(heads=12), HERE)  # no published network: nothing of H is taken over
+    assert (other.size, other.net.config["heads"], other.path) == (None, 12, "vp")
+
+
+# ---- import
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_an_imported_file_is_the_official_function(tmp_path, options):
+    state, config = tiny(**options), SMALL | options
+    found = imported(state, tmp_path)
+    x, t, y = inputs(**config)
+    assert is_close(found.net(x, t, y), official_forward(state, x, t, y, **config))
+    assert (found.prediction, found.step, found.weights, found.path) == ("eps", 0, "ema", VP())
+
+
+def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
+    config = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
+    state = random_state(**config)
+    found = imported(state, tmp_path, Hints())
+    x, t, _ = inputs(image_size=32, count=1)
+    with torch.no_grad():
+        assert is_close(found.net(x, t), official_forward(state, x, t, **config))
+    assert found.sampling == EULER_MARUYAMA
+
+
+def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
+    found = imported(tiny(), tmp_path, Hints(heads=2, path="sd-discrete"))
+    assert found.path == SDDiscrete()
+    x, t, _ = inputs()
+    assert is_close(found.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
+
+
+def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
+    found = imported(tiny(), tmp_path, Hints(heads=2, alpha_min=0.7))
+    alphas = torch.linspace(1, 0.7, 10).tolist()
+    x, t, _ = inputs()
+    wanted = official_forward(tiny(), x, t, alphas=alphas, **SMALL)
+    assert is_close(found.net(x, t), wanted)
+    assert not torch.allclose(wanted, official_forward(tiny(), x, t, **SMALL), atol=0.05)
+    assert load_file(tmp_path / "ours.safetensors")["alphas"].tolist() == pytest.approx(alphas)
+
+
+def test_an_imported_file_can_be_sampled(tmp_path):
+    found = imported(tiny(num_classes=10, channels=4), tmp_path)
+    source = found.source(torch.device("cpu"))
+    (images,) = generate(source, Sampling("dpm++", 2, 1.4), range(2), [3, 10], seed=0, batch_size=2)
+    assert images.shape == (2, 4, 8, 8)
+    assert images.isfinite().all()
+    assert found.class_names == tuple("0123456789")
+
+
+def test_a_file_of_data_parallel_is_the_same_network(tmp_path):
+    parallel = {f"module.{name}": value for name, value in tiny().items()}
+    assert same(imported(parallel, tmp_path).net.state_dict(), imported(tiny(), tmp_path).net.state_dict())
+
+
+def test_a_bare_safetensors_file_is_imported(tmp_path):
+    save_file(tiny(), tmp_path / "bare.safetensors")
+    import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, TINY)
+    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), imported(tiny(), tmp_path).net.state_dict())
+
+
+@pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
+def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights, seed):
+    folder = tmp_path / "500000.ckpt"
+    saved(500_000, folder / "step.pth")
+    saved(tiny(seed=1), folder / "nnet_ema.pth")
+    saved(tiny(seed=2), folder / "nnet.pth")
+    import_official(folder, tmp_path / "ours.safetensors", weights, TINY)
+    found = load(tmp_path / "ours.safetensors")
+    assert (found.step, found.weights, found.data) == (500_000, weights or "ema", "unknown, imported from 500000.ckpt")
+    assert torch.equal(found.net.pos_embed, tiny(seed=seed)["pos_embed"])
+
+
+def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
+    for name, kind in {"nnet.pth": "raw", "nnet_ema.pth": "ema"}.items():
+        import_official(saved(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
+        assert load(tmp_path / "ours.safetensors").weights == kind
+
+
+# ---- export, and round trips
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_official_to_ours_to_official_is_equal(tmp_path, options):
+    state = tiny(**options)
+    imported(state, tmp_path)
+    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pth") == ""
+    assert same(torch.load(tmp_path / "back.pth", weights_only=True), state)
+
+
+@pytest.mark.parametrize("weights", ["ema", "raw"])
+def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
+    note = export(trained, tmp_path / "official.pth", weights)
+    assert note == "an official file does not say alpha_min 0.7: its reader must be told"
+    bare = torch.load(tmp_path / "official.pth", weights_only=True)
+    assert set(bare) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
+    import_official(tmp_path / "official.pth", tmp_path / "back.safetensors", weights, Hints(heads=2, alpha_min=0.7))
+    back, ours = load(tmp_path / "back.safetensors"), load(trained, weights)
+    assert same(back.net.state_dict(), ours.net.state_dict())
+    assert (back.weights, back.class_names, back.path) == (weights, ours.class_names, ours.path)
+
+
+def test_a_safetensors_file_is_exported_again(trained, tmp_path):
+    export(trained, tmp_path / "first.safetensors", "raw")
+    export(tmp_path / "first.safetensors", tmp_path / "second.safetensors")
+    assert described(tmp_path / "second.safetensors") == described(tmp_path / "first.safetensors")
+    assert same(load_file(tmp_path / "second.safetensors"), load_file(tmp_path / "first.safetensors"))
+    with pytest.raises(UserError, match="holds raw weights, not ema"):
+        export(tmp_path / "first.safetensors", tmp_path / "official.pth", "ema")
+    with pytest.raises(UserError, match="would replace the file that is read"):
+        export(tmp_path / "first.safetensors", tmp_path / "." / "first.safetensors")
+
+
+def ours(tmp_path, **options):
+    """An exported checkpoint of a tiny network with these options."""
+    imported(tiny(), tmp_path)
+    path, net = tmp_path / "ours.safetensors", UViT(**SMALL | options)
+    description = described(path)
+    description["net"]["init_args"] = net.config
+    save_file(net.state_dict(), path, {"uvit_decay": json.dumps(description)})
+    return path
+
+
+def test_the_whole_decay_is_named_where_it_is_lost(tmp_path):
+    path = ours(tmp_path, alpha_min=0.6, schedule="cosine", branches="mlp")
+    wanted = "an official file does not say alpha_min 0.6, schedule cosine, branches mlp: its reader must be told"
+    assert export(path, tmp_path / "official.pth") == wanted
+    assert export(ours(tmp_path, granularity="block"), tmp_path / "official.pth") == "", "all alphas are 1"
+
+
+def test_a_prediction_of_data_is_named_where_it_is_lost(tmp_path):
+    path = ours(tmp_path)
+    description = described(path) | {"prediction": "x"}
+    save_file(load_file(path), path, {"uvit_decay": json.dumps(description)})
+    assert "prediction x" in export(path, tmp_path / "official.pth")
+
+
+# ---- the command line
+
+
+def test_the_command_line_imports_and_exports(tmp_path, capsys):
+    official, ours, back = (str(tmp_path / name) for name in ("official.pth", "ours.safetensors", "back.pth"))
+    state = tiny(num_classes=10, channels=4)
+    torch.save(state, official)
+    hints = "--heads 2 --num-classes 11 --path sd-discrete --alpha-min 0.7 --vae my/vae --weights raw"
+    main(["import", official, ours, *hints.split()])
+    recognised, wrote = capsys.readouterr().out.splitlines()
+    assert recognised.startswith("recognised uvit/2 (2 heads, ")
+    assert "latents 8x8x4, 11 classes without a null label, path sd-discrete, alpha_min 0.7, raw weights" in recognised
+    assert wrote.startswith(f"wrote {ours} (")
+    found = load(Path(ours))
+    assert (found.weights, found.path, found.net.num_classes) == ("raw", SDDiscrete(), 11)
+    assert described(ours)["latents"]["vae"] == "my/vae"
+
+    main(["export", ours, back])
+    note, wrote = capsys.readouterr().out.splitlines()
+    assert note == "an official file does not say alpha_min 0.7: its reader must be told"
+    assert wrote.startswith(f"wrote {back} (")
+    assert same(torch.load(back, weights_only=True), state)
+
+
+def test_official_files_are_read_without_lightning():
+    code = "import sys, uvit_decay.checkpoint.official, uvit_decay.checkpoint; sys.exit('lightning' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -1,0 +1,244 @@
+"""Files that are no official U-ViT, or not quite one: each is refused in one line that says what it looks like."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import same
+from nn.uvit_reference import SMALL
+from safetensors.torch import load_file, save_file
+from test_official import TINY, described, imported, ours, saved, tiny
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.official import Hints
+from uvit_decay.errors import UserError
+from uvit_decay.nn import UViT
+
+
+def changed(remove=(), **entries):
+    state = {name: value for name, value in tiny().items() if name not in remove}
+    return state | {name.replace("__", "."): value for name, value in entries.items()}
+
+
+def named(*names):
+    return {name: torch.zeros(2) for name in names}
+
+
+class Code:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
+SIT = named("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "pos_embed", "blocks.0.attn.qkv.weight")
+OTHERS = {
+    "empty": ({}, "an empty dict, without any weights"),
+    "step": (500_000, "a single int"),
+    "optimizer": (OPTIMIZER, r"the state of an optimizer .* nnet_ema\.pth"),
+    "schedule": ({"last_epoch": 3, "base_lrs": [1e-4]}, "the state of an optimizer or of its schedule"),
+    "sit": (SIT, "a SiT or DiT"),
+    "decayed-sit": (SIT | named("enc_blocks.0.attn.qkv.weight"), "a decayed SiT"),
+    "mae": (named("cls_token", "mask_token", "decoder_embed.weight", "decoder_pred.weight"), "an MAE"),
+    "decayed-mae": (named("cls_token", "decoder_cls_token", "decoder_embed.weight", "skip.0.fc.0.weight"), "an MAE"),
+    "vit": (named("cls_token", "pos_embed", "blocks.0.attn.qkv.weight"), "a plain vision transformer"),
+    "text-to-image": (
+        changed(context_embed__weight=torch.zeros(2, 2)), "a text-to-image U-ViT, which is not supported"
+    ),
+    "vae": (named("encoder.conv_in.weight", "quant_conv.weight"), r"an autoencoder \(VAE\), which --vae names"),
+    "unet": (named("conv_in.weight", "down_blocks.0.resnets.0.norm1.weight", "mid_block.x"), "a convolutional UNet"),
+    "stable-diffusion": (
+        {"state_dict": named("model.diffusion_model.out.0.weight", "first_stage_model.encoder.conv_in.weight")},
+        "entries state_dict, 'state_dict' is a whole Stable Diffusion checkpoint",
+    ),
+    "stable-diffusion-bare": (named("first_stage_model.quant_conv.weight"), "a whole Stable Diffusion checkpoint"),
+    "inception": (named("Conv2d_1a_3x3.conv.weight"), "an Inception network"),
+    "training": (
+        {"model": tiny(), "ema": tiny(), "opt": OPTIMIZER, "steps": 3},
+        "a training checkpoint with the entries model, ema, opt, steps: save its entry 'ema' alone",
+    ),
+    "training-sit": ({"model": SIT, "ema": SIT, "opt": OPTIMIZER}, "entries model, ema, opt, 'model' is a SiT or DiT"),
+    "training-unknown": ({"model": named("a.weight"), "epoch": 2}, "training checkpoint with the entries model, epoch"),
+    "unknown": (named("a.weight", "b.weight"), r"a file of another program, it holds a\.weight, b\.weight"),
+    "list": ([torch.zeros(2)], "a single list"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("contents", "message"), OTHERS.values(), ids=OTHERS)
+def test_another_file_is_refused_by_its_name(tmp_path, contents, message):
+    path, target = saved(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
+    with pytest.raises(UserError, match=f"other.pth is no official U-ViT, it looks like .*{message}") as caught:
+        import_official(path, target, None, TINY)
+    assert "\n" not in str(caught.value)
+    assert not target.exists()
+    with pytest.raises(UserError, match=f"not written by this project, it looks like .*{message}"):
+        load(path)
+
+
+MISFITS = {
+    "missing": (changed(["norm.bias"]), r"but lacks norm\.bias"),
+    "no-positions": (changed(["pos_embed"]), "but lacks pos_embed"),
+    "missing-block": (
+        {name: value for name, value in tiny().items() if not name.startswith("in_blocks.1.")},
+        r"but lacks in_blocks\.1\.norm1\.weight",
+    ),
+    "unexpected": (changed(norm3__bias=torch.zeros(2)), r"but has norm3\.bias, which no official U-ViT has"),
+    "shape": (changed(norm__bias=torch.zeros(17)), r"its norm\.bias has the shape \(17,\), not \(16,\)"),
+    "rank": (changed(pos_embed=torch.zeros(17, 16)), r"its pos_embed has the shape \(17, 16\)"),
+    "nothing": (changed(patch_embed__proj__weight=torch.zeros(0, 3, 2, 2)), r"has the shape \(0, 3, 2, 2\)"),
+    "oblong": (changed(pos_embed=torch.zeros(1, 16, 16)), "15 positions for patches, which is no square picture"),
+    "value": (changed(norm__bias=[0.0]), r"its norm\.bias is a list, not a tensor"),
+}
+
+
+@pytest.mark.parametrize(("state", "message"), MISFITS.values(), ids=MISFITS)
+def test_a_uvit_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
+    with pytest.raises(UserError, match=f"official.pth .*{message}") as caught:
+        imported(state, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+UNREADABLE = {
+    "none": (None, "does not exist"),
+    "nothing": (b"", "truncated or not a checkpoint"),
+    "text": (b"hello, a checkpoint\n", "not a checkpoint but a text file"),
+    "web-page": (b"\n<!DOCTYPE html><html>caf\xc3\xa9</html>", "a web page: the download failed, fetch it again"),
+    "pickle": (pickle.dumps({"a": 1}), "is not a checkpoint, and such a file could run code: refused"),
+    "code": (pickle.dumps(Code()), "is not a checkpoint, and such a file could run code: refused"),
+    "bytes": (bytes(range(256)), "is not a checkpoint|truncated or not a checkpoint"),
+    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(300), "is not a checkpoint|truncated or not a checkpoint"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+@pytest.mark.parametrize(("contents", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_an_unreadable_file_is_refused_in_one_line(tmp_path, contents, message, suffix, recwarn):
+    path = tmp_path / f"bad{suffix}"
+    if contents is not None:
+        path.write_bytes(contents)
+    if suffix == ".safetensors" and ("code" in message or "truncated" in message):
+        message = "truncated or not a safetensors file"
+    with pytest.raises(UserError, match=message) as caught:
+        import_official(path, tmp_path / "ours.safetensors", None, TINY)
+    assert "\n" not in str(caught.value)
+    assert not recwarn.list
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    path = saved(tiny(), tmp_path / "short.pth")
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(UserError, match="truncated or not a checkpoint"):
+        import_official(path, tmp_path / "ours.safetensors", None, TINY)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_file_that_carries_code_is_refused(tmp_path, zipped):
+    path = tmp_path / "evil.pth"
+    torch.save(tiny() | {"extra": Code()}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match="could run code: refused"):
+        import_official(path, tmp_path / "ours.safetensors", None, TINY)
+
+
+def test_an_old_file_of_torch_is_imported(tmp_path):
+    torch.save(tiny(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    import_official(tmp_path / "old.pth", tmp_path / "ours.safetensors", None, TINY)
+    assert torch.equal(load(tmp_path / "ours.safetensors").net.pos_embed, tiny()["pos_embed"])
+
+
+def test_our_own_files_need_no_import(trained, tmp_path):
+    exported = tmp_path / "model.safetensors"
+    export(trained, exported)
+    for path in (trained, exported):
+        with pytest.raises(UserError, match="is a checkpoint of this project: use it as it is, or export it"):
+            import_official(path, tmp_path / "ours.safetensors", None, TINY)
+
+
+def test_a_reader_of_ours_says_how_to_import(tmp_path):
+    save_file(tiny(), tmp_path / "bare.safetensors")
+    for path in (saved(tiny(), tmp_path / "official.pth"), tmp_path / "bare.safetensors"):
+        for read in (load, lambda path: export(path, tmp_path / "ours.safetensors")):
+            with pytest.raises(
+                UserError, match=r"by this project.* an official U-ViT, .* uvit_decay.checkpoint import"
+            ):
+                read(path)
+
+
+# ---- hints
+
+
+@pytest.mark.parametrize(
+    ("options", "hints", "message"),
+    [
+        (dict(), dict(heads=None), "width of 16 and a depth of 4, which is no published size: .* with --heads"),
+        (dict(), dict(heads=3), "dim 16 is not divisible by heads 3"),
+        (dict(), dict(heads=0), "must be positive"),
+        (dict(), dict(alpha_min=0.0), r"alpha_min must lie in \(0, 1\]"),
+        (dict(), dict(num_classes=10), "is unconditional, it has no classes: leave out --num-classes"),
+        (dict(num_classes=10), dict(num_classes=9), "has 11 rows .*--num-classes is 11 without .* or 10 with one"),
+        (dict(num_classes=1, null_label=False), dict(num_classes=0), "has 1 rows .*--num-classes is 1 without"),
+        (dict(), dict(vae="some/vae"), "makes pixels of 3 channels, not latents: leave out --vae"),
+    ],
+)
+def test_a_hint_that_does_not_fit_is_refused(tmp_path, options, hints, message):
+    with pytest.raises(UserError, match=message) as caught:
+        imported(tiny(**options), tmp_path, Hints(**{"heads": 2, **hints}))
+    assert "\n" not in str(caught.value)
+
+
+def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
+    state = UViT(**SMALL, alpha_min=0.7).state_dict()
+    with pytest.raises(UserError, match=r"alphas from 1 to 0\.7, not with alpha_min 1: give --alpha-min 0\.7"):
+        imported(state, tmp_path)
+    assert same(imported(state, tmp_path, Hints(heads=2, alpha_min=0.7)).net.state_dict(), state)
+    with pytest.raises(UserError, match="give --alpha-min"):
+        imported(state | {"alphas": torch.ones(3)}, tmp_path)
+
+
+# ---- exports, targets, folders
+
+
+@pytest.mark.parametrize("schedule", ["learnable", "constant", "constant-branch"])
+def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
+    with pytest.raises(UserError, match=f"schedule '{schedule}', whose weights .* no place for: export .safetensors"):
+        export(ours(tmp_path, schedule=schedule), tmp_path / "back.pth")
+    assert not (tmp_path / "back.pth").exists()
+
+
+def test_a_network_that_is_no_uvit_is_refused(tmp_path):
+    path = ours(tmp_path)
+    description = described(path)
+    description["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
+    save_file({"weight": torch.zeros(2)}, path, {"uvit_decay": json.dumps(description)})
+    with pytest.raises(UserError, match="holds a Mlp, the official layout is for a UViT: export .safetensors"):
+        export(path, tmp_path / "official.pth")
+
+
+def test_weights_that_do_not_fit_their_description_are_not_exported(tmp_path):
+    path = ours(tmp_path)
+    description = described(path)
+    description["net"]["init_args"]["dim"] = 32
+    save_file(load_file(path), path, {"uvit_decay": json.dumps(description)})
+    with pytest.raises(UserError, match=r"has the shape .*16.*, not .*32"):
+        export(path, tmp_path / "back.pth")
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model", "model.ckpt"])
+def test_a_target_of_another_suffix_is_refused(trained, tmp_path, name):
+    with pytest.raises(UserError, match=r"must end in \.safetensors or \.pth, got"):
+        export(trained, tmp_path / name)
+    with pytest.raises(UserError, match=r"must end in \.safetensors, got"):
+        import_official(Path("file.pth"), tmp_path / name, None, TINY)
+
+
+def test_a_folder_without_its_files_is_refused(tmp_path):
+    folder, target = tmp_path / "7.ckpt", tmp_path / "ours.safetensors"
+    saved(tiny(), folder / "nnet.pth")
+    with pytest.raises(UserError, match=r"holds no nnet_ema\.pth: give a folder <step>\.ckpt"):
+        import_official(folder, target, None, TINY)
+    import_official(folder, target, "raw", TINY)
+    assert load(target).step == 0
+    saved(tiny(), folder / "step.pth")
+    with pytest.raises(UserError, match=r"step\.pth in .* should hold a number, it looks like an official U-ViT"):
+        import_official(folder, target, "raw", TINY)

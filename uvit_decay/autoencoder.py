@@ -1,0 +1,181 @@
+"""The border between pictures and latents: one autoencoder, and one object that scales what it makes.
+
+Networks see x = (z - shift) scale, of about unit variance; autoencoders see z. diffusers' encode and decode never apply
+the scaling factor of their own configuration: here `LatentSpace` does, in both directions, and nothing else does.
+b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uvit_decay.errors import UserError, one_line
+from uvit_decay.image import to_float, to_uint8
+
+SLICE_PIXELS = 8 * 256**2  # decoded at a time: about 5 GB for Stable Diffusion's decoder in float32
+NO_VARIANCE = -30.0  # log-variance of an encoder without one; the lowest that AutoencoderKL lets through
+
+
+@dataclass(frozen=True)
+class LatentSpace:
+    """Whose latents they are, and how networks see them.
+
+    Args:
+        vae: hub id or absolute folder of the autoencoder.
+        sha256: of its weights; empty if they are not known.
+        scale: its scaling factor.
+        shift: its shift factor.
+        channels: c.
+        factor: pixels for each latent cell, along each side.
+        rgb: c + 1 rows (the last one is the constant) of 3 numbers: a linear map from x to RGB in [-1, 1].
+    """
+
+    vae: str
+    sha256: str
+    scale: float
+    shift: float
+    channels: int
+    factor: int
+    rgb: Sequence[Sequence[float]] | None = None
+
+    def scaled(self, z: Tensor) -> Tensor:
+        """x from z."""
+        return (z - self.shift) * self.scale
+
+    def unscaled(self, x: Tensor) -> Tensor:
+        """z from x."""
+        return x / self.scale + self.shift
+
+    def mean(self, moments: Tensor) -> Tensor:
+        """The posterior mean as networks see it: float32 (b, c, h, w) of moments (b, 2c, h, w)."""
+        return self.scaled(moments[:, : self.channels].float())
+
+    def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
+        """A sample of the posterior N(mean, exp(log-variance)): float32 (b, c, h, w) of moments (b, 2c, h, w)."""
+        mean, log_variance = moments.float().chunk(2, dim=1)
+        return self.scaled(torch.addcmul(mean, torch.exp(0.5 * log_variance), noise))
+
+    def preview(self, x: Tensor) -> Tensor:
+        """A rough picture without the autoencoder: uint8 (b, 3, h, w), a pixel for each latent cell.
+
+        Raises:
+            UserError: nobody has fitted the linear map for these latents.
+        """
+        if self.rgb is None:
+            raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode pictures to fit one")
+        weights = torch.tensor(self.rgb, device=x.device)
+        rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
+        return to_uint8(rgb)
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values, for checkpoints and manifests."""
+        return asdict(self)
+
+    def check_same(self, other: LatentSpace, mine: str, theirs: str) -> None:
+        """Raise a UserError with both values where a network for one cannot work on the other."""
+        for key in ("scale", "shift", "channels", "factor", "sha256"):
+            own, found = getattr(self, key), getattr(other, key)
+            if own != found and "" not in (own, found):
+                raise UserError(f"{mine} has latents with {key} {own} ({self.vae}), {theirs} {found} ({other.vae})")
+
+
+class Autoencoder:
+    """diffusers' AutoencoderKL, or AutoencoderTiny, from the hub or from a folder; frozen.
+
+    Args:
+        vae: hub id, or folder of `save_pretrained`.
+        device: where it works.
+        dtype: float32 or bfloat16; float16 overflows in Stable Diffusion's decoder.
+
+    Raises:
+        UserError: it is not there and cannot be fetched, is incomplete, or is another kind of model.
+    """
+
+    def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+        net = _load(vae)
+        config = net.config
+        self.is_tiny = type(net).__name__ == "AutoencoderTiny"
+        self.space = LatentSpace(
+            str(Path(vae).resolve()) if Path(vae).is_dir() else vae,
+            _fingerprint(net),
+            float(config.scaling_factor),
+            float(config.get("shift_factor") or 0.0) if not self.is_tiny else 0.0,
+            config.latent_channels,
+            2 ** (len(config.get("block_out_channels") or config.encoder_block_out_channels) - 1),
+        )
+        self.dtype = dtype
+        self.net = nn.Module.to(net, device, dtype).eval().requires_grad_(False)  # ModelMixin's own advises not to
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Float32 moments (b, 2c, h, w), mean and log-variance, of uint8 pictures (b, 3, H, W)."""
+        x = to_float(images).to(self.net.device, self.dtype)
+        if self.is_tiny:
+            mean = self.net.encode(x).latents.float()
+            return torch.cat([mean, torch.full_like(mean, NO_VARIANCE)], dim=1)
+        posterior = self.net.encode(x).latent_dist
+        return torch.cat([posterior.mean.float(), posterior.logvar.float()], dim=1)
+
+    @torch.no_grad()
+    def decode(self, x: Tensor) -> Tensor:
+        """Uint8 pictures (b, 3, H, W) of latents (b, c, h, w) as networks see them, in slices that fit into memory."""
+        pixels = x.shape[-1] * x.shape[-2] * self.space.factor**2
+        slices = self.space.unscaled(x).to(self.net.device, self.dtype).split(max(1, SLICE_PIXELS // pixels))
+        return torch.cat([to_uint8(self.net.decode(z).sample) for z in slices])
+
+
+def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> Autoencoder:
+    """The autoencoder that decodes these latents: the one that they are from, or another one, `vae`, that is named.
+
+    Raises:
+        UserError: as `Autoencoder`; the latents of another one are not those; or the weights have changed meanwhile.
+    """
+    found = Autoencoder(vae or space.vae, device)
+    if vae is None and space.sha256 not in ("", found.space.sha256):
+        raise UserError(
+            f"the weights of {space.vae} have sha256 {found.space.sha256[:12]}, those that made the latents "
+            f"{space.sha256[:12]}: --vae {space.vae} decodes with them all the same"
+        )
+    keys = ("channels", "factor") if found.is_tiny else ("channels", "factor", "scale", "shift")
+    for key in keys:  # AutoencoderTiny takes x itself, whatever the scale of the one that it imitates
+        own, other = getattr(space, key), getattr(found.space, key)
+        if own != other:
+            raise UserError(f"the checkpoint has latents with {key} {own}, {found.space.vae} {other}")
+    return found
+
+
+def _load(vae: str) -> nn.Module:
+    from diffusers import AutoencoderKL, AutoencoderTiny
+
+    kinds = {kind.__name__: kind for kind in (AutoencoderKL, AutoencoderTiny)}
+    try:
+        config = AutoencoderKL.load_config(vae)
+        kind = kinds.get(config.get("_class_name"))
+        if kind is None:
+            raise UserError(f"{vae} is a {config.get('_class_name')}, not one of {', '.join(kinds)}")
+        net, info = kind.from_pretrained(vae, output_loading_info=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            f"the autoencoder {vae} is no folder of diffusers' and cannot be fetched ({one_line(error, 120)}): "
+            "name a folder with --vae, or fetch it where there is a network"
+        ) from error
+    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
+    if wrong:
+        raise UserError(f"the autoencoder {vae} lacks {len(wrong)} of its weights, the first is {wrong[0]}")
+    return net
+
+
+def _fingerprint(net: nn.Module) -> str:
+    """sha256 of all weights, by name, as float32: whatever file they came in."""
+    digest = hashlib.sha256()
+    for name, value in sorted(net.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.float().contiguous().numpy())
+    return digest.hexdigest()

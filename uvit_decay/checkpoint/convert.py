@@ -1,0 +1,81 @@
+"""Writing checkpoints: export of ours, import of official ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from uvit_decay.checkpoint import official
+from uvit_decay.checkpoint.files import KEY, Weights, read, read_foreign, unpickle
+from uvit_decay.checkpoint.loading import build
+from uvit_decay.disk import check_writable, replacing
+from uvit_decay.errors import UserError
+
+OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
+
+
+def export(source: Path, target: Path, weights: Weights | None = None) -> str:
+    """Write one set of weights of a checkpoint: .safetensors with its description, or .pth in the official layout.
+
+    Returns what the reader of the file has to be told because it does not carry it; empty if nothing.
+
+    Raises:
+        UserError: as `load`, a target that cannot be written, or a network that the official layout cannot express.
+    """
+    _check_target(source, target, (".safetensors", ".pth"))
+    description, state, kind = read(source, weights)
+    if target.suffix == ".safetensors":
+        _write(target, {**description, "weights": kind}, state)
+        return ""
+    with torch.device("meta"):  # names and shapes only
+        net = build(description["net"], nn.Module, "uvit_decay.nn", ())
+    bare, untold = official.bare_state(net, state, description["prediction"], source)
+    with replacing(target) as file:
+        torch.save(bare, file)
+    return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""
+
+
+def import_official(source: Path, target: Path, weights: Weights | None, hints: official.Hints) -> str:
+    """Write an official file, or one of an official folder <step>.ckpt, as a .safetensors file; returns what it is.
+
+    Args:
+        source: a bare state_dict as .pth or .safetensors, or a folder with step.pth, nnet.pth and nnet_ema.pth.
+        target: the .safetensors file.
+        weights: which of a folder's two; what a single file holds. Null is `ema`, but for a file named nnet.pth.
+        hints: what the file does not tell.
+
+    Raises:
+        UserError: another kind of file, or hints that do not fit it.
+    """
+    _check_target(source, target, (".safetensors",))
+    if weights is None:
+        weights = "raw" if source.name == OFFICIAL_FILES["raw"] else "ema"
+    file = source / OFFICIAL_FILES[weights] if source.is_dir() else source
+    if source.is_dir() and not file.is_file():
+        raise UserError(f"{source} holds no {file.name}: give a folder <step>.ckpt of the official code, or a file")
+    found = official.recognise(read_foreign(file), hints, file)
+    step = unpickle(source / "step.pth") if (source / "step.pth").is_file() else 0
+    if not isinstance(step, int):
+        raise UserError(f"step.pth in {source} should hold a number, it looks like {official.looks_like(step)}")
+    description = {**found.description(source.name), "step": step, "weights": weights}
+    _write(target, description, found.complete_state())
+    return f"recognised {found.summary()}, {weights} weights of step {step}"
+
+
+def _check_target(source: Path, target: Path, suffixes: tuple[str, ...]) -> None:
+    if target.suffix not in suffixes:
+        raise UserError(f"the file to write must end in {' or '.join(suffixes)}, got {target}")
+    if source.resolve() == target.resolve():
+        raise UserError(f"{target} would replace the file that is read: write to another one")
+    check_writable(target)
+
+
+def _write(target: Path, description: dict[str, Any], state: dict[str, Tensor]) -> None:
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    with replacing(target) as file:
+        file.write(save(tensors, {KEY: json.dumps(description)}))

@@ -1,0 +1,71 @@
+"""python -m uvit_decay.data.latents encode <pictures> <folder> [--vae stabilityai/sd-vae-ft-ema] [--image-size 256] ...
+
+Encodes pictures and their mirrors once with a frozen autoencoder. Run the same command again after an interruption: it
+goes on where it was. On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode ...
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from accelerate import PartialState
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.data.classes import class_list
+from uvit_decay.data.latents.encode import describe, encode
+from uvit_decay.data.pictures import list_pictures
+from uvit_decay.errors import UserError, user_errors
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m uvit_decay.data.latents", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True, metavar="command")
+    command = commands.add_parser("encode", help="encode pictures, or go on doing so")
+    command.add_argument("source", type=Path, help="folder, zip or tar of class folders")
+    command.add_argument("target", type=Path, help="folder for the latents")
+    command.add_argument(
+        "--vae",
+        default="stabilityai/sd-vae-ft-ema",
+        help="AutoencoderKL or AutoencoderTiny: hub id or folder; default: stabilityai/sd-vae-ft-ema",
+    )
+    command.add_argument("--image-size", type=int, default=256, help="pixels after the centre crop; default: 256")
+    command.add_argument("--classes", help="imagenet-100/cmc, imagenet-1k or a text file; default: all folders")
+    command.add_argument("--dtype", choices=("float16", "bfloat16"), default="float16", help="of what is stored")
+    command.add_argument(
+        "--precision", choices=("float32", "bfloat16"), default="float32", help="of the autoencoder; default: float32"
+    )
+    command.add_argument("--batch-size", type=int, default=16, help="pictures at a time; default: 16")
+    command.add_argument("--shard-size", type=int, default=1024, help="pictures in a file; default: 1024")
+    command.add_argument("--workers", type=int, default=4, help="processes that decode pictures; default: 4")
+    return parser.parse_args(args)
+
+
+def main(args: Sequence[str]) -> None:
+    options = parse(args)
+    if options.workers < 0:
+        raise UserError(f"--workers must be at least 0, got {options.workers}")
+    processes = PartialState(cpu=not torch.cuda.is_available())
+    autoencoder = Autoencoder(options.vae, processes.device, getattr(torch, options.precision))
+    listing = list_pictures(options.source, None if options.classes is None else class_list(options.classes))
+    settings = {key: getattr(options, key) for key in ("image_size", "dtype", "precision", "batch_size", "shard_size")}
+    manifest = describe(listing, autoencoder.space, options.classes, **settings)
+    done = encode(listing, manifest, autoencoder, options.target, options.workers, processes)
+    if processes.is_main_process:
+        size = sum((options.target / name).stat().st_size for name, _ in done.shards) / 2**30
+        channels = zip(done.statistics.mean, done.statistics.std, strict=True)
+        shown = ", ".join(f"{mean:.3f} +- {std:.3f}" for mean, std in channels)
+        print(f"{options.target}: {done.count} pictures, {len(done.class_names)} classes, {size:.2f} GiB")
+        print(f"channels as networks see them: {shown}")
+        print(
+            f"train on them: python train.py fit --config configs/imagenet100_uvit_m.yaml --data.path {options.target}"
+        )
+    processes.destroy_process_group()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main(sys.argv[1:])

@@ -1,0 +1,163 @@
+"""Pictures to latents, once: on any number of processes and devices, resumable, the same bytes each time.
+
+A shard is the unit of work: a process encodes a whole one, in batches that never cross its border, and writes it in one
+go. So a run that was killed goes on with the shards that are missing, and makes those that an undisturbed run makes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from einops import rearrange
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from uvit_decay.autoencoder import Autoencoder, LatentSpace
+from uvit_decay.data.classes import class_hash
+from uvit_decay.data.images import OnDisk
+from uvit_decay.data.latents.manifest import Manifest, Statistics
+from uvit_decay.data.latents.shards import read_summaries, write_labels, write_shard
+from uvit_decay.data.pictures import Listing
+from uvit_decay.disk import check_writable
+from uvit_decay.errors import UserError
+from uvit_decay.image import to_float
+
+
+def describe(listing: Listing, space: LatentSpace, class_list: str | None, **settings: Any) -> Manifest:
+    """The manifest of these pictures before any of them is encoded; `settings` are its other fields.
+
+    Raises:
+        UserError: a size that the autoencoder does not divide, or a batch or shard size below 1.
+    """
+    size = settings["image_size"]
+    if size < 1 or size % space.factor:
+        raise UserError(f"--image-size {size} is not a multiple of {space.factor}, the autoencoder's factor")
+    if min(settings["batch_size"], settings["shard_size"]) < 1:
+        raise UserError("--batch-size and --shard-size must be at least 1")
+    counts = torch.tensor(listing.labels).bincount(minlength=len(listing.class_names)).tolist()
+    return Manifest(
+        latents=space,
+        source=str(listing.path),
+        pictures=hashlib.sha256("\n".join(listing.members).encode()).hexdigest(),
+        count=len(listing.members),
+        classes=dict(zip(listing.class_names, counts, strict=False)),  # no class: one count, no name
+        class_list=class_list,
+        class_hash=class_hash(listing.class_names),
+        **settings,
+    )
+
+
+def encode(
+    listing: Listing, manifest: Manifest, autoencoder: Autoencoder, folder: Path, workers: int, processes: PartialState
+) -> Manifest:
+    """Encode what `folder` lacks, all processes together; returns the finished manifest.
+
+    Raises:
+        UserError: the folder cannot be written or holds other latents, or a picture cannot be read or encoded.
+    """
+    check_writable(folder, folder=True)
+    manifest.check_continues(folder)
+    missing = [k for k, (name, _) in enumerate(manifest.shards) if not (folder / name).exists()]
+    processes.wait_for_everyone()  # nobody writes before all have looked: they would share out different lists
+    if processes.is_main_process and missing:
+        manifest.write(folder)
+    mine = missing[processes.process_index :: processes.num_processes]
+    _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
+    processes.wait_for_everyone()
+    labels, finished = _finish(folder, manifest)
+    if processes.is_main_process:
+        write_labels(folder, labels)
+        finished.write(folder)  # last: it says that all is there
+    return finished
+
+
+def _encode_shards(
+    listing: Listing,
+    manifest: Manifest,
+    autoencoder: Autoencoder,
+    folder: Path,
+    numbers: list[int],
+    workers: int,
+    processes: PartialState,
+) -> None:
+    shards = [manifest.shards[k] for k in numbers]
+    step = manifest.batch_size
+    batches = [list(part[start : start + step]) for _, part in shards for start in range(0, len(part), step)]
+    pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    stream = iter(DataLoader(pictures, sampler=batches, batch_size=None, num_workers=workers))
+    who = f" ({processes.process_index + 1} of {processes.num_processes})" if processes.num_processes > 1 else ""
+    total = sum(map(len, batches))
+    with tqdm(total=total, unit="image", desc=f"encoding{who}", disable=not processes.is_main_process) as bar:
+        for name, part in shards:
+            its_own = islice(stream, -(-len(part) // step))
+            write_shard(folder / name, *_encode_shard(its_own, len(part), manifest, autoencoder, bar))
+
+
+def _encode_shard(
+    batches: Iterator[tuple[Tensor, Tensor]], count: int, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
+) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    """Moments (n, 2, 2c, h, w), labels (n,) and sums of one shard."""
+    shape = (count, 2, 2 * manifest.latents.channels, manifest.size, manifest.size)
+    moments, labels = torch.empty(shape, dtype=getattr(torch, manifest.dtype)), torch.empty(count, dtype=torch.int64)
+    sums, start = _Sums(manifest.latents), 0
+    for images, batch_labels in batches:
+        part = slice(start, start := start + len(images))
+        for side, pictures in enumerate((images, images.flip(-1))):
+            moments[part, side] = autoencoder.encode(pictures).to("cpu", moments.dtype)
+        if not torch.isfinite(moments[part]).all():
+            raise UserError(
+                f"latents of pictures {part.start} to {part.stop} of a shard are not finite in {manifest.dtype}"
+            )
+        labels[part] = batch_labels
+        sums.update(moments[part, 0], images)
+        bar.update(len(images))
+    return moments, labels, sums.values()
+
+
+class _Sums:
+    """Float64 sums over latent cells, x as networks see it and y the picture averaged over the cell: (x, 1)^T (x, 1),
+    (x, 1)^T y and the posterior's variance. Enough for mean, standard deviation and the linear map to RGB."""
+
+    def __init__(self, space: LatentSpace) -> None:
+        rows = space.channels + 1
+        self.space = space
+        self.gram = torch.zeros(rows, rows, dtype=torch.float64)
+        self.cross = torch.zeros(rows, 3, dtype=torch.float64)
+        self.variance = torch.zeros(space.channels, dtype=torch.float64)
+
+    def update(self, moments: Tensor, images: Tensor) -> None:
+        x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
+        x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+        y = rearrange(avg_pool2d(to_float(images), self.space.factor).double(), "b c h w -> (b h w) c")
+        self.gram += x.T @ x
+        self.cross += x.T @ y
+        log_variance = moments[:, self.space.channels :].double()
+        self.variance += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
+
+    def values(self) -> dict[str, Any]:
+        return {"gram": self.gram.tolist(), "cross": self.cross.tolist(), "variance": self.variance.tolist()}
+
+
+def _finish(folder: Path, manifest: Manifest) -> tuple[Tensor, Manifest]:
+    """All labels, and the manifest with what is known once all shards are there."""
+    rows = manifest.latents.channels
+    labels, all_sums = zip(*read_summaries(folder, manifest), strict=True)
+    gram, cross, variance = (
+        torch.tensor([sums[key] for sums in all_sums], dtype=torch.float64).sum(dim=0)
+        for key in ("gram", "cross", "variance")
+    )
+    cells = gram[rows, rows]
+    mean = gram[rows, :rows] / cells
+    std = ((gram.diagonal()[:rows] + variance) / cells - mean.square()).sqrt()
+    rgb = (torch.linalg.pinv(gram, hermitian=True) @ cross).tolist()
+    statistics = Statistics(tuple(mean.tolist()), tuple(std.tolist()))
+    return torch.cat(labels), replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=statistics)

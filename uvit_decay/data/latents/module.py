@@ -1,0 +1,92 @@
+"""The data module of latents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from uvit_decay.data.base import ImageData
+from uvit_decay.data.classes import class_hash, class_list
+from uvit_decay.data.latents import manifest
+from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.data.steps import Batch
+from uvit_decay.errors import UserError
+from uvit_decay.randomness import BatchRandom
+
+
+class Latents(ImageData):
+    """Latents that `python -m uvit_decay.data.latents encode` has made. Each time, the posterior is sampled anew.
+
+    Args:
+        path: folder of the training latents.
+        test_path: folder of the test latents, of the same autoencoder and classes; for validation loss and probes.
+        classes: the class list that they must have been made with: `imagenet-100/cmc`, `imagenet-1k` or a text file.
+            Null takes any.
+        batch_size: global batch size, over all devices.
+        device_batch_size: how many a device takes at once, see `ImageData`.
+        flip: take the mirrored picture's latents half of the time.
+        num_workers: reader processes on each device.
+        seed: of the order, the mirrors and the posterior samples.
+
+    Raises:
+        UserError: no latents there, unfinished ones, other classes, or test latents that do not fit the training ones.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        test_path: str | None = None,
+        classes: str | None = None,
+        batch_size: int = 1024,
+        device_batch_size: int | None = None,
+        flip: bool = True,
+        num_workers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # the manifest knows the sizes
+        self.path, self.test_path, self.classes = Path(path).expanduser(), test_path, classes
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    def load(self) -> None:
+        found = manifest.read(self.path)
+        if self.classes is not None:
+            wanted = class_hash(class_list(self.classes))
+            if wanted != found.class_hash:
+                raise UserError(
+                    f"{self.path} has the classes {found.class_list or 'of its folders'} (sha256 "
+                    f"{found.class_hash[:12]}), the config wants {self.classes} ({wanted[:12]})"
+                )
+        self.image_size, self.channels, self.latents = found.size, found.latents.channels, found.latents
+        self.class_names = found.class_names
+        self.train = LatentSet(self.path, found)
+        if self.test_path is not None:
+            self.test = self._load_test(Path(self.test_path).expanduser(), found)
+
+    def _load_test(self, path: Path, training: manifest.Manifest) -> LatentSet:
+        found = manifest.read(path)
+        training.latents.check_same(found.latents, str(self.path), str(path))
+        for key in ("image_size", "class_hash"):
+            own, other = getattr(training, key), getattr(found, key)
+            if own != other:
+                raise UserError(f"{self.path} has {key} {own}, {path} {other}")
+        return LatentSet(path, found)
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """The posterior mean, scaled."""
+        return self.latents.mean(stored)
+
+    def preview(self, x: Tensor) -> Tensor:
+        return self.latents.preview(x)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        """Sample the posterior: noise as a function of the seed and of the place in the global batch."""
+        moments = batch.images
+        stage = "train" if self.trainer.training else "test"
+        place = {"first": batch.first, "count": len(moments), "total": batch.total}
+        random = BatchRandom("posterior", stage, self.seed, batch.number, **place, device=moments.device)
+        noise = random.normal(self.channels, self.image_size, self.image_size)
+        return batch._replace(images=self.latents.sample(moments, noise))
