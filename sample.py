@@ -118,8 +118,8 @@ def main(args: Sequence[str]) -> None:
             bar.update(len(batch))
     images = torch.cat(gather_object(parts))
     if processes.is_main_process:
-        columns = image.grid_columns(len(classes))
-        names = [found.class_names[label] for label in classes] * (columns // max(1, len(classes)))
+        columns = min(image.grid_columns(len(classes)), num)
+        names = [found.class_names[classes[i % len(classes)]] for i in range(columns)] if classes else []
         if not form:
             image.save_pngs(options.out, images)
         elif form == ".npz":

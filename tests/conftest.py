@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
+from PIL import Image
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
@@ -96,3 +98,26 @@ def run_script(*args: str, cwd: Path, **options) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / args[0]), *args[1:]]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)
+
+
+@pytest.fixture(scope="session")
+def vae(tmp_path_factory) -> Path:
+    return save_tiny_vae(tmp_path_factory.mktemp("vae"))
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory) -> Path:
+    """Two classes of eleven smooth pictures."""
+    folder, random = tmp_path_factory.mktemp("pictures"), torch.Generator().manual_seed(0)
+    for i in range(COUNT):
+        coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
+        path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(coarse.numpy()).resize((40, 48), Image.Resampling.BICUBIC).save(path)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def encoded(pictures, vae, tmp_path_factory) -> Path:
+    """Latents of the pictures."""
+    return encode(pictures, tmp_path_factory.mktemp("latents") / "train", vae)

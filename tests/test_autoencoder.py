@@ -16,11 +16,6 @@ from uvit_decay.image import to_float, to_uint8
 
 
 @pytest.fixture(scope="module")
-def vae(tmp_path_factory):
-    return save_tiny_vae(tmp_path_factory.mktemp("vae"))
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """An AutoencoderTiny with the same latents."""
     torch.manual_seed(1)

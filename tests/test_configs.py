@@ -6,13 +6,23 @@ import sys
 import pytest
 import torch
 import yaml
+from cifar_files import write_cifar
 from conftest import ROOT
 from PIL import Image
 
+from uvit_decay.data import CIFAR100
+from uvit_decay.nn import UViT
+
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"]
+LATENT = [*SMALL, "--model.net.image_size=4", "--data.classes=null", "--data.num_workers=0"]
 TINY = {
     "digits": ["--model.net.dim=16", "--model.net.depth=2"],
-    "cifar10_uvit_s": ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"],
+    "cifar10_uvit_s": SMALL,
+    "cifar100_uvit_s": SMALL,
+    "cifar100_uvit_s_cond": SMALL,
+    "imagenet100_uvit_m": LATENT,
+    "imagenet100_uvit_m_cond": [*LATENT, "--model.net.num_classes=2"],
 }
 
 
@@ -27,6 +37,14 @@ def picture_folder(folder):
     return folder
 
 
+@pytest.fixture(scope="module")
+def data_paths(encoded, tmp_path_factory):
+    """Small data, by the name of the data module that reads them."""
+    folder = tmp_path_factory.mktemp("data")
+    write_cifar(CIFAR100, folder)
+    return {"Images": picture_folder(folder / "pictures"), "CIFAR100": folder, "Latents": encoded}
+
+
 def train(monkeypatch, folder, *args):
     """`python train.py ...` in this process, in `folder`."""
     monkeypatch.chdir(folder)
@@ -35,12 +53,59 @@ def train(monkeypatch, folder, *args):
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
-def test_a_configuration_trains(config, tmp_path, monkeypatch):
+def test_a_configuration_trains(config, data_paths, tmp_path, monkeypatch):
     overrides = list(TINY[config.stem])
-    if "path" in yaml.safe_load(config.read_text())["data"]["init_args"]:
-        overrides.append(f"--data.path={picture_folder(tmp_path / 'pictures')}")
+    kind = yaml.safe_load(config.read_text())["data"]["class_path"].rpartition(".")[2]
+    if kind in data_paths:
+        overrides.append(f"--data.path={data_paths[kind]}")
     flags = ["--trainer.fast_dev_run=2", "--trainer.accelerator=cpu", "--trainer.devices=1"]
     train(monkeypatch, tmp_path, "fit", "--config", str(config), *flags, *overrides)
+
+
+@pytest.mark.parametrize("stem", ["cifar100_uvit_s", "imagenet100_uvit_m"])
+def test_a_conditional_configuration_differs_in_what_makes_it_so(stem):
+    plain, conditional = (
+        dict(leaves(yaml.safe_load((ROOT / "configs" / f"{name}.yaml").read_text()))) for name in (stem, f"{stem}_cond")
+    )
+    different = {name for name in plain | conditional if plain.get(name) != conditional.get(name)}
+    conditions = {"num_classes", "label_dropout", "guidance", "experiment", "alpha_min"}
+    assert {"num_classes", "label_dropout"} <= {name.rpartition(".")[2] for name in different} <= conditions
+
+
+def leaves(tree, name=""):
+    """Dotted names and values of a nested configuration."""
+    if not isinstance(tree, dict | list):
+        yield name, tree
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(value, f"{name}.{key}")
+
+
+@pytest.mark.parametrize(
+    ("stem", "wanted"),
+    [
+        ("cifar100_uvit_s", (500_000, 128, 2e-4, [0.99, 0.999], 2500, 44_255_328)),
+        ("cifar100_uvit_s_cond", (500_000, 128, 2e-4, [0.99, 0.999], 2500, 44_307_552)),
+        ("imagenet100_uvit_m", (300_000, 1024, 2e-4, [0.99, 0.99], 5000, 130_122_404)),
+        ("imagenet100_uvit_m_cond", (300_000, 1024, 2e-4, [0.99, 0.99], 5000, 130_200_740)),
+    ],
+)
+def test_recipes_are_the_official_ones(stem, wanted):
+    config = yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text())
+    model = config["model"]["init_args"]
+    with torch.device("meta"):
+        net = UViT(**model["net"]["init_args"])
+    optim = model["optim"]
+    assert (
+        config["trainer"]["max_steps"],
+        config["data"]["init_args"]["batch_size"],
+        optim["lr"],
+        optim["betas"],
+        optim["warmup_steps"],
+        sum(parameter.numel() for parameter in net.parameters()),
+    ) == wanted
+    assert optim["weight_decay"] == 0.03
+    assert config["trainer"]["callbacks"][0]["init_args"] == {"decay": 0.9999, "ramp": False}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -66,7 +131,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
 ):
     for args, experiment, init in (
         ((), "digits", "xavier"),
-        (["--config", str(CONFIGS[0])], "cifar10_uvit_s", "official"),
+        (["--config", str(ROOT / "configs/cifar10_uvit_s.yaml")], "cifar10_uvit_s", "official"),
     ):
         with pytest.raises(SystemExit):
             train(monkeypatch, tmp_path, "fit", *args, "--print_config")

@@ -95,7 +95,8 @@ def fails(*words, url, target, **options):
 
 
 def arrived(target):
-    return target.read_bytes() == CONTENT and [path.name for path in target.parent.iterdir()] == [target.name]
+    left = {path.name for path in target.parent.iterdir()}
+    return target.read_bytes() == CONTENT and left == {target.name, f"{target.name}.lock"}
 
 
 def test_checksums_are_the_published_ones(tmp_path):

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, tiny_net, tiny_task, tiny_trainer
+from conftest import ROOT, run_script, save_tiny_vae, tiny_net, tiny_task, tiny_trainer
 from PIL import Image
 
 from uvit_decay.data import Digits
@@ -203,3 +203,41 @@ def test_the_bundled_checkpoint_is_what_its_card_says(tmp_path, monkeypatch):
     assert path.stat().st_size < 4 * 2**20
     sample(monkeypatch, tmp_path, "--num", 20)
     assert (tmp_path / "samples.png").exists()
+
+
+@pytest.mark.slow
+def test_pictures_become_latents_a_network_and_pictures_again(pictures, tmp_path):
+    vae = save_tiny_vae(tmp_path / "vae")
+    encode = ["-m", "uvit_decay.data.latents", "encode", str(pictures), "latents", "--vae", "vae"]
+    encode += ["--image-size", "64"]
+    encoded = subprocess.run([sys.executable, *encode], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert encoded.returncode == 0, encoded.stderr
+    assert "latents: 22 pictures, 2 classes" in encoded.stdout
+    config = str(ROOT / "configs" / "imagenet100_uvit_m_cond.yaml")
+    small = ["--model.net.image_size=8", "--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2"]
+    small += ["--model.net.num_classes=2", "--data.path=latents", "--data.classes=null", "--data.batch_size=8"]
+    trained = run_script("train.py", "fit", "--config", config, *small, "--trainer.max_steps=3", cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    checkpoint = str(tmp_path / "runs" / "imagenet100_uvit_m_cond" / "version_0" / "checkpoints" / "last.ckpt")
+    for out, options in (("own.npz", []), ("other.npz", ["--vae", str(save_tiny_vae(tmp_path / "other", seed=1))])):
+        flags = ["--ckpt", checkpoint, "--num", "3", "--steps", "3", "--out", out]
+        sampled = run_script("sample.py", *flags, *options, cwd=tmp_path)
+        assert sampled.returncode == 0, sampled.stderr
+    own, other = pixels(tmp_path / "own.npz"), pixels(tmp_path / "other.npz")
+    assert own.shape == other.shape == (3, 64, 64, 3)
+    assert not np.array_equal(own, other)
+    vae.rename(tmp_path / "moved")
+    refused = run_script("sample.py", "--ckpt", checkpoint, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "name a folder with --vae" in refused.stderr.splitlines()[-1]
+
+
+def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        sample(monkeypatch, tmp_path, "--ckpt", trained, "--vae", "somewhere")
+    assert "this checkpoint makes pixels" in capsys.readouterr().err
+
+
+def test_a_grid_is_as_wide_as_its_images(trained, tmp_path, monkeypatch):
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "3")
+    assert Image.open(tmp_path / "samples.png").size == (3 * 68 + 4, 22 + 68 + 4)

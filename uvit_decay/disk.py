@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
 from uvit_decay.errors import UserError
@@ -19,9 +20,8 @@ def check_writable(path: Path, folder: bool = False) -> None:
     target = path if folder else path.parent
     try:
         target.mkdir(parents=True, exist_ok=True)
-        probe = target / f".{path.name}.{os.getpid()}.probe"
-        probe.touch()
-        probe.unlink()
+        with NamedTemporaryFile(dir=target, prefix=f".{path.name}."):
+            pass
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from error
     if not folder and path.is_dir():

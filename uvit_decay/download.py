@@ -58,21 +58,23 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
     """
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
-        with _lock(partial) as lock:
+        with _lock(target):
             if not target.exists():  # while this one waited, another process may have fetched it
                 _complete(url, partial, target, expected, algorithm, timeout)
                 os.replace(partial, target)
-            Path(lock.lock_file).unlink(missing_ok=True)  # nobody needs it once the target is there
     verify(target, expected, algorithm)
 
 
-def _lock(partial: Path) -> AcquireReturnProxy:
-    """Waits until no other process works on `partial`; UserError if nothing can be written there."""
+def _lock(target: Path) -> AcquireReturnProxy:
+    """Wait until no other process fetches `target`; UserError if nothing can be written there.
+
+    The empty <target>.lock stays: to remove it would take it from under those who wait.
+    """
     try:
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(f"{partial}.lock").acquire()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{target}.lock").acquire()
     except OSError as error:
-        raise UserError(f"cannot write {partial}: {error.strerror or one_line(error)}") from error
+        raise UserError(f"cannot write {target}: {error.strerror or one_line(error)}") from error
 
 
 def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:

@@ -11,13 +11,16 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 import torch
-from cifar_files import REAL_PYTHON2, SETS, WRITERS, Python2, Runs, contents, md5, served
+from cifar_files import REAL_PYTHON2, SETS, WRITERS, Python2, Runs, contents, md5, served, write_cifar
 from conftest import Losses, tiny_task, tiny_trainer
 from torchvision import datasets
 
 from uvit_decay.data import CIFAR10, CIFAR100
 from uvit_decay.errors import UserError
 from uvit_decay.nn import UViT
+
+TRAIN = contents(CIFAR100)["train"]
+WHOLE = Python2.dumps(TRAIN)
 
 
 @pytest.fixture
@@ -26,10 +29,8 @@ def write(tmp_path, monkeypatch):
 
     def write(cifar, dumps=Python2.dumps, **changes):
         official = SETS[cifar]
-        folder = tmp_path / "data" / official.base_folder
-        folder.mkdir(parents=True)
-        for name, content in {**contents(cifar), **changes}.items():
-            (folder / name).write_bytes(content if isinstance(content, bytes) else dumps(content))
+        (tmp_path / "data").mkdir()
+        folder = write_cifar(cifar, tmp_path / "data", dumps, **changes)
         for part in ("train_list", "test_list"):
             md5s = [[name, md5(folder / name)] for name, _ in getattr(official, part)]
             monkeypatch.setattr(official, part, md5s)
@@ -142,10 +143,13 @@ def test_the_home_folder(write, tmp_path, monkeypatch):
     assert len(loaded(CIFAR100("~/data", batch_size=4)).train) == 5
 
 
-def test_labels_in_an_array(write):
-    train = contents(CIFAR100)["train"]
-    folder = write(CIFAR100, WRITERS["protocol4"], train={**train, "fine_labels": np.array(train["fine_labels"])})
-    assert loaded(CIFAR100(str(folder), batch_size=4)).train.labels.tolist() == train["fine_labels"]
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+def test_arrays_of_any_layout(write, protocol):
+    labels, data = np.array(TRAIN["fine_labels"], dtype=">i8"), np.asfortranarray(TRAIN["data"])
+    folder = write(CIFAR100, train=pickle.dumps({**TRAIN, "fine_labels": labels, "data": data}, protocol))
+    train = loaded(CIFAR100(str(folder), batch_size=4)).train
+    assert train.labels.tolist() == TRAIN["fine_labels"]
+    assert (train.images.numpy() == TRAIN["data"].reshape(5, 3, 32, 32)).all()
 
 
 def test_other_files_than_the_official_ones_are_read_with_one_warning(write, capfd):
@@ -170,7 +174,7 @@ def test_nothing_there(tmp_path, serve, download):
     for path in (tmp_path, tmp_path / "missing"):
         found = CIFAR100(str(path), download)
         fails(found, str(path), "cifar-100-python", "cifar-100-python.tar.gz", url, mend)
-    fails(CIFAR100(str(tmp_path / "x.tar.gz"), download), f"{tmp_path}/x.tar.gz", url, mend)
+    fails(CIFAR100(str(tmp_path / "x.tar.gz"), download), f"{tmp_path}/x.tar.gz: looked for an archive", url, mend)
     assert asked == []
     assert list(tmp_path.iterdir()) == []
 
@@ -188,10 +192,6 @@ def test_another_archive_is_refused_with_both_checksums(archive):
     packed.write_bytes(packed.read_bytes()[:-100])
     for path in (packed, packed.parent):
         fails(CIFAR100(str(path)), str(packed), md5(packed), datasets.CIFAR100.tgz_md5)
-
-
-TRAIN = contents(CIFAR100)["train"]
-WHOLE = Python2.dumps(TRAIN)
 
 
 @pytest.mark.parametrize(
@@ -264,9 +264,7 @@ def test_a_download_goes_where_the_path_says_and_is_not_repeated(archive, serve,
         data.prepare_data()
         assert equal(loaded(data).train, loaded(CIFAR100(str(packed), batch_size=4)).train)
     assert asked == ["/cifar-100-python.tar.gz"]
-    (file,) = (tmp_path / "new").iterdir()
-    assert file.name == (place or packed.name)
-    assert file.read_bytes() == packed.read_bytes()
+    assert (tmp_path / "new" / (place or packed.name)).read_bytes() == packed.read_bytes()
 
 
 def test_what_is_there_is_not_downloaded(write, serve, tmp_path):

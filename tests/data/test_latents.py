@@ -1,70 +1,29 @@
-"""Latents on disk: what is stored, resumption after a kill, mirrors, manifests that do not fit."""
+"""Latents on disk: what is stored, and how an interrupted encoding goes on."""
 
-import json
-import pickle
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from accelerate import PartialState
-from conftest import ROOT, Losses, save_tiny_vae, tiny_trainer
+from conftest import ROOT, save_tiny_vae
+from latent_files import COUNT, FLAGS, SIZE, encode, open_set
 from PIL import Image
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.callbacks import LinearProbes, Preview
-from uvit_decay.data import Latents
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
-from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.data.latents.encode import describe
+from uvit_decay.data.latents.encode import encode as encode_listing
 from uvit_decay.data.pictures import list_pictures, read
-from uvit_decay.data.steps import StepLoader, StepSampler
-from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.errors import UserError
-from uvit_decay.nn import UViT
-from uvit_decay.tasks import DiffusionTask
-
-SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 pictures in shards of 4 are 6 shards, the last one half full
-FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]
-
-
-@pytest.fixture(scope="module")
-def vae(tmp_path_factory):
-    return save_tiny_vae(tmp_path_factory.mktemp("vae"))
-
-
-@pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """Two classes of eleven smooth pictures."""
-    folder, random = tmp_path_factory.mktemp("pictures"), torch.Generator().manual_seed(0)
-    for i in range(COUNT):
-        coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
-        path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(coarse.numpy()).resize((40, 48), Image.Resampling.BICUBIC).save(path)
-    return folder
-
-
-def encode(pictures, target, vae, *flags):
-    main(["encode", str(pictures), str(target), "--vae", str(vae), *FLAGS, *flags])
-    return target
-
-
-@pytest.fixture(scope="module")
-def encoded(pictures, vae, tmp_path_factory):
-    return encode(pictures, tmp_path_factory.mktemp("latents") / "train", vae)
 
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
-
-
-def open_set(folder):
-    return LatentSet(folder, manifests.read(folder))
 
 
 # ---- what is stored
@@ -227,113 +186,11 @@ def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_
 def test_latents_that_are_not_finite_are_refused(pictures, vae, tmp_path):
     found = Autoencoder(str(vae))
     found.net.quant_conv.bias.data.fill_(1e6)
-    from uvit_decay.data.latents.encode import describe, encode
-
     listing = list_pictures(pictures)
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
     plan = describe(listing, found.space, None, **settings)
     with pytest.raises(UserError, match="not finite in float16"):
-        encode(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
-
-
-# ---- reading
-
-
-def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
-    stored = open_set(encoded)
-    stored[[0, 7, 21]]
-    assert len(pickle.dumps(stored)) < 5000
-    one, two = (
-        list(StepLoader(open_set(encoded), StepSampler(COUNT, 5, 0, 0, 1, True), flip_seed=3, num_workers=workers))
-        for workers in (0, 2)
-    )
-    for a, b in zip(one, two, strict=True):
-        assert torch.equal(a.images, b.images)
-        assert torch.equal(a.labels, b.labels)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <pictures>"),
-        (lambda f: (f / "manifest.json").write_text("{}"), "is damaged or no manifest"),
-        (lambda f: (f / "manifest.json").write_text("text"), "is damaged or no manifest"),
-        (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
-        (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
-        (lambda f: edit(f, count=23), "22 labels, the manifest 23"),
-        (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors is missing"),
-        (lambda f: (f / "shard-00003-of-00006.safetensors").unlink(), "shard-00003-of-00006.safetensors is missing"),
-        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99), "cut short: delete it"),
-        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99999), "cut short or not of this"),
-        (lambda f: edit(f, image_size=16), r"holds \(4, 2, 8, 4, 4\), the manifest says \(4, 2, 8, 2, 2\)"),
-    ],
-)
-def test_damaged_folders_are_refused_in_one_line(encoded, tmp_path, damage, message):
-    for path in encoded.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    damage(tmp_path)
-    with pytest.raises(UserError, match=message):
-        open_set(tmp_path)[list(range(COUNT))]
-
-
-def edit(folder, **values):
-    path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-
-
-# ---- training
-
-
-def latent_task(**options):
-    torch.manual_seed(0)
-    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
-    return DiffusionTask(net, sampling=Sampling("dpm++", 3), **options)
-
-
-def fit(folder, data, *callbacks, max_steps=4, ckpt_path=None):
-    losses, task = Losses(), latent_task()
-    tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, limit_val_batches=1).fit(
-        task, data, ckpt_path=ckpt_path
-    )
-    return losses.values, folder / "checkpoints" / "last.ckpt"
-
-
-def test_training_draws_the_posterior_and_the_mirror_anew_and_repeats_exactly(encoded, tmp_path):
-    data = [Latents(str(encoded), batch_size=11, num_workers=workers) for workers in (0, 1)]
-    first, second = (fit(tmp_path / str(i), each) for i, each in enumerate(data))
-    assert first[0] == second[0]
-    frozen = Latents(str(encoded), batch_size=11, num_workers=0)
-    frozen.on_after_batch_transfer = lambda batch, _: batch._replace(images=frozen.network_input(batch.images))
-    assert fit(tmp_path / "mean", frozen)[0] != first[0]
-    assert fit(tmp_path / "plain", Latents(str(encoded), batch_size=11, num_workers=0, flip=False))[0] != first[0]
-
-
-def test_previews_and_probes_work_on_latents(encoded, tmp_path):
-    data = Latents(str(encoded), str(encoded), batch_size=11, num_workers=0)
-    fit(tmp_path, data, Preview(rows=2), LinearProbes(times=(0.1,)))
-    with Image.open(tmp_path / "samples.png") as grid:
-        assert len(grid.getcolors(maxcolors=100_000)) > 10
-    assert (tmp_path / "probes.csv").read_text().count("\n") == 5
-
-
-def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, pictures, vae, tmp_path):
-    _, checkpoint = fit(tmp_path / "a", Latents(str(encoded), batch_size=11, num_workers=0))
-    fit(tmp_path / "b", Latents(str(encoded), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
-    other = encode(pictures, tmp_path / "other", save_tiny_vae(tmp_path / "vae", seed=1))
-    with pytest.raises(UserError, match="the checkpoint has latents with sha256 .* other "):
-        fit(tmp_path / "c", Latents(str(other), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
-
-
-def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, pictures, vae, tmp_path):
-    with pytest.raises(UserError, match=r"of its folders \(sha256 \w+\), the config wants imagenet-100/cmc \(\w+\)"):
-        Latents(str(encoded), classes="imagenet-100/cmc", batch_size=11).load()
-    larger = encode(pictures, tmp_path / "larger", vae, "--image-size", "64")
-    with pytest.raises(UserError, match="image_size 32, .*larger 64"):
-        Latents(str(encoded), str(larger), batch_size=11).load()
-    with pytest.raises(UserError, match="the data have image_size 8, the network 4"):
-        fit(tmp_path / "fit", Latents(str(larger), batch_size=11, num_workers=0))
-    with pytest.raises(UserError, match="holds no latents"):
-        Latents(str(tmp_path / "nothing")).load()
+        encode_listing(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
 
 
 @pytest.mark.slow
@@ -351,6 +208,6 @@ def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
     flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
     main(["encode", str(tmp_path / "pictures"), str(tmp_path / "latents"), *flags])
     found = Autoencoder(str(tmp_path / "vae"))
-    moments, _ = open_set(Path(tmp_path / "latents"))[[0]]
+    moments, _ = open_set(tmp_path / "latents")[[0]]
     assert moments.shape == (1, 8, 8, 8)
     assert found.decode(found.space.mean(moments)).shape == (1, 3, 64, 64)

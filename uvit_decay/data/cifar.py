@@ -225,7 +225,7 @@ def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
         found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
         raise UserError(f"{file.where}: data must be uint8 (n, {_PIXELS}), it is {found}")
-    if isinstance(labels, np.ndarray) and labels.dtype.kind in "iu":
+    if isinstance(labels, np.ndarray):
         labels = labels.tolist()
     if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
         raise UserError(f"{file.where}: {label_key} is not a list of whole numbers")

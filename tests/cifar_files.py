@@ -115,3 +115,12 @@ def served(folder: Path) -> Iterator[tuple[str, list[str]]]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def write_cifar(cifar, folder: Path, dumps=Python2.dumps, **changes: dict | bytes) -> Path:
+    """The extracted folder of a tiny set in `folder`, with other contents for the files that are named."""
+    target = folder / SETS[cifar].base_folder
+    target.mkdir()
+    for name, content in {**contents(cifar), **changes}.items():
+        (target / name).write_bytes(content if isinstance(content, bytes) else dumps(content))
+    return target
