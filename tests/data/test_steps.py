@@ -80,6 +80,13 @@ def test_the_state_of_pieces_counts_whole_batches():
     assert starts == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
 
 
+def test_a_set_on_a_device_is_read_and_mirrored_there():
+    pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
+    for images, labels in (pictures[[4, 2]], pictures.mirrored([4, 2], torch.tensor([True, False]))):
+        assert (images.device.type, images.shape, images.dtype) == ("meta", (2, 3, 4, 4), torch.uint8)
+        assert labels.tolist() == [4, 2]
+
+
 @pytest.mark.parametrize(("ranks", "limit"), [(1, None), (2, None), (1, 3), (2, 2)])
 def test_half_of_the_pictures_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
     pictures = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())

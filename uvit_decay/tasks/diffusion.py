@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.base import ImageData
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.steps import Batch
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times
@@ -72,8 +73,13 @@ class DiffusionTask(Task):
                 raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse latents of another autoencoder or scale than the checkpoint was trained on."""
-        trained, data = checkpoint["uvit_decay"].get("latents"), self.trainer.datamodule
+        """Refuse data of other classes, or of another autoencoder or scale, than the checkpoint was trained on."""
+        description, data = checkpoint["uvit_decay"], self.trainer.datamodule
+        trained, classes, own = description.get("latents"), description.get("class_hash"), class_hash(data.class_names)
+        if self.net.num_classes and classes not in (None, own):
+            raise UserError(
+                f"the checkpoint was trained on classes of sha256 {classes[:12]}, {data.name} has {own[:12]}"
+            )
         if bool(trained) != bool(data.latents):
             kinds = ("latents", "pixels") if trained else ("pixels", "latents")
             raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
@@ -105,6 +111,7 @@ class DiffusionTask(Task):
             "prediction": self.prediction,
             "sampling": dataclasses.asdict(self.sampling),
             "class_names": list(data.class_names) if self.net.num_classes else [],
+            "class_hash": class_hash(data.class_names),
             "data": data.name,
             "latents": data.latents and data.latents.describe(),
         }
