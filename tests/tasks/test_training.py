@@ -1,36 +1,19 @@
 """Training: exact resumption, independence of callbacks and devices, guards."""
 
 import json
-import os
-import signal
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, Losses, run_script, same, state, tiny_net, tiny_task, tiny_trainer
+from conftest import ROOT, run_script, same, tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 from PIL import Image
+from runs import StopAt, fit
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.errors import UserError
 from uvit_decay.metrics.features import SmallClassifier
-
-
-class StopAt(Callback):
-    def __init__(self, step: int) -> None:
-        self.step = step
-
-    def on_train_batch_end(self, trainer, *_) -> None:
-        trainer.should_stop = trainer.global_step >= self.step
-
-
-def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **options):
-    """Losses, final weights and EMA of a run."""
-    task, losses, ema = task or tiny_task(), Losses(), EMA(0.9)
-    trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
-    trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
-    return losses.values, state(task), {name: value.clone() for name, value in ema.shadow.items()}
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -68,56 +51,16 @@ def test_gradient_accumulation_resumes_exactly(tmp_path):
     assert same(rest[2], whole[2])
 
 
-def in_pieces(size, flip=False):
-    digits = Digits(32)
-    digits.device_batch_size, digits.flip = size, flip
-    return digits
+def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
+    class Renamed(Digits):
+        def load(self) -> None:
+            super().load()
+            self.class_names = tuple("abcdefghij")
 
-
-def test_a_global_batch_in_pieces_trains_the_same_network_and_resumes_exactly(tmp_path):
-    whole = fit(tmp_path / "whole", max_steps=50, data=in_pieces(None, flip=True))
-    cut = fit(tmp_path / "cut", max_steps=50, data=in_pieces(8, flip=True))
-    assert len(cut[0]) == 4 * 50
-    for name, value in whole[1].items():
-        torch.testing.assert_close(cut[1][name], value, rtol=0, atol=2e-5)
-    for name, value in whole[2].items():
-        torch.testing.assert_close(cut[2][name], value, rtol=0, atol=2e-5)
-    fit(tmp_path / "half", StopAt(46), max_steps=50, data=in_pieces(8, flip=True))
-    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    rest = fit(tmp_path / "rest", max_steps=50, data=in_pieces(8, flip=True), ckpt_path=checkpoint)
-    assert rest[0] == cut[0][4 * 46 :]
-    assert same(rest[2], cut[2])
-
-
-def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):
-    class Interrupt(Callback):
-        def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
-            if batch_idx == 9:  # the second of the four pieces of the third batch
-                os.kill(os.getpid(), signal.SIGINT)
-
-    whole = fit(tmp_path / "whole", max_steps=6, data=in_pieces(8))
-    with pytest.raises((SystemExit, KeyboardInterrupt)):
-        fit(tmp_path / "half", Interrupt(), max_steps=6, data=in_pieces(8))
-    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    rest = fit(tmp_path / "rest", max_steps=6, data=in_pieces(8), ckpt_path=checkpoint)
-    assert rest[0] == whole[0][4 * 3 :]
-    assert same(rest[2], whole[2])
-
-
-def test_how_a_global_batch_is_made_up_is_said(tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        fit(tmp_path / "a", max_steps=1, data=in_pieces(8))
-        fit(tmp_path / "b", max_steps=1, accumulate_grad_batches=2)
-    said = [record.getMessage() for record in caplog.records if "global batch" in record.getMessage()]
-    assert said == [
-        "global batch 32 = 1 x 8 pictures x 4 accumulated",
-        "global batch 32 = 1 x 32 pictures; 2 such batches for each step",
-    ]
-
-
-def test_two_ways_to_accumulate_at_once_are_refused(tmp_path):
-    with pytest.raises(UserError, match="--trainer.accumulate_grad_batches 2: --data.device_batch_size 8 cuts .* 4"):
-        fit(tmp_path, max_steps=1, data=in_pieces(8), accumulate_grad_batches=2)
+    fit(tmp_path / "a", max_steps=2)
+    checkpoint = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError, match=r"was trained on classes of sha256 \w+, renamed has \w+"):
+        fit(tmp_path / "b", max_steps=3, data=Renamed(32), ckpt_path=checkpoint)
 
 
 def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):

@@ -1,0 +1,23 @@
+"""Short runs that tell what they did."""
+
+from conftest import Losses, state, tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.data import Digits
+
+
+class StopAt(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        trainer.should_stop = trainer.global_step >= self.step
+
+
+def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **options):
+    """Losses, final weights and EMA of a run."""
+    task, losses, ema = task or tiny_task(), Losses(), EMA(0.9)
+    trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
+    trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
+    return losses.values, state(task), {name: value.clone() for name, value in ema.shadow.items()}

@@ -1,0 +1,65 @@
+"""The global batch is the config's number, in however many pieces."""
+
+import os
+import signal
+
+import pytest
+import torch
+from conftest import same
+from lightning.pytorch import Callback
+from runs import StopAt, fit
+
+from uvit_decay.data import Digits
+from uvit_decay.errors import UserError
+
+
+def in_pieces(size, flip=False):
+    digits = Digits(32)
+    digits.device_batch_size, digits.flip = size, flip
+    return digits
+
+
+def test_a_global_batch_in_pieces_trains_the_same_network_and_resumes_exactly(tmp_path):
+    whole = fit(tmp_path / "whole", max_steps=50, data=in_pieces(None, flip=True))
+    cut = fit(tmp_path / "cut", max_steps=50, data=in_pieces(8, flip=True))
+    assert len(cut[0]) == 4 * 50
+    for name, value in whole[1].items():
+        torch.testing.assert_close(cut[1][name], value, rtol=0, atol=2e-5)
+    for name, value in whole[2].items():
+        torch.testing.assert_close(cut[2][name], value, rtol=0, atol=2e-5)
+    fit(tmp_path / "half", StopAt(46), max_steps=50, data=in_pieces(8, flip=True))
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=50, data=in_pieces(8, flip=True), ckpt_path=checkpoint)
+    assert rest[0] == cut[0][4 * 46 :]
+    assert same(rest[2], cut[2])
+
+
+def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):
+    class Interrupt(Callback):
+        def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
+            if batch_idx == 9:  # the second of the four pieces of the third batch
+                os.kill(os.getpid(), signal.SIGINT)
+
+    whole = fit(tmp_path / "whole", max_steps=6, data=in_pieces(8))
+    with pytest.raises((SystemExit, KeyboardInterrupt)):
+        fit(tmp_path / "half", Interrupt(), max_steps=6, data=in_pieces(8))
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=6, data=in_pieces(8), ckpt_path=checkpoint)
+    assert rest[0] == whole[0][4 * 3 :]
+    assert same(rest[2], whole[2])
+
+
+def test_how_a_global_batch_is_made_up_is_said(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        fit(tmp_path / "a", max_steps=1, data=in_pieces(8))
+        fit(tmp_path / "b", max_steps=1, accumulate_grad_batches=2)
+    said = [record.getMessage() for record in caplog.records if "global batch" in record.getMessage()]
+    assert said == [
+        "global batch 32 = 1 x 8 pictures x 4 accumulated",
+        "global batch 32 = 1 x 32 pictures; 2 such batches for each step",
+    ]
+
+
+def test_two_ways_to_accumulate_at_once_are_refused(tmp_path):
+    with pytest.raises(UserError, match="--trainer.accumulate_grad_batches 2: --data.device_batch_size 8 cuts .* 4"):
+        fit(tmp_path, max_steps=1, data=in_pieces(8), accumulate_grad_batches=2)
