@@ -1,20 +1,18 @@
 """The Frechet distance against closed forms, scipy, torchmetrics, and itself on two processes."""
 
 import json
-import socket
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from gloo import on_two_processes
+from torch import nn
 
 from uvit_decay.errors import UserError
 from uvit_decay.metrics.frechet import FrechetDistance, frechet_distance
 
-# Clean processes like those of spawn, but what is slow to import is imported once for all tests.
-IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet", "uvit_decay.metrics.inception"]
 DIM = 6
 
 
@@ -157,12 +155,7 @@ def test_it_is_the_one_of_torchmetrics():
 
 def test_two_processes_find_what_one_finds(tmp_path):
     """Uneven shards, another number of updates on each rank, and a rank without fake pictures."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_ONCE)
-    multiprocessing.start_processes(one_of_two, (address, tmp_path), nprocs=2, start_method="forkserver")
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    found = on_two_processes(one_of_two, tmp_path)
     for name in ("uneven", "no fake on rank 1", "again"):
         assert found[0][name] == found[1][name] == pytest.approx(distance(REAL, FAKE), rel=1e-10), name
     assert [result["local n"] for result in found] == [[10, 50], [70, 3]]

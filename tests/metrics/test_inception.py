@@ -2,19 +2,16 @@
 
 import json
 import math
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from gloo import on_two_processes
 
 from uvit_decay.errors import UserError
 from uvit_decay.metrics.inception import InceptionScore, inception_score
 from uvit_decay.randomness import generator
 
-# Clean processes like those of spawn, but what is slow to import is imported once for all tests.
-IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet", "uvit_decay.metrics.inception"]
 FAR = 60.0  # exp(-60) is nothing
 
 
@@ -138,13 +135,8 @@ def test_bfloat16_logits_are_scored_in_float64():
 
 def test_two_processes_find_what_one_finds(tmp_path):
     """The first 35 pictures on rank 0 and 15 on rank 1, in another number of updates."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_ONCE)
-    multiprocessing.start_processes(one_of_two, (address, tmp_path), nprocs=2, start_method="forkserver")
-    found = [tuple(json.loads((tmp_path / str(rank)).read_text())) for rank in range(2)]
-    assert found == [inception_score(logits(50), 5)] * 2
+    found = on_two_processes(one_of_two, tmp_path)
+    assert found == [list(inception_score(logits(50), 5))] * 2
 
 
 def one_of_two(rank, address, folder):

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from uvit_reference import SMALL, inputs, official_forward, official_shapes, random_state, small
+from uvit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 
 from uvit_decay.errors import UserError
 from uvit_decay.nn.zoo import build
@@ -29,18 +29,6 @@ PARAMETERS = [
     ("uvit-m/2", dict(num_classes=100, **LATENTS_32), 130_200_740),
     ("uvit-m/4", LATENTS_32, 130_048_724),
 ]
-VARIANTS = {
-    "unconditional": dict(),
-    "labels": dict(num_classes=3),
-    "labels-without-null": dict(num_classes=3, null_label=False),
-    "patch-4": dict(patch_size=4, channels=1),
-    "time-mlp": dict(mlp_time_embed=True),
-    "qkv-bias": dict(qkv_bias=True),
-    "no-conv": dict(conv=False),
-    "no-skip": dict(skip=False),
-    "narrow-mlp": dict(mlp_ratio=2.0),
-    "time-1000": dict(time_scale=1000.0),
-}
 
 
 # ---- sizes and layout

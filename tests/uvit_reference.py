@@ -8,6 +8,18 @@ from torch.nn import functional
 from uvit_decay.nn import UViT
 
 SMALL = dict(image_size=8, patch_size=2, channels=3, dim=16, depth=4, heads=2)
+VARIANTS = {
+    "unconditional": dict(),
+    "labels": dict(num_classes=3),
+    "labels-without-null": dict(num_classes=3, null_label=False),
+    "patch-4": dict(patch_size=4, channels=1),
+    "time-mlp": dict(mlp_time_embed=True),
+    "qkv-bias": dict(qkv_bias=True),
+    "no-conv": dict(conv=False),
+    "no-skip": dict(skip=False),
+    "narrow-mlp": dict(mlp_ratio=2.0),
+    "time-1000": dict(time_scale=1000.0),
+}
 
 
 def small(**options):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import same
-from nn.uvit_reference import SMALL
 from safetensors.torch import load_file, save_file
 from test_official import TINY, described, imported, ours, saved, tiny
+from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
