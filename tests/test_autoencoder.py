@@ -167,7 +167,11 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
     cut = changed(vae, tmp_path / "cut")
     (cut / "diffusion_pytorch_model.safetensors").write_bytes(b"no weights")
     for folder, message in (
-        (tmp_path / "empty", "cannot be fetched"),
+        (tmp_path / "empty", "cannot be loaded"),
+        (changed(vae, tmp_path / "scaleless", scaling_factor=None), "has the scaling factor None"),
+        (changed(vae, tmp_path / "odd", block_out_channels="x"), "cannot be loaded"),
+        (changed(vae, tmp_path / "mean", latents_mean=[0.0] * 4), "a mean and deviation for each channel"),
+        (vae / "config.json", "cannot be loaded"),
         (tmp_path / "missing", "cannot be fetched"),
         (half, "lacks 1 of its weights, the first is decoder.conv_out.bias"),
         (unet, "is a UNet2DModel, not one of AutoencoderKL, AutoencoderTiny"),

@@ -116,7 +116,7 @@ class Autoencoder:
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Float32 moments (b, 2c, h, w), mean and log-variance, of uint8 pictures (b, 3, H, W)."""
-        x = to_float(images).to(self.net.device, self.dtype)
+        x = to_float(images.to(self.net.device)).to(self.dtype)
         if self.is_tiny:
             mean = self.net.encode(x).latents.float()
             return torch.cat([mean, torch.full_like(mean, NO_VARIANCE)], dim=1)
@@ -161,11 +161,14 @@ def _load(vae: str) -> nn.Module:
         if kind is None:
             raise UserError(f"{vae} is a {config.get('_class_name')}, not one of {', '.join(kinds)}")
         net, info = kind.from_pretrained(vae, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"the autoencoder {vae} is no folder of diffusers' and cannot be fetched ({one_line(error, 120)}): "
-            "name a folder with --vae, or fetch it where there is a network"
-        ) from error
+    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
+        what = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
+        mend = "name a folder of diffusers' with --vae, or fetch it where there is a network"
+        raise UserError(f"the autoencoder {vae} {what} ({one_line(error, 120)}): {mend}") from error
+    if config.get("latents_mean") or config.get("latents_std"):
+        raise UserError(f"the autoencoder {vae} has a mean and deviation for each channel, which is not supported")
+    if not isinstance(config.get("scaling_factor", 1.0), float | int):
+        raise UserError(f"the autoencoder {vae} has the scaling factor {config['scaling_factor']}")
     wrong = [*info["missing_keys"], *info["mismatched_keys"]]
     if wrong:
         raise UserError(f"the autoencoder {vae} lacks {len(wrong)} of its weights, the first is {wrong[0]}")

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import BinaryIO
 
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, one_line
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
@@ -30,10 +30,17 @@ def check_writable(path: Path, folder: bool = False) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` once it is complete: a crash leaves the old one or the new one."""
+    """A file to write that takes the place of `path` once it is complete: a crash leaves the old one or the new one.
+
+    Raises:
+        UserError: it cannot be written, for instance because the disk is full.
+    """
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or one_line(error)}") from error

@@ -11,6 +11,11 @@ class UserError(Exception):
     Not a ValueError: jsonargparse would catch it and bury the line in its own words.
     """
 
+    def __init__(self, message: str) -> None:
+        if message.startswith("Caught UserError in "):  # torch raises what a reader process raised with its traceback
+            message = message.rpartition("UserError: ")[2].strip()
+        super().__init__(message)
+
 
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an error says, as one line of at most `limit` characters; its type if it says nothing."""

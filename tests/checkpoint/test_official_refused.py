@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import same
+from official_files import TINY, described, imported, ours, saved, tiny
 from safetensors.torch import load_file, save_file
-from test_official import TINY, described, imported, ours, saved, tiny
 from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load

@@ -170,7 +170,7 @@ def test_other_files_than_the_official_ones_are_read_with_one_warning(write, cap
 def test_nothing_there(tmp_path, serve, download):
     asked = serve(CIFAR100, tmp_path / "cifar-100-python.tar.gz")
     url = datasets.CIFAR100.url
-    mend = "prepare_data()" if download else "--data.download true"
+    mend = "its download failed" if download else "--data.download true"
     for path in (tmp_path, tmp_path / "missing"):
         found = CIFAR100(str(path), download)
         fails(found, str(path), "cifar-100-python", "cifar-100-python.tar.gz", url, mend)
@@ -276,8 +276,10 @@ def test_what_is_there_is_not_downloaded(write, serve, tmp_path):
 
 def test_a_failed_download_says_where_the_file_goes(tmp_path, serve):
     serve(CIFAR10, tmp_path / "served" / "nothing.tar.gz")
+    data = CIFAR10(str(tmp_path / "data"), download=True)
+    data.prepare_data()  # must not raise: of several processes the others would wait for this one
     with pytest.raises(UserError, match="404") as caught:
-        CIFAR10(str(tmp_path / "data"), download=True).prepare_data()
+        data.load()
     assert datasets.CIFAR10.url in str(caught.value)
     assert f"put it at {tmp_path}/data/cifar-10-python.tar.gz" in str(caught.value)
 

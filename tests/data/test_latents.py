@@ -1,10 +1,12 @@
 """Latents on disk: what is stored, and how an interrupted encoding goes on."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -116,7 +118,8 @@ encode.write_shard = lambda *args: (time.sleep(0.5), write(*args))
 sys.argv = {command[2:]!r}
 runpy.run_module("uvit_decay.data.latents", run_name="__main__")
 """
-    process = subprocess.Popen([sys.executable, "-c", slowed], cwd=ROOT, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # as in this process: another number would make other bytes
+    process = subprocess.Popen([sys.executable, "-c", slowed], cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
     deadline = time.monotonic() + 60
     while len(list(target.glob("shard-*"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -126,7 +129,7 @@ runpy.run_module("uvit_decay.data.latents", run_name="__main__")
     assert 2 <= sum(name.startswith("shard-") for name in done) < 6
     with pytest.raises(UserError, match="of 6 shards are encoded; run the same encode command again"):
         manifests.read(target)
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     finished = {name: data for name, data in contents(target).items() if not name.endswith(".partial")}
     assert finished == contents(encoded)
@@ -162,6 +165,39 @@ def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, pictu
     assert contents(encoded) == before
 
 
+def test_shards_that_nobody_accounts_for_are_refused(encoded, pictures, vae, tmp_path):
+    for name in os.listdir(encoded):
+        (tmp_path / name).write_bytes((encoded / name).read_bytes())
+    (tmp_path / "manifest.json").unlink()
+    with pytest.raises(UserError, match="holds shards but no manifest.json"):
+        encode(pictures, tmp_path, vae)
+
+
+def test_a_damaged_shard_says_how_to_mend_it(encoded, pictures, vae, tmp_path):
+    for name in os.listdir(encoded):
+        (tmp_path / name).write_bytes((encoded / name).read_bytes())
+    broken = tmp_path / "shard-00001-of-00006.safetensors"
+    broken.write_bytes(b"x" * 99)
+    with pytest.raises(UserError, match="delete it and run the encode command again"):
+        encode(pictures, tmp_path, vae)
+    broken.unlink()
+    encode(pictures, tmp_path, vae)
+    assert contents(tmp_path) == contents(encoded)
+
+
+def test_the_spelling_of_a_class_list_does_not_matter(pictures, vae, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.txt").write_text("dog\n")
+    encode(pictures, tmp_path / "x", vae, "--classes", "c.txt")
+    encode(pictures, tmp_path / "x", vae, "--classes", "./c.txt")
+
+
+def test_a_disk_that_is_too_small_is_found_first(pictures, vae, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
+    with pytest.raises(UserError, match="the latents need 0.0 GiB, the disk has 0.0"):
+        encode(pictures, tmp_path / "x", vae)
+
+
 def test_another_autoencoder_or_other_pictures_are_refused(encoded, pictures, vae, tmp_path):
     with pytest.raises(UserError, match="was encoded with sha256 "):
         encode(pictures, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
@@ -171,15 +207,19 @@ def test_another_autoencoder_or_other_pictures_are_refused(encoded, pictures, va
         encode(tmp_path, encoded, vae)
 
 
-def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(pictures, vae, tmp_path):
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
+    pictures, vae, tmp_path, workers
+):
     folder = tmp_path / "pictures"
     for path in pictures.rglob("*.png"):
         target = folder / path.relative_to(pictures)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (folder / "dog" / "21.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match="dog/21.png"):
-        encode(folder, tmp_path / "x", vae)
+    with pytest.raises(UserError, match="dog/21.png") as raised:
+        encode(folder, tmp_path / "x", vae, "--workers", workers)
+    assert "\n" not in str(raised.value)
     assert len(list((tmp_path / "x").glob("shard-*"))) == 5
 
 
@@ -189,7 +229,7 @@ def test_latents_that_are_not_finite_are_refused(pictures, vae, tmp_path):
     listing = list_pictures(pictures)
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
     plan = describe(listing, found.space, None, **settings)
-    with pytest.raises(UserError, match="not finite in float16"):
+    with pytest.raises(UserError, match="latents of pictures 0 to 2 are not finite in float16: try --dtype bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
 
 

@@ -80,6 +80,11 @@ def test_the_state_of_pieces_counts_whole_batches():
     assert starts == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
 
 
+def test_no_index_is_no_picture():
+    images, labels = InMemory(torch.zeros(9, 3, 4, 4, dtype=torch.uint8), torch.arange(9))[[]]
+    assert (images.shape, labels.shape) == ((0, 3, 4, 4), (0,))
+
+
 def test_a_set_on_a_device_is_read_and_mirrored_there():
     pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
     for images, labels in (pictures[[4, 2]], pictures.mirrored([4, 2], torch.tensor([True, False]))):

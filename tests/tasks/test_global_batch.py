@@ -1,12 +1,15 @@
 """The global batch is the config's number, in however many pieces."""
 
+import csv
 import os
 import signal
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import same
+from conftest import same, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
 from uvit_decay.data import Digits
@@ -32,6 +35,36 @@ def test_a_global_batch_in_pieces_trains_the_same_network_and_resumes_exactly(tm
     rest = fit(tmp_path / "rest", max_steps=50, data=in_pieces(8, flip=True), ckpt_path=checkpoint)
     assert rest[0] == cut[0][4 * 46 :]
     assert same(rest[2], cut[2])
+
+
+@pytest.mark.parametrize(("first", "then"), [(None, 8), (8, None), (8, 16)])
+def test_a_run_goes_on_in_other_pieces_in_the_middle_of_an_epoch(tmp_path, first, then):
+    whole = fit(tmp_path / "whole", max_steps=48, data=in_pieces(None))
+    fit(tmp_path / "half", StopAt(30), max_steps=48, data=in_pieces(first))
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=48, data=in_pieces(then), ckpt_path=checkpoint)
+    assert len(rest[0]) == 18 * 32 // (then or 32)
+    for name, value in whole[1].items():
+        torch.testing.assert_close(rest[1][name], value, rtol=0, atol=2e-5)
+
+
+def test_the_logged_loss_is_that_of_the_whole_global_batch(tmp_path):
+    curves = []
+    for size in (None, 8):
+        logger = CSVLogger(tmp_path, name=str(size))
+        fit(tmp_path / f"{size}", max_steps=20, data=in_pieces(size), logger=logger)
+        logger.save()
+        with Path(logger.log_dir, "metrics.csv").open() as file:
+            rows = list(csv.DictReader(file))
+        curves.append([float(row["train/loss"]) for row in rows if row.get("train/loss")])
+    assert len(curves[0]) == 4
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+
+
+def test_a_trainer_is_left_as_it_was(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=2)
+    trainer.fit(tiny_task(), in_pieces(8))
+    assert trainer.accumulate_grad_batches == 1
 
 
 def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):

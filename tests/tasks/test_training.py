@@ -13,7 +13,7 @@ from runs import StopAt, fit
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.errors import UserError
-from uvit_decay.metrics.features import SmallClassifier
+from uvit_decay.metrics.features import Features, SmallClassifier
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -75,6 +75,25 @@ def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
     assert same(watched[1], alone[1])
     for name in ("samples.png", "samples/step_00000005.png", "generation.json", "probes.png", "probes.csv"):
         assert (tmp_path / "watched" / name).stat().st_size > 0
+
+
+def test_an_extractor_that_needs_no_training_pictures_judges_a_set_in_memory(tmp_path):
+    class Pixels:
+        """Like Inception: ready as it is, with classes of its own."""
+
+        name, dim, knows_labels = "pixels", 64, False
+
+        def prepare(self, images, labels, device) -> None:
+            assert len(images) == len(labels) == 0
+
+        def __call__(self, images) -> Features:
+            flat = images.flatten(1).float()
+            return Features(flat, flat[:, :10] / 100)
+
+    fit(tmp_path, GenerationMetrics(Pixels(), num=20, reference=50), max_steps=2)
+    (found,) = json.loads((tmp_path / "generation.json").read_text())
+    assert found["frechet_distance"] > 0
+    assert "label_consistency" not in found
 
 
 @pytest.mark.slow

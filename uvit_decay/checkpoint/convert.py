@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint import official
 from uvit_decay.checkpoint.files import KEY, Weights, read, read_foreign, unpickle
-from uvit_decay.checkpoint.loading import build
+from uvit_decay.checkpoint.kinds import looks_like
 from uvit_decay.disk import check_writable, replacing
 from uvit_decay.errors import UserError
+from uvit_decay.specs import build
 
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 
@@ -34,7 +35,8 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
         return ""
     with torch.device("meta"):  # names and shapes only
         net = build(description["net"], nn.Module, "uvit_decay.nn", ())
-    bare, untold = official.bare_state(net, state, description["prediction"], source)
+    bare = official.bare_state(net, state, source)
+    untold = official.untold(description, bare, source)
     with replacing(target) as file:
         torch.save(bare, file)
     return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""
@@ -61,7 +63,7 @@ def import_official(source: Path, target: Path, weights: Weights | None, hints: 
     found = official.recognise(read_foreign(file), hints, file)
     step = unpickle(source / "step.pth") if (source / "step.pth").is_file() else 0
     if not isinstance(step, int):
-        raise UserError(f"step.pth in {source} should hold a number, it looks like {official.looks_like(step)}")
+        raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     description = {**found.description(source.name), "step": step, "weights": weights}
     _write(target, description, found.complete_state())
     return f"recognised {found.summary()}, {weights} weights of step {step}"

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from uvit_decay.checkpoint.official import looks_like
+from uvit_decay.checkpoint.kinds import looks_like
 from uvit_decay.errors import UserError, one_line
 
 Weights = Literal["ema", "raw"]

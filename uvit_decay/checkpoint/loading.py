@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -16,6 +15,7 @@ from uvit_decay.checkpoint.files import Weights, read
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.path import Path as NoisePath
 from uvit_decay.errors import UserError, one_line
+from uvit_decay.specs import build
 
 
 @dataclass(frozen=True)
@@ -57,32 +57,19 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         net.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{path}: the weights do not fit the network that it describes: {one_line(error)}") from error
+    try:
+        sampling = Sampling(**description["sampling"])
+        latents = LatentSpace(**description["latents"]) if description.get("latents") else None
+    except TypeError as error:
+        raise UserError(f"{path} was written by another version of this project: {one_line(error)}") from error
     return Checkpoint(
         net.eval(),
         build(description["path"], NoisePath, "uvit_decay.diffusion.path", ()),
         description["prediction"],
-        Sampling(**description["sampling"]),
+        sampling,
         tuple(description["class_names"]),
         description["data"],
         description["step"],
         kind,
-        LatentSpace(**description["latents"]) if description.get("latents") else None,
+        latents,
     )
-
-
-def build(spec: dict[str, Any], base: type, home: str, trusted: Sequence[str]) -> Any:
-    """The object that a checkpoint describes, if its class is at home in `home` or trusted."""
-    name = spec["class_path"]
-    if not name.startswith(f"{home}.") and name not in trusted:
-        raise UserError(f"the checkpoint names {name}, which is not part of uvit_decay: --trust {name} allows it")
-    module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise UserError(f"the checkpoint names the class {name}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise UserError(f"the checkpoint names {name}, which is no {base.__name__}")
-    try:
-        return found(**spec["init_args"])
-    except TypeError as error:
-        raise UserError(f"the checkpoint describes {name} as another version knew it: {one_line(error)}") from error

@@ -8,7 +8,6 @@ names and shapes, so that no file tells alpha_min. Names are those of `UViT` its
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from uvit_decay.checkpoint.kinds import PREFIX, UVIT, looks_like
 from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.diffusion.path import VP, SDDiscrete
 from uvit_decay.diffusion.path import Path as NoisePath
 from uvit_decay.errors import UserError
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.zoo import UVIT_SIZES
+from uvit_decay.specs import spec
 
-PREFIX = "module."  # of every name in a file of DataParallel
+UNTOLD = ("num_classes", "null_label", "time_scale")
+DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
+EPSILON = 4e-3  # of alphas; bfloat16's
 NULL_LABELLED = (1001, 101, 11)  # rows of a label table that has one more than ImageNet's, a tenth of it, CIFAR-10's
 PATHS: dict[str, tuple[NoisePath, float]] = {  # and what the network multiplies t by
     "vp": (VP(), 999.0),
@@ -31,22 +34,6 @@ PATHS: dict[str, tuple[NoisePath, float]] = {  # and what the network multiplies
 }
 GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # of latents (channels, image size): ImageNet 256 and 512
 STABLE_DIFFUSION = {"vae": "stabilityai/sd-vae-ft-ema", "sha256": "", "scale": 0.18215, "shift": 0.0, "factor": 8}
-
-UVIT = "an official U-ViT, which python -m uvit_decay.checkpoint import makes into one of ours"
-OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
-KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that starts so
-    ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
-    ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
-    ("a decayed SiT", ("enc_blocks.",)),
-    ("a SiT or DiT", ("x_embedder.", "t_embedder.")),
-    ("an MAE", ("mask_token", "decoder_embed.")),
-    ("a convolutional UNet, as of diffusers", ("down_blocks.", "input_blocks.")),
-    (UVIT, ("in_blocks.", "out_blocks.")),
-    ("an autoencoder (VAE), which --vae names by its hub id or folder", ("encoder.", "decoder.", "quant_conv.")),
-    ("a plain vision transformer", ("cls_token",)),
-    ("an Inception network", ("Conv2d_1a_3x3.",)),
-)
-FOREIGN = "a file of another program"
 
 
 @dataclass(frozen=True)
@@ -82,8 +69,8 @@ class Official:
         """What a checkpoint of this project says of itself, but for its weights and step."""
         noise_path, _ = PATHS[self.path]
         return {
-            "net": {"class_path": _class_path(self.net), "init_args": dict(self.net.config)},
-            "path": {"class_path": _class_path(noise_path), "init_args": asdict(noise_path)},
+            "net": spec(self.net, self.net.config),
+            "path": spec(noise_path, asdict(noise_path)),
             "prediction": "eps",
             "sampling": asdict(_sampling(self.net)),
             "class_names": [str(label) for label in range(self.net.num_classes)],
@@ -107,38 +94,6 @@ class Official:
     def complete_state(self) -> dict[str, Tensor]:
         """The weights as `UViT` saves them, with the alphas that a loader checks."""
         return self.state | {"alphas": torch.tensor(self.net.shortcuts.alphas)}
-
-
-def looks_like(contents: object) -> str:
-    """What was read from a file that is not ours, as a noun; `UVIT` where it is the bare state_dict of a U-ViT."""
-    if not isinstance(contents, Mapping):
-        return f"a single {type(contents).__name__}"
-    if not contents:
-        return "an empty dict, without any weights"
-    if {"state", "param_groups"} <= contents.keys() or "last_epoch" in contents:
-        return OPTIMIZER
-    parts = {str(name): looks_like(value) for name, value in contents.items() if _has_weights(value)}
-    if parts:
-        return _training_checkpoint(parts, [str(name) for name in contents])
-    names = [str(name).removeprefix(PREFIX) for name in contents]
-    for kind, marks in KINDS:
-        if any(name.startswith(marks) for name in names):
-            return kind
-    return f"{FOREIGN}, it holds {', '.join(names[:4])} ..."
-
-
-def _has_weights(value: object) -> bool:
-    return isinstance(value, Mapping) and any(isinstance(inner, Tensor | Mapping) for inner in value.values())
-
-
-def _training_checkpoint(parts: dict[str, str], entries: Sequence[str]) -> str:
-    """A dict of state_dicts: which of its parts the user wants, or what they are."""
-    found = f"a training checkpoint with the entries {', '.join(entries[:6])}"
-    wanted = sorted((name for name, kind in parts.items() if kind == UVIT), key=lambda name: "ema" not in name)
-    if wanted:
-        return f"{found}: save its entry {wanted[0]!r} alone, torch.save(torch.load(FILE)[{wanted[0]!r}], 'uvit.pth')"
-    known = [(name, kind) for name, kind in parts.items() if kind != OPTIMIZER and not kind.startswith(FOREIGN)]
-    return f"{found}, {known[0][0]!r} is {known[0][1]}" if known else found
 
 
 def recognise(contents: object, hints: Hints, where: Path) -> Official:
@@ -239,7 +194,7 @@ def _latents(channels: int, vae: str | None, where: Path) -> dict[str, Any] | No
 
 
 def _sampling(net: UViT) -> Sampling:
-    """What the official evaluation uses; its guidance s is ours minus 1."""
+    """Steps and guidance (s = ours - 1) of the official evaluation, with dpm++ for its singlestep DPM-Solver."""
     if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
         return Sampling("euler-maruyama", 1000)
     return Sampling("dpm++", 50, GUIDANCE.get((net.channels, net.image_size), 1.0) if net.null_label else 1.0)
@@ -248,7 +203,7 @@ def _sampling(net: UViT) -> Sampling:
 def _check_alphas(alphas: Tensor | None, net: UViT, where: Path) -> None:
     """A bare state_dict of our own network tells its decay: it must be the one that was named."""
     own = torch.tensor(net.shortcuts.alphas)
-    if alphas is None or (alphas.shape == own.shape and (alphas - own).abs().max() <= torch.finfo(alphas.dtype).eps):
+    if alphas is None or (alphas.shape == own.shape and (alphas - own).abs().max() <= EPSILON):
         return
     raise UserError(
         f"{where} was trained with alphas from {alphas.max():.4g} to {alphas.min():.4g}, not with alpha_min "
@@ -266,10 +221,8 @@ def _check_fit(state: dict[str, Tensor], net: UViT, where: Path) -> None:
             raise UserError(f"{where} looks like a U-ViT, but its {name} has the shape {shapes}")
 
 
-def bare_state(
-    net: nn.Module, state: dict[str, Tensor], prediction: str, where: Path
-) -> tuple[dict[str, Tensor], list[str]]:
-    """The official state_dict of our network `net` with these weights, and what its reader has to be told besides.
+def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
+    """The official state_dict of our network `net` with these weights.
 
     Raises:
         UserError: the official layout cannot express the network.
@@ -283,13 +236,21 @@ def bare_state(
         )
     bare = {name: value.contiguous() for name, value in state.items() if name != "alphas"}
     _check_fit(bare, net, where)
-    untold = [] if prediction == "eps" else [f"prediction {prediction}"]
-    if set(net.shortcuts.alphas) != {1.0}:
-        plain = {"schedule": "linear", "granularity": "branch", "index": "code", "branches": "both"}
-        told = [name for name in ("alpha_min", *plain) if net.config[name] != plain.get(name)]
-        untold += [f"{name} {net.config[name]}" for name in told]
-    return bare, untold
+    return bare
 
 
-def _class_path(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+def untold(description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
+    """What a bare state_dict does not tell of the network that `description` describes: names and values."""
+    ours = description["net"]["init_args"]
+    guessed = recognise(bare, Hints(heads=ours["heads"]), where)
+    theirs = guessed.description("")
+    found = [f"heads {ours['heads']}"] if guessed.size is None else []
+    names = (*UNTOLD, *DECAY) if ours["alpha_min"] != 1.0 else UNTOLD
+    found += [f"{name} {ours[name]}" for name in names if ours[name] != guessed.net.config[name]]
+    found += [f"prediction {description['prediction']}"] if description["prediction"] != "eps" else []
+    if description["path"] != theirs["path"]:
+        found.append(f"path {description['path']['class_path'].rpartition('.')[2]} {description['path']['init_args']}")
+    for name in ("vae", "scale", "shift"):
+        own = (description.get("latents") or {}).get(name)
+        found += [f"{name} {own}"] if own != (theirs["latents"] or {}).get(name) else []
+    return found

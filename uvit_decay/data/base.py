@@ -50,6 +50,8 @@ class ImageData(LightningDataModule):
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
         self.latents: LatentSpace | None = None  # of data that are not pixels
+        self.pieces = 1  # of each device's share of a global batch
+        self._asked = 1  # batches that the user wants to accumulate
 
     @property
     def name(self) -> str:
@@ -74,15 +76,21 @@ class ImageData(LightningDataModule):
         if stage == "validate" and self.test is None:
             raise UserError("validate needs test pictures: set --data.test_path or --data.holdout 0.1")
         sampler = self._train_sampler()  # a batch size that does not fit is found now, before anything takes time
-        if stage == "fit":
+        if stage == "fit" and self.trainer is not None:
             self._accumulate(sampler)
+
+    def teardown(self, stage: str) -> None:
+        """Leave the trainer as it was: it may fit something else."""
+        if stage == "fit":
+            self.trainer.accumulate_grad_batches = self._asked
 
     def _accumulate(self, sampler: StepSampler) -> None:
         """Let the trainer accumulate the pieces of a global batch, and say how the batch is made up."""
-        asked = self.trainer.accumulate_grad_batches
+        self._asked = asked = self.trainer.accumulate_grad_batches
+        self.pieces = sampler.pieces
         made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} pictures"
         if sampler.pieces > 1:
-            if asked not in (1, sampler.pieces):
+            if asked > 1:
                 raise UserError(
                     f"--trainer.accumulate_grad_batches {asked}: --data.device_batch_size {self.device_batch_size} "
                     f"cuts the global batch into {sampler.pieces} already; leave one of them out"

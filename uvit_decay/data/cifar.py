@@ -44,6 +44,7 @@ class _CIFAR(ImageData):
     ) -> None:
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
         self.path, self.download = Path(path).expanduser(), download
+        self._failure: UserError | None = None  # of the download
 
     @abstractmethod
     def official(self) -> type[datasets.CIFAR10]:
@@ -57,12 +58,15 @@ class _CIFAR(ImageData):
         """Download the archive if that is asked for and nothing is there. Lightning calls this once on each node."""
         if self.download and self._find() is None:
             official = self.official()
-            download(official.url, self._archive(), official.tgz_md5, "md5")
+            try:
+                download(official.url, self._archive(), official.tgz_md5, "md5")
+            except UserError as error:  # kept for `load`, which fails on all processes: here the others would wait
+                self._failure = error
 
     def load(self) -> None:
         found = self._find()
         if found is None:
-            raise UserError(self._nothing_found())
+            raise self._failure or UserError(self._nothing_found())
         files = self._read_folder(found) if found.is_dir() else self._read_archive(found)
         _warn_of_others(files)
         official, (label_key, name_key) = self.official(), self.keys()
@@ -95,7 +99,7 @@ class _CIFAR(ImageData):
         sought = f"the folder {official.base_folder} or the archive {official.filename} in it"
         if self._archive() == self.path:
             sought = "an archive of that name"
-        mend = "call prepare_data() first" if self.download else "set --data.download true"
+        mend = "see why its download failed" if self.download else "set --data.download true"
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {mend}"
 
     def _read_folder(self, folder: Path) -> dict[str, _File]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.data.base import ImageData
@@ -114,5 +114,5 @@ class Images(ImageData):
         size = len(chosen) * self.channels * self.image_size**2
         if size <= self.memory_gb * 2**30:
             return InMemory(read(listing, self.image_size, self.channels, chosen), torch.tensor(listing.labels)[chosen])
-        print(f"{len(chosen)} pictures are read from disk at every epoch ({size / 2**30:.1f} GiB)", file=sys.stderr)
+        rank_zero_info(f"{len(chosen)} pictures are read from disk at every epoch ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels)

@@ -46,7 +46,7 @@ class InMemory(ImageSet):
         self.images, self.labels = images, labels
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = torch.tensor(indices)
+        chosen = torch.tensor(indices, dtype=torch.int64)  # also of no index
         return self.images[chosen.to(self.images.device)], self.labels[chosen]
 
 

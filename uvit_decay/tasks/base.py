@@ -80,6 +80,7 @@ class Task(LightningModule):
         if compile:
             self.net.compile(backend="inductor" if compile is True else compile)
         self._bad_step: Tensor | None = None
+        self._losses: list[Tensor] = []  # since the last optimizer step
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
@@ -94,7 +95,7 @@ class Task(LightningModule):
         loss = self.loss(batch, "train")
         self._guard(loss.detach())
         self._images += len(batch.images) * self.trainer.world_size
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch.images))
+        self._losses.append(loss.detach())
         return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -126,7 +127,10 @@ class Task(LightningModule):
             self._speed = self._images / (time.monotonic() - self._clock)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        losses, self._losses = self._losses, []
         if self._logs_at(self.trainer.global_step + 1):
+            # Of the whole global batch: each piece and each device sees a part of the noise levels.
+            self.log("train/loss", torch.stack(losses).mean(), prog_bar=True, sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
             self.log("train/grad_norm", get_total_norm(gradients))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
@@ -157,7 +161,16 @@ class Task(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._check_weights()
-        checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step}
+        pieces = self.trainer.datamodule.pieces
+        checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step, "pieces": pieces}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Lightning counts pieces of global batches; here they may be others than where the checkpoint was written."""
+        before, now = checkpoint["uvit_decay"].get("pieces", 1), self.trainer.datamodule.pieces
+        current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        ready = current["ready"]  # whole global batches; the other counts may lag behind by one piece
+        for key, count in current.items():
+            current[key] = ready // before * now - (ready - count)
 
     def _check_weights(self) -> None:
         """Raise a UserError on all ranks if any of them has seen a bad loss, or if the weights are not finite."""

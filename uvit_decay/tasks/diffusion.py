@@ -17,6 +17,7 @@ from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_tim
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
+from uvit_decay.specs import spec
 from uvit_decay.tasks.base import Optimization, Task
 
 
@@ -74,6 +75,7 @@ class DiffusionTask(Task):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse data of other classes, or of another autoencoder or scale, than the checkpoint was trained on."""
+        super().on_load_checkpoint(checkpoint)
         description, data = checkpoint["uvit_decay"], self.trainer.datamodule
         trained, classes, own = description.get("latents"), description.get("class_hash"), class_hash(data.class_names)
         if self.net.num_classes and classes not in (None, own):
@@ -106,8 +108,8 @@ class DiffusionTask(Task):
     def describe(self) -> dict[str, Any]:
         data: ImageData = self.trainer.datamodule
         return {
-            "net": {"class_path": _class_path(self.net), "init_args": dict(self.net.config)},
-            "path": {"class_path": _class_path(self.path), "init_args": dataclasses.asdict(self.path)},
+            "net": spec(self.net, self.net.config),
+            "path": spec(self.path, dataclasses.asdict(self.path)),
             "prediction": self.prediction,
             "sampling": dataclasses.asdict(self.sampling),
             "class_names": list(data.class_names) if self.net.num_classes else [],
@@ -115,7 +117,3 @@ class DiffusionTask(Task):
             "data": data.name,
             "latents": data.latents and data.latents.describe(),
         }
-
-
-def _class_path(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"

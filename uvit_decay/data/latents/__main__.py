@@ -7,6 +7,7 @@ goes on where it was. On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay
 import argparse
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -48,7 +49,8 @@ def main(args: Sequence[str]) -> None:
     options = parse(args)
     if options.workers < 0:
         raise UserError(f"--workers must be at least 0, got {options.workers}")
-    processes = PartialState(cpu=not torch.cuda.is_available())
+    # Processes wait for the slowest one at the end: by default they would give up after 10 minutes.
+    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     autoencoder = Autoencoder(options.vae, processes.device, getattr(torch, options.precision))
     listing = list_pictures(options.source, None if options.classes is None else class_list(options.classes))
     settings = {key: getattr(options, key) for key in ("image_size", "dtype", "precision", "batch_size", "shard_size")}
@@ -60,9 +62,10 @@ def main(args: Sequence[str]) -> None:
         shown = ", ".join(f"{mean:.3f} +- {std:.3f}" for mean, std in channels)
         print(f"{options.target}: {done.count} pictures, {len(done.class_names)} classes, {size:.2f} GiB")
         print(f"channels as networks see them: {shown}")
-        print(
-            f"train on them: python train.py fit --config configs/imagenet100_uvit_m.yaml --data.path {options.target}"
-        )
+        classes = "" if options.classes == "imagenet-100/cmc" else f" --data.classes {options.classes or 'null'}"
+        size = "" if done.size == 32 else f" --model.net.image_size {done.size}"
+        flags = f"--config configs/imagenet100_uvit_m.yaml --data.path {options.target}{classes}{size}"
+        print(f"train on them: python train.py fit {flags}")
     processes.destroy_process_group()
 
 

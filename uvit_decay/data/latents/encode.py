@@ -1,12 +1,14 @@
 """Pictures to latents, once: on any number of processes and devices, resumable, the same bytes each time.
 
-A shard is the unit of work: a process encodes a whole one, in batches that never cross its border, and writes it in one
-go. So a run that was killed goes on with the shards that are missing, and makes those that an undisturbed run makes.
+A shard is the unit of work: a process encodes a whole one, in batches that never cross its border, and writes it in
+one go. So a run that was killed goes on with the shards that are missing, and they are those of an undisturbed run:
+the same bytes on the same kind of device and, on CPUs, with the same number of threads.
 """
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -24,7 +26,7 @@ from tqdm import tqdm
 from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.images import OnDisk
-from uvit_decay.data.latents.manifest import Manifest, Statistics
+from uvit_decay.data.latents.manifest import Manifest, Statistics, read
 from uvit_decay.data.latents.shards import read_summaries, write_labels, write_shard
 from uvit_decay.data.pictures import Listing
 from uvit_decay.disk import check_writable
@@ -47,7 +49,7 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
     return Manifest(
         latents=space,
         source=str(listing.path),
-        pictures=hashlib.sha256("\n".join(listing.members).encode()).hexdigest(),
+        pictures=hashlib.sha256("\n".join(listing.members).encode(errors="surrogateescape")).hexdigest(),
         count=len(listing.members),
         classes=dict(zip(listing.class_names, counts, strict=False)),  # no class: one count, no name
         class_list=class_list,
@@ -67,17 +69,27 @@ def encode(
     check_writable(folder, folder=True)
     manifest.check_continues(folder)
     missing = [k for k, (name, _) in enumerate(manifest.shards) if not (folder / name).exists()]
+    _check_space(folder, manifest, len(missing))
     processes.wait_for_everyone()  # nobody writes before all have looked: they would share out different lists
     if processes.is_main_process and missing:
         manifest.write(folder)
     mine = missing[processes.process_index :: processes.num_processes]
     _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
     processes.wait_for_everyone()
-    labels, finished = _finish(folder, manifest)
     if processes.is_main_process:
+        labels, finished = _finish(folder, manifest)
         write_labels(folder, labels)
         finished.write(folder)  # last: it says that all is there
-    return finished
+    processes.wait_for_everyone()
+    return read(folder)
+
+
+def _check_space(folder: Path, manifest: Manifest, shards: int) -> None:
+    cells = 2 * 2 * manifest.latents.channels * manifest.size**2  # picture and mirror, mean and log-variance
+    needed = shards * min(manifest.shard_size, manifest.count) * cells * 2  # bytes
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(f"{folder}: the latents need {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f}")
 
 
 def _encode_shards(
@@ -99,13 +111,14 @@ def _encode_shards(
     with tqdm(total=total, unit="image", desc=f"encoding{who}", disable=not processes.is_main_process) as bar:
         for name, part in shards:
             its_own = islice(stream, -(-len(part) // step))
-            write_shard(folder / name, *_encode_shard(its_own, len(part), manifest, autoencoder, bar))
+            write_shard(folder / name, *_encode_shard(its_own, part, manifest, autoencoder, bar))
 
 
 def _encode_shard(
-    batches: Iterator[tuple[Tensor, Tensor]], count: int, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
+    batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
 ) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Moments (n, 2, 2c, h, w), labels (n,) and sums of one shard."""
+    """Moments (n, 2, 2c, h, w), labels (n,) and sums of the shard of these pictures."""
+    count, first = len(numbers), numbers.start
     shape = (count, 2, 2 * manifest.latents.channels, manifest.size, manifest.size)
     moments, labels = torch.empty(shape, dtype=getattr(torch, manifest.dtype)), torch.empty(count, dtype=torch.int64)
     sums, start = _Sums(manifest.latents), 0
@@ -115,7 +128,8 @@ def _encode_shard(
             moments[part, side] = autoencoder.encode(pictures).to("cpu", moments.dtype)
         if not torch.isfinite(moments[part]).all():
             raise UserError(
-                f"latents of pictures {part.start} to {part.stop} of a shard are not finite in {manifest.dtype}"
+                f"latents of pictures {first + part.start} to {first + part.stop - 1} are not finite in "
+                f"{manifest.dtype}: try --dtype bfloat16, in another folder"
             )
         labels[part] = batch_labels
         sums.update(moments[part, 0], images)

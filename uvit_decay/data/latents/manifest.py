@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of all latents as networks see them, posterior samples included: mean and standard deviation per channel."""
+    """Mean and standard deviation, for each channel, of posterior samples as networks see them; without the mirrors."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -84,8 +84,10 @@ class Manifest:
             file.write(json.dumps(asdict(self), indent=1).encode())
 
     def check_continues(self, folder: Path) -> None:
-        """Raise a UserError with both values if `folder` holds latents that were made otherwise."""
+        """Raise a UserError, with both values, if `folder` holds latents that were made otherwise."""
         if not (folder / NAME).exists():
+            if any(folder.glob("shard-*")):
+                raise UserError(f"{folder} holds shards but no {NAME} that says whose: choose another folder")
             return
         for (name, here), (_, there) in zip(_settings(self), _settings(read(folder, whole=False)), strict=True):
             if here != there:
@@ -101,7 +103,7 @@ def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
         if name not in ("vae", "rgb"):  # the weights count, wherever they lie
             yield name, value
     for field in fields(manifest):
-        if field.name not in ("latents", "source", "statistics"):
+        if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash says which classes
             yield field.name, getattr(manifest, field.name)
 
 

@@ -57,7 +57,10 @@ def _opened(path: Path) -> Iterator[safe_open]:
         with safe_open(path, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is missing, cut short or not of this layout ({one_line(error)})") from error
+        raise UserError(
+            f"{path} is missing, cut short or not of this layout ({one_line(error)}): delete it and run the encode "
+            "command again"
+        ) from error
 
 
 class LatentSet(ImageSet):

@@ -1,0 +1,63 @@
+"""Official U-ViT files and imported ones, small, for the tests of checkpoints."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from uvit_reference import SMALL, VARIANTS, random_state
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.convert import import_official
+from uvit_decay.checkpoint.official import Hints
+from uvit_decay.nn import UViT
+
+HERE = Path("file.pth")
+TINY = Hints(heads=SMALL["heads"])
+CASES = {**VARIANTS, "labels": dict(num_classes=10), "latents": dict(channels=4)}  # 11 rows: 10 classes and none
+del CASES["time-1000"]  # which no file tells
+
+
+def tiny(**options):
+    return random_state(**SMALL | options)
+
+
+def saved(contents, path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(contents, path)
+    return path
+
+
+def described(path):
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["uvit_decay"])
+
+
+def imported(contents, tmp_path, hints=TINY):
+    """What `load` makes of the imported file with these contents."""
+    import_official(saved(contents, tmp_path / "official.pth"), tmp_path / "ours.safetensors", None, hints)
+    return load(tmp_path / "ours.safetensors")
+
+
+def is_close(a, b):
+    return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
+
+
+def told(what):
+    return f"an official file does not say {what}: its reader must be told"
+
+
+def redescribe(file, **values):
+    """Change what a file of ours says of itself."""
+    save_file(load_file(file), file, {"uvit_decay": json.dumps({**described(file), **values})})
+
+
+def ours(tmp_path, **options):
+    """An exported checkpoint of a tiny network with these options."""
+    imported(tiny(), tmp_path)
+    path, net = tmp_path / "ours.safetensors", UViT(**SMALL | options)
+    description = described(path)
+    description["net"]["init_args"] = net.config
+    save_file(net.state_dict(), path, {"uvit_decay": json.dumps(description)})
+    return path

@@ -1,0 +1,56 @@
+"""What a file that is not ours looks like, from the names of what it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+PREFIX = "module."  # of every name in a file of DataParallel
+UVIT = "an official U-ViT, which python -m uvit_decay.checkpoint import makes into one of ours"
+OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
+KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that starts so
+    ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
+    ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
+    ("a decayed SiT", ("enc_blocks.",)),
+    ("a SiT or DiT", ("x_embedder.", "t_embedder.")),
+    ("an MAE", ("mask_token", "decoder_embed.")),
+    ("a convolutional UNet, as of diffusers", ("down_blocks.", "input_blocks.")),
+    (UVIT, ("in_blocks.", "out_blocks.")),
+    ("an autoencoder (VAE), which --vae names by its hub id or folder", ("encoder.", "decoder.", "quant_conv.")),
+    ("a plain vision transformer", ("cls_token",)),
+    ("an Inception network", ("Conv2d_1a_3x3.",)),
+)
+FOREIGN = "a file of another program"
+
+
+def looks_like(contents: object) -> str:
+    """What was read from a file that is not ours, as a noun; `UVIT` where it is the bare state_dict of a U-ViT."""
+    if not isinstance(contents, Mapping):
+        return f"a single {type(contents).__name__}"
+    if not contents:
+        return "an empty dict, without any weights"
+    if {"state", "param_groups"} <= contents.keys() or "last_epoch" in contents:
+        return OPTIMIZER
+    parts = {str(name): looks_like(value) for name, value in contents.items() if _has_weights(value)}
+    if parts:
+        return _training_checkpoint(parts, [str(name) for name in contents])
+    names = [str(name).removeprefix(PREFIX) for name in contents]
+    for kind, marks in KINDS:
+        if any(name.startswith(marks) for name in names):
+            return kind
+    return f"{FOREIGN}, it holds {', '.join(names[:4])} ..."
+
+
+def _has_weights(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(inner, Tensor | Mapping) for inner in value.values())
+
+
+def _training_checkpoint(parts: dict[str, str], entries: Sequence[str]) -> str:
+    """A dict of state_dicts: which of its parts the user wants, or what they are."""
+    found = f"a training checkpoint with the entries {', '.join(entries[:6])}"
+    wanted = sorted((name for name, kind in parts.items() if kind == UVIT), key=lambda name: "ema" not in name)
+    if wanted:
+        return f"{found}: save its entry {wanted[0]!r} alone, torch.save(torch.load(FILE)[{wanted[0]!r}], 'uvit.pth')"
+    known = [(name, kind) for name, kind in parts.items() if kind != OPTIMIZER and not kind.startswith(FOREIGN)]
+    return f"{found}, {known[0][0]!r} is {known[0][1]}" if known else found
