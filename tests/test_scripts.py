@@ -229,7 +229,7 @@ def test_pictures_become_latents_a_network_and_pictures_again(pictures, tmp_path
     vae.rename(tmp_path / "moved")
     refused = run_script("sample.py", "--ckpt", checkpoint, cwd=tmp_path)
     assert refused.returncode == 2
-    assert "name a folder with --vae" in refused.stderr.splitlines()[-1]
+    assert "with --vae" in refused.stderr.splitlines()[-1]
 
 
 def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 
 import torch
@@ -26,7 +27,7 @@ class ImageData(LightningDataModule):
         batch_size: global batch size, over all devices.
         flip: mirror half of the training pictures.
         seed: of the order and the flips.
-        num_workers: reader processes on each device; 0 for sets in memory.
+        num_workers: reader processes on each device, at most one for each CPU core; 0 for sets in memory.
         device_batch_size: pictures that a device takes at once; what is more of its share of the global batch goes
             through it in equal pieces, whose gradients are accumulated. Null: the whole share at once.
     """
@@ -112,7 +113,8 @@ class ImageData(LightningDataModule):
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if device.type != "cpu" and isinstance(images, InMemory) and images.images.nbytes <= ON_DEVICE:
             return StepLoader(InMemory(images.images.to(device), images.labels), sampler, flip_seed)
-        return StepLoader(images, sampler, flip_seed, self.num_workers, pin_memory=device.type == "cuda")
+        workers = min(self.num_workers, os.cpu_count() or 1)
+        return StepLoader(images, sampler, flip_seed, workers, pin_memory=device.type == "cuda")
 
     def train_dataloader(self) -> StepLoader:
         return self._loader(self.train, self._train_sampler(), self.seed if self.flip else None)

@@ -5,6 +5,7 @@ goes on where it was. On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -55,7 +56,8 @@ def main(args: Sequence[str]) -> None:
     listing = list_pictures(options.source, None if options.classes is None else class_list(options.classes))
     settings = {key: getattr(options, key) for key in ("image_size", "dtype", "precision", "batch_size", "shard_size")}
     manifest = describe(listing, autoencoder.space, options.classes, **settings)
-    done = encode(listing, manifest, autoencoder, options.target, options.workers, processes)
+    workers = min(options.workers, os.cpu_count() or 1)
+    done = encode(listing, manifest, autoencoder, options.target, workers, processes)
     if processes.is_main_process:
         size = sum((options.target / name).stat().st_size for name, _ in done.shards) / 2**30
         channels = zip(done.statistics.mean, done.statistics.std, strict=True)
