@@ -1,9 +1,11 @@
-"""The pre-norm transformer block with decayed shortcuts, with the official U-ViT's names and shapes.
+"""Pre-norm transformer blocks with decayed shortcuts: U-ViT's `Block` and SiT's `AdaLNBlock`, with the official names.
 
 b = batch, n = tokens, d = width.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from einops import rearrange
@@ -15,6 +17,7 @@ from uvit_decay.decay import decayed_add
 from uvit_decay.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]
+SkipMerge = Literal["add", "concat"]
 
 
 class Attention(nn.Module):
@@ -38,12 +41,12 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Two linear layers around an exact (erf) GELU."""
+    """Two linear layers around a GELU, the exact (erf) one or its approximation by tanh."""
 
-    def __init__(self, dim: int, hidden: int) -> None:
+    def __init__(self, dim: int, hidden: int, approximate: Literal["none", "tanh"] = "none") -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
-        self.act = nn.GELU()
+        self.act = nn.GELU(approximate)
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tokens) -> Tokens:
@@ -81,6 +84,76 @@ class Block(nn.Module):
 
     def zero_init(self) -> None:
         """Zero the last linear of both branches: they start silent, which keeps small alpha_min stable (Sec. 3)."""
-        for linear in (self.attn.proj, self.mlp.fc2):
-            nn.init.zeros_(linear.weight)
-            nn.init.zeros_(linear.bias)
+        zero_linear(self.attn.proj)
+        zero_linear(self.mlp.fc2)
+
+
+class AdaLNBlock(nn.Module):
+    """Attention and MLP branches, both modulated by a condition c, on decayed shortcuts (DiT's adaLN-Zero block).
+
+    Shift, scale and gate of both branches are a linear map of SiLU(c). A decoder block first merges a long skip s:
+    x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as U-ViT). The gates belong to f, outside alpha.
+    """
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: float = 4.0, skip: SkipMerge | None = None) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.attn = Attention(dim, heads, qkv_bias=True)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), "tanh")
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+        self.concat = skip == "concat"
+        self.skip = nn.Linear(2 * dim if self.concat else dim, dim) if skip else None
+
+    def forward(
+        self,
+        x: Tokens,
+        skip: Tokens | None,
+        c: Float[Tensor, "b d"],
+        alphas: tuple[float | Tensor, float | Tensor],
+        betas: tuple[float, float] = (1.0, 1.0),
+    ) -> Tokens:
+        """x <- alpha x + beta gate f(x), twice. `skip` is given if and only if the block was built to merge one."""
+        if self.skip is not None:
+            x = self.skip(torch.cat([x, skip], dim=-1)) if self.concat else x + self.skip(skip)
+        # The official order: attention before MLP, each with shift, scale, gate.
+        shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
+        x = decayed_add(x, gate1 * self.attn(modulate(self.norm1(x), shift1, scale1)), alphas[0], betas[0])
+        return decayed_add(x, gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2)), alphas[1], betas[1])
+
+    def silence_skip(self) -> None:
+        """Let the long skip start without effect: W = 0, or [I, 0] where x passes through W too."""
+        nn.init.eye_(self.skip.weight) if self.concat else nn.init.zeros_(self.skip.weight)
+
+    def zero_init(self) -> None:
+        """Zero the modulation: both gates are shut, the block starts as its shortcuts alone (adaLN-Zero)."""
+        zero_linear(self.adaLN_modulation[1])
+
+
+class AdaLNHead(nn.Module):
+    """From tokens to `out` values each, after a norm that is modulated by the condition c."""
+
+    def __init__(self, dim: int, out: int) -> None:
+        super().__init__()
+        self.norm_final = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.linear = nn.Linear(dim, out)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
+
+    def forward(self, x: Tokens, c: Float[Tensor, "b d"]) -> Float[Tensor, "b n out"]:
+        shift, scale = self.adaLN_modulation(c)[:, None].chunk(2, dim=-1)
+        return self.linear(modulate(self.norm_final(x), shift, scale))
+
+    def zero_init(self) -> None:
+        """Zero modulation and output: a fresh network says 0 everywhere (adaLN-Zero)."""
+        zero_linear(self.adaLN_modulation[1])
+        zero_linear(self.linear)
+
+
+def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:
+    """x (1 + scale) + shift, in one operation on all tokens."""
+    return torch.addcmul(shift, x, 1 + scale)
+
+
+def zero_linear(linear: nn.Linear) -> None:
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)

@@ -1,4 +1,4 @@
-"""Tokens from pictures and back, and the embedding of time.
+"""Tokens from pictures and back; embeddings of time, label and position.
 
 b = batch, c = channels, h and w = patches down and across, p = patch size, d = width, n = h * w tokens (row-major).
 """
@@ -9,7 +9,7 @@ import math
 
 import torch
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay.errors import UserError
@@ -49,3 +49,44 @@ def timestep_embedding(t: Float[Tensor, " b"], dim: int, max_period: float = 1e4
     frequencies = torch.exp(-math.log(max_period) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
     angles = t.float()[:, None] * frequencies
     return nn.functional.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, dim % 2))
+
+
+class TimestepEmbedder(nn.Module):
+    """A sinusoid of `channels` values of t, then an MLP to width d; float32 under autocast too."""
+
+    def __init__(self, dim: int, channels: int = 256) -> None:
+        super().__init__()
+        self.channels = channels
+        self.mlp = nn.Sequential(nn.Linear(channels, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        # In bf16 neighbouring times become one, and the MLP is too small for its speed to matter.
+        with torch.autocast(t.device.type, enabled=False):
+            return self.mlp(timestep_embedding(t, self.channels).to(self.mlp[0].weight.dtype))
+
+
+class LabelEmbedder(nn.Module):
+    """A vector for each of `rows` labels."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, dim)
+
+    def forward(self, y: Int[Tensor, " b"]) -> Float[Tensor, "b d"]:
+        return self.embedding_table(y)
+
+
+def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
+    """Fixed positions of side * side patches, float32: [sin, cos] of the column, then [sin, cos] of the row.
+
+    Each is of dim/4 frequencies 10000^(-4i/dim) (DiT and MAE).
+
+    Raises:
+        UserError: the width is not a multiple of 4.
+    """
+    if dim % 4:
+        raise UserError(f"dim {dim} is not divisible by 4: sine and cosine of row and column each take a quarter")
+    frequencies = 1e4 ** (-torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+    angles = torch.arange(side, dtype=torch.float64)[:, None] * frequencies
+    waves = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
+    return torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=-1)

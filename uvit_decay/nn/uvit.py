@@ -10,22 +10,22 @@ b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
 from uvit_decay.errors import UserError
+from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
 from uvit_decay.nn.tap import Stage
 
 
-class UViT(nn.Module):
+class UViT(DecayedNet):
     """net(x, t, y) -> (b, c, h, w): pictures (b, c, h, w) of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:
@@ -83,8 +83,7 @@ class UViT(nn.Module):
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        if min(image_size, patch_size, channels, dim, heads) < 1 or num_classes < 0:
-            raise UserError("image_size, patch_size, channels, dim and heads must be positive, num_classes at least 0")
+        check_sizes(image_size, patch_size, channels, dim, heads, num_classes)
         if depth < 2 or depth % 2:
             raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
@@ -109,24 +108,12 @@ class UViT(nn.Module):
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
-        self.shortcuts = decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches)
-        self._record_shortcuts()
+        self.record_shortcuts(decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches))
 
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             for block in self.blocks():
                 block.zero_init()
-
-    def _record_shortcuts(self) -> None:
-        """Put the decay into the state_dict, where loading checks it; learned alphas are a parameter."""
-        alphas = torch.tensor(self.shortcuts.alphas)
-        if self.shortcuts.learnable:
-            self.alphas = nn.Parameter(alphas)
-        else:
-            self.register_buffer("alphas", alphas)
-        if set(self.shortcuts.betas) != {1.0}:
-            self.register_buffer("betas", torch.tensor(self.shortcuts.betas))
-        self.register_load_state_dict_pre_hook(_check_alphas)
 
     def blocks(self) -> list[Block]:
         """All blocks in execution order."""
@@ -149,7 +136,7 @@ class UViT(nn.Module):
         skips: list[Tensor] = []
         for k, block in enumerate(self.blocks()):
             skip = skips.pop() if block.skip_linear is not None else None
-            tokens = self._run(block, tokens, skip, k)
+            tokens = self.run_block(block, k, tokens, skip)
             if k < len(self.in_blocks):
                 skips.append(tokens)
             yield tokens
@@ -161,22 +148,9 @@ class UViT(nn.Module):
         ]
         if self.num_classes:
             if y is None:
-                y = self._null_labels(len(x), x.device)
+                y = self.null_labels(len(x), x.device)
             tokens.insert(0, self.label_emb(y)[:, None])
         return torch.cat(tokens, dim=1) + self.pos_embed
-
-    def _null_labels(self, count: int, device: torch.device) -> Tensor:
-        if not self.null_label:
-            raise UserError("this network was trained without a null label: give it a class for each image")
-        return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
-
-    def _run(self, block: Block, x: Tensor, skip: Tensor | None, k: int) -> Tensor:
-        pair = slice(2 * k, 2 * k + 2)
-        alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
-        betas = self.shortcuts.betas[pair]
-        if self.checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, x, skip, alphas, betas, use_reentrant=False)
-        return block(x, skip, alphas, betas)
 
 
 def _stages(half: int) -> tuple[Stage, ...]:
@@ -188,34 +162,9 @@ def _stages(half: int) -> tuple[Stage, ...]:
     )
 
 
-def _check_alphas(net: UViT, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Refuse weights of another decay. Official files carry no alphas: they load into whatever network is asked for."""
-    official = prefix + "alphas" not in state
-    for name, own in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
-        if name not in net.state_dict():
-            continue
-        if official:
-            state[prefix + name] = torch.tensor(own)
-        value = state.get(prefix + name, torch.empty(0))
-        stored = value.tolist()
-        if name == "alphas" and net.shortcuts.learnable:
-            continue
-        rounding = torch.finfo(value.dtype).eps
-        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > rounding:
-            raise UserError(
-                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(own)}: "
-                "set alpha_min, schedule, granularity, index and branches to match"
-            )
-
-
-def _outline(values: Sequence[float]) -> str:
-    shown = [f"{values[i]:.4g}" for i in sorted({0, len(values) // 2, len(values) - 1})] if values else []
-    return f"[{' .. '.join(shown)}] ({len(values)} branches)"
-
-
 def _official_init(net: UViT) -> None:
     """Normal(0, 0.02) for linear weights and positions, zero biases; convolutions and labels keep torch's default."""
-    _init_linears(net, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
+    init_linears(net, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
     nn.init.trunc_normal_(net.pos_embed, std=0.02)
 
 
@@ -224,18 +173,10 @@ def _xavier_init(net: UViT) -> None:
 
     At width 64 the official 0.02 starves the skip merges; measured in docs/LOG.md.
     """
-    _init_linears(net, nn.init.xavier_uniform_)
+    init_linears(net, nn.init.xavier_uniform_)
     nn.init.trunc_normal_(net.pos_embed, std=0.2)
     if net.num_classes:
         nn.init.normal_(net.label_emb.weight, std=0.5)
-
-
-def _init_linears(net: UViT, init_weight: Any) -> None:
-    for module in net.modules():
-        if isinstance(module, nn.Linear):
-            init_weight(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
 
 
 _INITS = {"official": _official_init, "xavier": _xavier_init}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from uvit_decay.errors import UserError
+from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 
 UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 1 blocks
@@ -17,13 +18,25 @@ UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 
 }
 
 
-def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT:
+SIT_SIZES: dict[str, dict[str, Any]] = {  # those of DiT
+    # name          width       depth        heads
+    "sit-s": dict(dim=384, depth=12, heads=6),
+    "sit-b": dict(dim=768, depth=12, heads=12),
+    "sit-l": dict(dim=1024, depth=24, heads=16),
+    "sit-xl": dict(dim=1152, depth=28, heads=16),
+}
+CLASSES = ((UViT, UVIT_SIZES), (SiT, SIT_SIZES))
+
+
+def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
     """The network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are the other arguments of its class.
 
     Raises:
         UserError: unknown name.
     """
     size, _, patch = name.partition("/")
-    if size not in UVIT_SIZES or not patch.isdigit():
-        raise UserError(f"unknown network {name!r}: use <size>/<patch>, sizes {', '.join(UVIT_SIZES)}")
-    return UViT(patch_size=int(patch), alpha_min=alpha_min, **UVIT_SIZES[size], **options)
+    for net, sizes in CLASSES:
+        if size in sizes and patch.isdecimal():
+            return net(patch_size=int(patch), alpha_min=alpha_min, **sizes[size], **options)
+    known = [size for _, sizes in CLASSES for size in sizes]
+    raise UserError(f"unknown network {name!r}: use <size>/<patch>, sizes {', '.join(known)}")

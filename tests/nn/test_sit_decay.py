@@ -1,0 +1,217 @@
+"""The decay through the trunk of SiT: its scales, silent starts, files of another decay, learnable alphas, training."""
+
+import math
+
+import pytest
+import torch
+from record_ops import RecordOps
+from sit_reference import SMALL, inputs, loaded, official_forward, random_state, small
+from torch import nn
+
+from uvit_decay.decay import shortcuts
+from uvit_decay.errors import UserError
+from uvit_decay.nn.sit_layout import to_decayed_wiring
+
+WIRINGS = [dict(wiring="official"), dict(wiring="decayed"), dict(wiring="decayed", skip="concat")]
+
+# ---- the function
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+@pytest.mark.parametrize(
+    ("options", "scales"),
+    [
+        (dict(alpha_min=0.6), dict(alphas=[1 - 0.4 * k / 7 for k in range(8)])),
+        (
+            dict(alpha_min=0.6, granularity="block", index="v2", branches="mlp"),
+            dict(alphas=[1, 0.9, 1, 0.8, 1, 0.7, 1, 0.6]),
+        ),
+        (
+            dict(alpha_min=0.6, schedule="cosine"),
+            dict(alphas=[0.8 + 0.2 * math.cos(math.pi * k / 7) for k in range(8)]),
+        ),
+        (dict(alpha_min=0.6, schedule="learnable"), dict(alphas=[1 - 0.4 * k / 7 for k in range(8)])),
+        (dict(schedule="constant"), dict(alphas=[math.sqrt(0.5)] * 8, betas=[math.sqrt(0.5)] * 8)),
+        (dict(schedule="constant-branch"), dict(betas=[math.sqrt(0.5)] * 8)),
+    ],
+    ids=["linear", "mlp-only-v2-blocks", "cosine", "learnable", "constant", "constant-branch"],
+)
+def test_decay_scales_the_shortcuts_in_execution_order_after_the_skip_merge(options, scales, wiring):
+    net, (x, t, y) = loaded(**options, **wiring).eval(), inputs()
+    with torch.no_grad():
+        expected = official_forward(net.state_dict(), x, 1 - t, y, **SMALL, **scales)
+        torch.testing.assert_close(net(x, t, y), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [dict(), *({**wiring, "skip_zero_init": True} for wiring in WIRINGS[1:])])
+@pytest.mark.parametrize("alpha_min", [1.0, 0.7, 0.5])
+def test_a_fresh_trunk_without_skips_multiplies_the_embeddings_by_every_alpha(alpha_min, options):
+    net = small(alpha_min=alpha_min, **options)
+    with torch.no_grad():
+        first, *_, last = net.trunk(*inputs())
+    assert first.std() > 0.3
+    torch.testing.assert_close(last, first * math.prod(1 - (1 - alpha_min) * k / 7 for k in range(8)))
+
+
+def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
+    net = small(wiring="decayed", alpha_min=0.6)
+    alphas = [1 - 0.4 * k / 7 for k in range(8)]
+    with torch.no_grad():
+        states = list(net.trunk(*inputs()))
+        for j, read in enumerate((2, 1)):  # the state after the last encoder block first, then the one before it
+            merged = states[2 + j] + states[read] @ net.dec_blocks[j].skip.weight.T
+            torch.testing.assert_close(states[3 + j], merged * alphas[4 + 2 * j] * alphas[5 + 2 * j])
+            assert not torch.allclose(states[3 + j], states[2 + j], atol=0.1)
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(wiring):
+    plain, decayed = RecordOps(), RecordOps()
+    for recorder, alpha_min in ((plain, 1.0), (decayed, 0.7)):
+        net = loaded(alpha_min=alpha_min, **wiring)
+        with recorder, torch.no_grad():
+            net(*inputs())
+    assert decayed.ops == plain.ops
+
+
+# ---- initialisation
+
+
+@pytest.mark.parametrize("skip", ["add", "concat"])
+def test_skips_start_random_unless_they_are_to_start_silent(skip):
+    for block in small(wiring="decayed", skip=skip).dec_blocks:
+        assert block.skip.weight.std() > 0.1
+    silent = torch.eye(16, 32) if skip == "concat" else torch.zeros(16, 16)
+    for block in small(wiring="decayed", skip=skip, skip_zero_init=True).dec_blocks:
+        assert torch.equal(block.skip.weight, silent)
+        assert not block.skip.bias.any()
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_alpha_min_changes_no_random_draw_of_the_initialisation(wiring):
+    plain, decayed = small(**wiring).state_dict(), small(alpha_min=0.7, **wiring).state_dict()
+    assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(wiring="decayed"),
+        dict(wiring="decayed", skip_zero_init=True),
+        dict(wiring="decayed", skip="concat", skip_zero_init=True),
+        dict(learn_sigma=True),
+        dict(num_classes=0, schedule="learnable"),
+    ],
+)
+def test_after_a_few_steps_gradients_reach_every_trained_parameter(options):
+    net = small(alpha_min=0.7, **options)
+    x, t, y = inputs(**SMALL | options)
+    positions = net.pos_embed.clone()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (net(x, t, y) - x).square().mean().backward()
+        optimizer.step()
+    silent = [name for name, parameter in net.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert silent == ["pos_embed"]
+    assert torch.equal(net.pos_embed, positions)
+
+
+def test_twenty_steps_halve_the_loss():
+    net, (x, t, y) = small(alpha_min=0.7, wiring="decayed"), inputs()
+    optimizer, losses = torch.optim.Adam(net.parameters(), 1e-2), []
+    for _ in range(20):
+        optimizer.zero_grad()
+        loss = (net(x, t, y) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+# ---- loading
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked", "named"),
+    [
+        (dict(alpha_min=0.8), dict(alpha_min=0.7), r"0\.8] .* 0\.7] "),
+        (dict(alpha_min=1.0), dict(alpha_min=0.7), r"1 \.\. 1] .* 0\.7] "),
+        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), r"\(4 branches\).* \(8 branches\)"),
+        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), r"0\.7] .* 0\.8] "),
+    ],
+)
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+def test_weights_of_another_decay_are_refused_with_both_named(stored, asked, named, wiring):
+    with pytest.raises(UserError, match=named):
+        small(**asked, wiring=wiring).load_state_dict(small(**stored, wiring=wiring).state_dict(), strict=False)
+
+
+def test_the_decay_is_still_checked_where_weights_are_renamed():
+    state = to_decayed_wiring(loaded(alpha_min=0.8).state_dict(), 4)
+    with pytest.raises(UserError, match="alphas"):
+        small(wiring="decayed", alpha_min=0.7).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+@pytest.mark.parametrize(
+    "options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")]
+)
+def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(options, wiring):
+    net = small(**options, wiring=wiring)
+    net.load_state_dict(random_state(**SMALL, wiring=wiring), strict=True)
+    assert torch.equal(net.alphas.detach(), torch.tensor(shortcuts(4, options["alpha_min"]).alphas))
+
+
+def test_the_decay_is_checked_under_a_prefix_too():
+    wrapped, other = nn.ModuleDict({"net": small(alpha_min=0.7)}), nn.ModuleDict({"net": small(alpha_min=0.8)})
+    wrapped.load_state_dict({"net." + key: value for key, value in random_state(**SMALL).items()}, strict=True)
+    with pytest.raises(UserError, match="alphas"):
+        wrapped.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_weights_round_trip_and_the_config_builds_the_network_again(wiring):
+    source = loaded(alpha_min=0.7, schedule="learnable", **wiring)
+    with torch.no_grad():
+        source.alphas.mul_(0.9)
+    target = type(source)(**source.config)
+    target.load_state_dict(source.state_dict(), strict=True)
+    assert torch.equal(source(*inputs()), target(*inputs()))
+
+
+@pytest.mark.parametrize("wiring", WIRINGS[1:])
+def test_weights_of_the_other_wiring_do_not_load(wiring):
+    with pytest.raises(RuntimeError, match=r"blocks\.0"):
+        small(**wiring).load_state_dict(random_state(**SMALL))
+
+
+# ---- learnable and fixed alphas
+
+
+@pytest.mark.parametrize("wiring", WIRINGS)
+def test_gradients_of_learnable_alphas_match_finite_differences(wiring):
+    net = loaded(schedule="learnable", alpha_min=0.7, **wiring).double()
+    x, t, y = inputs()
+
+    def loss(alphas):
+        return torch.func.functional_call(net, {"alphas": alphas}, (x.double(), t, y)).square().mean()
+
+    assert torch.autograd.gradcheck(loss, net.alphas.detach().clone().requires_grad_())
+
+
+def test_fixed_alphas_are_no_parameters():
+    net = small(alpha_min=0.7)
+    assert "alphas" in dict(net.named_buffers())
+    assert "alphas" not in dict(net.named_parameters())
+
+
+def test_a_scaled_branch_is_not_the_ordinary_network():
+    with pytest.raises(UserError, match="betas"):
+        small(schedule="constant-branch").load_state_dict(small().state_dict())
+
+
+def test_weights_in_bf16_load_into_a_float32_network():
+    net = small(alpha_min=0.7)
+    net.load_state_dict({name: value.bfloat16() for name, value in net.state_dict().items()})

@@ -1,0 +1,223 @@
+"""SiT against the published sizes, key layouts, functions and initialisation, plain and decayed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sit_reference import SMALL, VARIANTS, inputs, loaded, official_forward, official_shapes, random_state, small
+from torch import nn
+
+from uvit_decay.errors import UserError
+from uvit_decay.nn.embed import sincos_positions
+from uvit_decay.nn.sit_layout import to_decayed_wiring, without_sigma
+from uvit_decay.nn.zoo import SIT_SIZES, build
+
+PARAMETERS = [  # with learn_sigma: all and trainable; without: all; decayed wiring with learn_sigma: all and trainable
+    ("sit-s/2", 32_963_360, 32_865_056, 32_957_200, 33_850_400, 33_752_096),
+    ("sit-b/2", 130_512_416, 130_315_808, 130_500_112, 134_055_968, 133_859_360),
+    ("sit-l/2", 458_102_816, 457_840_672, 458_086_416, 470_698_016, 470_435_872),
+    ("sit-xl/2", 675_129_632, 674_834_720, 675_111_184, 693_725_216, 693_430_304),
+    ("sit-xl/4", 675_074_432, 675_000_704, 675_000_640, 693_670_016, 693_596_288),
+]
+
+
+def meta(name, **options):
+    with torch.device("meta"):
+        return build(name, **dict(num_classes=1000) | options)
+
+
+def count(net, trainable=False):
+    return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad or not trainable)
+
+
+# ---- sizes and layout
+
+
+@pytest.mark.parametrize(("name", "sigma", "trainable", "plain", "decayed", "decayed_trainable"), PARAMETERS)
+def test_parameter_counts_are_the_published_ones(name, sigma, trainable, plain, decayed, decayed_trainable):
+    net = meta(name, learn_sigma=True)
+    assert (count(net), count(net, trainable=True)) == (sigma, trainable)
+    assert count(meta(name)) == plain
+    net = meta(name, learn_sigma=True, wiring="decayed", alpha_min=0.8)
+    assert (count(net), count(net, trainable=True)) == (decayed, decayed_trainable)
+
+
+def test_a_hundred_classes_have_the_published_count():
+    assert count(meta("sit-s/2", num_classes=100, learn_sigma=True)) == 32_617_760
+
+
+@pytest.mark.parametrize(("wiring", "tensors"), [("official", 292), ("decayed", 320)])
+def test_the_largest_size_has_the_published_tensors_and_the_alphas(wiring, tensors):
+    net = meta("sit-xl/2", learn_sigma=True, wiring=wiring, alpha_min=0.8)
+    shapes = {key: tuple(value.shape) for key, value in net.state_dict().items()}
+    assert shapes.pop("alphas") == (56,)
+    assert shapes == official_shapes(**net.config)
+    assert len(shapes) == tensors
+    assert shapes["final_layer.linear.weight"] == (32, 1152)
+    assert shapes["y_embedder.embedding_table.weight"] == (1001, 1152)
+    assert net.shortcuts.alphas[27:29] == pytest.approx((0.901818, 0.898182), abs=1e-6)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_state_dict_has_the_published_names_and_shapes_and_only_alphas_besides(variant):
+    options = SMALL | VARIANTS[variant]
+    shapes = {key: tuple(value.shape) for key, value in small(**options).state_dict().items()}
+    assert shapes == official_shapes(**options) | {"alphas": (2 * options["depth"],)}
+
+
+@pytest.mark.parametrize("patch", [2, 4, 8])
+@pytest.mark.parametrize("size", SIT_SIZES)
+def test_every_size_has_every_patch_for_latents_of_32(size, patch):
+    net = meta(f"{size}/{patch}")
+    assert (net.image_size, net.channels, net.num_classes, net.null_label) == (32, 4, 1000, True)
+    assert net.pos_embed.shape[1] == (32 // patch) ** 2
+    assert net.config.items() >= SIT_SIZES[size].items()
+
+
+@pytest.mark.parametrize("name", ["sit-xxl/2", "sit-s", "sit-s/two", "sit/2"])
+def test_unknown_names_are_user_errors_that_list_the_sizes(name):
+    with pytest.raises(UserError, match=r"uvit-s-deep.*sit-xl"):
+        build(name)
+
+
+# ---- the published functions
+
+
+@pytest.mark.parametrize("alpha_min", [1.0, 0.6])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_published_weights_give_the_published_function_at_the_reversed_time(variant, alpha_min):
+    options = SMALL | VARIANTS[variant]
+    state, (x, t, y) = random_state(**options), inputs(**options)
+    net = small(**options, alpha_min=alpha_min).eval()
+    net.load_state_dict(state, strict=True)
+    last = 2 * options["depth"] - 1
+    alphas = [1 - (1 - alpha_min) * k / last for k in range(last + 1)]
+    with torch.no_grad():
+        expected = official_forward(state, x, 1 - t, y, **options, alphas=alphas)
+        assert expected.std() > 0.3
+        torch.testing.assert_close(net(x, t, y), expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(official_forward(state, x, t, y, **options, alphas=alphas), expected, atol=1e-3)
+
+
+def test_tokens_of_small_variance_meet_the_published_epsilon_of_the_norms():
+    state, (x, t, y) = random_state(**SMALL), inputs()
+    state |= {name: 0.003 * state[name] for name in state if name.startswith(("pos_embed", "x_embedder"))}
+    net = small()
+    net.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x, t, y), official_forward(state, x, 1 - t, y, **SMALL), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+def test_published_weights_give_the_published_function_at_the_real_size(wiring):
+    options = dict(image_size=32, patch_size=4, channels=4, dim=384, depth=12, heads=6, num_classes=10, wiring=wiring)
+    state, (x, t, y) = random_state(**options), inputs(**options, count=1)
+    net = build("sit-s/4", num_classes=10, wiring=wiring)
+    net.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        expected = official_forward(state, x, 1 - t, y, **options)
+        torch.testing.assert_close(net(x, t, y), expected, atol=1e-5 * float(expected.std()), rtol=1e-5)
+
+
+# ---- from one layout to another
+
+
+@pytest.mark.parametrize("depth", [2, 4, 6])
+@pytest.mark.parametrize("alpha_min", [1.0, 0.7])
+def test_official_weights_in_the_decayed_wiring_are_the_same_function(depth, alpha_min):
+    source = loaded(depth=depth, alpha_min=alpha_min)
+    state = source.state_dict()
+    before = dict(state)
+    target = small(depth=depth, wiring="decayed", alpha_min=alpha_min)
+    target.load_state_dict(to_decayed_wiring(state, depth), strict=True)
+    assert state.keys() == before.keys()
+    arguments = inputs()
+    with torch.no_grad():
+        assert torch.equal(target(*arguments), source(*arguments))
+        target.dec_blocks[depth // 2 - 1].skip.bias[0] += 1.0  # in one channel: the norms forget what is in all
+        assert not torch.allclose(target(*arguments), source(*arguments), atol=1e-2)
+
+
+def test_renamed_weights_keep_the_precision_and_share_the_tensors():
+    state = {name: value.bfloat16() for name, value in random_state(**SMALL).items()}
+    renamed = to_decayed_wiring(state, 4)
+    assert {value.dtype for value in renamed.values()} == {torch.bfloat16}
+    assert renamed["dec_blocks.1.mlp.fc2.bias"] is state["blocks.3.mlp.fc2.bias"]
+
+
+@pytest.mark.parametrize(
+    ("options", "depth", "named"),
+    [(dict(), 3, "even"), (dict(), 6, "depth 6"), (dict(), 2, "depth 2"), (dict(wiring="decayed"), 4, "official")],
+)
+def test_weights_of_another_network_are_not_renamed(options, depth, named):
+    with pytest.raises(UserError, match=named):
+        to_decayed_wiring(random_state(**SMALL | options), depth)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(patch_size=4, channels=3)])
+def test_weights_without_sigma_are_the_first_half_of_the_channels(options):
+    source, target = loaded(**options, learn_sigma=True), small(**options)
+    target.load_state_dict(without_sigma(source.state_dict()), strict=True)
+    arguments = inputs(**SMALL | options)
+    with torch.no_grad():
+        torch.testing.assert_close(target(*arguments), source(*arguments), atol=1e-6, rtol=1e-6)
+
+
+def test_weights_that_have_no_sigma_stay_as_they_are():
+    state = random_state(**SMALL)
+    assert without_sigma(state) == state
+
+
+def test_weights_that_are_no_sit_have_no_sigma_to_lose():
+    state = random_state(**SMALL)
+    with pytest.raises(UserError, match=r"lack final_layer\.linear\.bias"):
+        without_sigma({name: value for name, value in state.items() if name != "final_layer.linear.bias"})
+    with pytest.raises(UserError, match="the head has 20 rows, a patch of 2x2x4 needs 16 or 32"):
+        without_sigma(state | {"final_layer.linear.weight": torch.zeros(20, 16)})
+
+
+# ---- initialisation
+
+
+def test_positions_are_fixed_waves_of_column_then_row():
+    side, dim = 4, 16
+    omega = 1 / 10000 ** (np.arange(dim // 4) / (dim / 4.0))
+    expected = np.zeros((side * side, dim))
+    for row in range(side):
+        for column in range(side):
+            parts = [wave(place * omega) for place in (column, row) for wave in (np.sin, np.cos)]
+            expected[row * side + column] = np.concatenate(parts)
+    np.testing.assert_allclose(sincos_positions(side, dim).numpy(), expected, atol=1e-7)
+    net = small()
+    assert torch.equal(net.pos_embed[0], sincos_positions(side, dim))
+    assert not net.pos_embed.requires_grad
+    assert net.pos_embed.dtype == torch.float32
+
+
+@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(wiring="decayed", skip="concat")])
+def test_initialisation_has_the_published_statistics(options):
+    net = small(dim=256, heads=4, num_classes=100, **options)
+    zero, normal = {"final_layer.linear"}, {"t_embedder.mlp.0", "t_embedder.mlp.2"}
+    for name, module in net.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            assert not module.bias.any(), name
+            weight = module.weight.flatten(1)
+            bound = math.sqrt(6 / sum(weight.shape))
+            std = 0.02 if name in normal else bound / math.sqrt(3)
+            if name in zero or "adaLN_modulation" in name:
+                assert not weight.any(), name
+                continue
+            assert weight.std().item() == pytest.approx(std, rel=0.05), name
+            if name not in normal:
+                assert 0.95 * bound < weight.abs().max() <= bound, name
+    assert net.y_embedder.embedding_table.weight.std().item() == pytest.approx(0.02, rel=0.05)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_fresh_network_says_zero_everywhere(variant):
+    options = SMALL | VARIANTS[variant]
+    x, t, y = inputs(**options)
+    output = small(**options, alpha_min=0.7)(x, t, y)
+    assert output.shape == x.shape
+    assert not output.any()

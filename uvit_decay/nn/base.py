@@ -1,0 +1,96 @@
+"""What every network shares: its decay on record, the call of a block, the null label."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from uvit_decay import decay
+from uvit_decay.errors import UserError
+
+
+class DecayedNet(nn.Module):
+    """A transformer of L blocks in execution order whose 2 L residual branches stand on decayed shortcuts (abstract).
+
+    A network sets `num_classes`, `null_label` and `checkpointing` and calls `record_shortcuts` when it is built.
+    """
+
+    num_classes: int
+    null_label: bool
+    checkpointing: bool
+    shortcuts: decay.Shortcuts
+
+    def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
+        """Put the decay into the state_dict, where loading checks it; learned alphas are a parameter."""
+        self.shortcuts = shortcuts
+        alphas = torch.tensor(shortcuts.alphas)
+        if shortcuts.learnable:
+            self.alphas = nn.Parameter(alphas)
+        else:
+            self.register_buffer("alphas", alphas)
+        if set(shortcuts.betas) != {1.0}:
+            self.register_buffer("betas", torch.tensor(shortcuts.betas))
+        self.register_load_state_dict_pre_hook(_check_alphas)
+
+    def run_block(self, block: nn.Module, k: int, *inputs: Tensor | None) -> Tensor:
+        """block(*inputs, alphas, betas) with the weights of block k; `checkpointing` recomputes it, in training."""
+        pair = slice(2 * k, 2 * k + 2)
+        alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
+        betas = self.shortcuts.betas[pair]
+        if self.checkpointing and self.training and torch.is_grad_enabled():
+            return checkpoint(block, *inputs, alphas, betas, use_reentrant=False)
+        return block(*inputs, alphas, betas)
+
+    def null_labels(self, count: int, device: torch.device) -> Tensor:
+        """`count` times the null label, int64.
+
+        Raises:
+            UserError: the network has none.
+        """
+        if not self.null_label:
+            raise UserError("this network was trained without a null label: give it a class for each image")
+        return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
+
+
+def check_sizes(image_size: int, patch_size: int, channels: int, dim: int, heads: int, num_classes: int) -> None:
+    """Raise a UserError for sizes that no network has."""
+    if min(image_size, patch_size, channels, dim, heads) < 1 or num_classes < 0:
+        raise UserError("image_size, patch_size, channels, dim and heads must be positive, num_classes at least 0")
+
+
+def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
+    """`init_weight` on the weight of every linear map, zero biases."""
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            init_weight(module.weight)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def _check_alphas(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+    """Refuse weights of another decay. Official files carry no alphas: they load into whatever network is asked for."""
+    official = prefix + "alphas" not in state
+    for name, own in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
+        if name not in net.state_dict():
+            continue
+        if official:
+            state[prefix + name] = torch.tensor(own)
+        value = state.get(prefix + name, torch.empty(0))
+        stored = value.tolist()
+        if name == "alphas" and net.shortcuts.learnable:
+            continue
+        rounding = torch.finfo(value.dtype).eps
+        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > rounding:
+            raise UserError(
+                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(own)}: "
+                "set alpha_min, schedule, granularity, index and branches to match"
+            )
+
+
+def _outline(values: Sequence[float]) -> str:
+    shown = [f"{values[i]:.4g}" for i in sorted({0, len(values) // 2, len(values) - 1})] if values else []
+    return f"[{' .. '.join(shown)}] ({len(values)} branches)"

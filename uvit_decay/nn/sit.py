@@ -1,0 +1,190 @@
+"""SiT (Ma et al., ECCV 2024; the network of DiT) with decayed identity shortcuts, plain or as an encoder and a decoder.
+
+Wiring `official` is the published network: `depth` blocks in a row. Wiring `decayed` is that of the decay's authors:
+depth/2 encoder and depth/2 decoder blocks, each decoder block reading the encoder block of its height (last in, first
+out). It has no middle block, so that the first decoder block's skip is the very state that it continues. alpha runs
+over the 2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
+are those of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
+
+Time is in [0, 1], here t = 0 data and t = 1 noise; SiT's own time is 1 - t, which is what this module embeds, unscaled:
+the one place of conversion. The output is the published function's, raw: a published SiT, trained on velocities, gives
+dx/d(1 - t) = -dx/dt. Targets and their signs belong to whoever trains or samples the network.
+
+b = batch, n = tokens, d = width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from uvit_decay import decay
+from uvit_decay.errors import UserError
+from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
+from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
+from uvit_decay.nn.tap import Stage
+
+Wiring = Literal["official", "decayed"]
+
+
+class SiT(DecayedNet):
+    """net(x, t, y) -> (b, c, h, w): pictures (b, c, h, w) of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
+
+    Args:
+        image_size: height and width in pixels, or in latent cells.
+        patch_size: side of a patch.
+        channels: 3 for RGB, 1 for grey, 4 for the latents of a Stable Diffusion autoencoder.
+        dim: width d of the tokens, a multiple of 4.
+        depth: number of blocks; even for the `decayed` wiring.
+        heads: attention heads.
+        mlp_ratio: hidden width of the MLPs over d.
+        num_classes: K real classes; 0 is an unconditional network.
+        null_label: give the label table one more row, K, which stands for "no label" (guidance needs it).
+        alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary SiT.
+        schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
+        granularity: an alpha for each residual branch, or one for both branches of a block.
+        index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
+        branches: decay both kinds of residual branches, or only one.
+        wiring: `official`, blocks in a row; `decayed`, encoder and decoder blocks with long skips.
+        skip: how a decoder block merges its skip s: `add` x + W s + b (the authors'), or `concat` W [x, s] + b.
+        skip_zero_init: let the skips start without effect (not the authors').
+        learn_sigma: give the head twice the channels, of which only the first half is used, as published files have.
+        checkpointing: recompute blocks in the backward pass: less memory, more time; not reentrant, in training only.
+
+    Raises:
+        UserError: alpha_min outside (0, 1], sizes that do not divide, options that the wiring does not have.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 32,
+        patch_size: int = 2,
+        channels: int = 4,
+        dim: int = 384,
+        depth: int = 12,
+        heads: int = 6,
+        mlp_ratio: float = 4.0,
+        num_classes: int = 0,
+        null_label: bool = True,
+        alpha_min: float = 1.0,
+        schedule: decay.Schedule = "linear",
+        granularity: decay.Granularity = "branch",
+        index: decay.Index = "code",
+        branches: decay.Branches = "both",
+        wiring: Wiring = "official",
+        skip: SkipMerge = "add",
+        skip_zero_init: bool = False,
+        learn_sigma: bool = False,
+        checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        check_sizes(image_size, patch_size, channels, dim, heads, num_classes)
+        _check_wiring(wiring, skip, skip_zero_init, depth)
+        self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
+        self.null_label, self.extras = null_label and num_classes > 0, 0
+        self.checkpointing = checkpointing
+
+        self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
+        self.t_embedder = TimestepEmbedder(dim)
+        if num_classes:
+            self.y_embedder = LabelEmbedder(num_classes + self.null_label, dim)
+        # Fixed, but a parameter: published files hold it, and their averages run over it.
+        positions = sincos_positions(image_size // patch_size, dim)
+        self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
+
+        half = depth // 2
+        if wiring == "official":
+            self.blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio) for _ in range(depth)])
+        else:
+            self.enc_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio) for _ in range(half)])
+            self.dec_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio, skip) for _ in range(half)])
+        self.stages = _stages(depth, wiring)
+        self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1))
+
+        self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
+        self._init_weights()
+
+    def _init_weights(self) -> None:
+        """The official initialisation: xavier-uniform maps, embeddings of std 0.02, silent branches and output."""
+        init_linears(self, nn.init.xavier_uniform_)
+        nn.init.xavier_uniform_(self.x_embedder.proj.weight.detach().flatten(1))  # a view: one linear map of a patch
+        nn.init.zeros_(self.x_embedder.proj.bias)
+        for linear in (self.t_embedder.mlp[0], self.t_embedder.mlp[2]):
+            nn.init.normal_(linear.weight, std=0.02)
+        if self.num_classes:
+            nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
+        for block in self._blocks():
+            block.zero_init()
+            if block.skip is not None and self.config["skip_zero_init"]:
+                block.silence_skip()
+        self.final_layer.zero_init()
+
+    def _blocks(self) -> list[AdaLNBlock]:
+        """All blocks in execution order; `blocks` itself is a name of the official layout."""
+        if self.config["wiring"] == "official":
+            return [*self.blocks]
+        return [*self.enc_blocks, *self.dec_blocks]
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
+    ) -> Float[Tensor, "b c h w"]:
+        c = self._condition(t, y)
+        for state in self._states(x, c):
+            tokens = state
+        values = self.final_layer(tokens, c)
+        if not self.config["learn_sigma"]:
+            return unpatchify(values, self.channels)
+        return unpatchify(values, 2 * self.channels)[:, : self.channels]
+
+    def trunk(
+        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
+    ) -> Iterator[Tokens]:
+        """The token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        return self._states(x, self._condition(t, y))
+
+    def _condition(self, t: Tensor, y: Tensor | None) -> Float[Tensor, "b d"]:
+        """What modulates all blocks: the time, in SiT's direction, and the label."""
+        c = self.t_embedder(1.0 - t)
+        if not self.num_classes:
+            return c
+        return c + self.y_embedder(self.null_labels(len(t), t.device) if y is None else y)
+
+    def _states(self, x: Tensor, c: Tensor) -> Iterator[Tokens]:
+        tokens = self.x_embedder(x) + self.pos_embed
+        yield tokens
+        skips: list[Tensor] = []
+        blocks = self._blocks()
+        read = sum(block.skip is not None for block in blocks)  # the states that a later block reads come first
+        for k, block in enumerate(blocks):
+            skip = skips.pop() if block.skip is not None else None
+            tokens = self.run_block(block, k, tokens, skip, c)
+            if k < read:
+                skips.append(tokens)
+            yield tokens
+
+
+def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
+    for name, value, known in (("wiring", wiring, get_args(Wiring)), ("skip", skip, get_args(SkipMerge))):
+        if value not in known:
+            raise UserError(f"{name} must be {' or '.join(known)}, got {value!r}")
+    if depth < 1:
+        raise UserError(f"depth must be positive, got {depth}")
+    if wiring == "decayed" and depth % 2:
+        raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
+    if wiring == "official" and (skip != "add" or skip_zero_init):
+        raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring: set wiring to decayed")
+
+
+def _stages(depth: int, wiring: str) -> tuple[Stage, ...]:
+    """An odd depth has a middle block, an even one, as all published sizes, has not."""
+    half = depth // 2
+    kinds = ["encoder"] * half + ["middle"] * (depth % 2) + ["decoder"] * half
+    names = [f"blocks.{i}" for i in range(depth)]
+    if wiring == "decayed":
+        names = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(half)]
+    return (Stage("embeddings", "embeddings"), *map(Stage, names, kinds))
