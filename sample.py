@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from uvit_decay.errors import UserError, one_line, user_errors
 
@@ -26,8 +27,15 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
         "--classes", help="comma-separated class numbers, taken in turn; default: all, the first 10 in a grid"
     )
     parser.add_argument("--guidance", type=float, help="scale w of uncond + w (cond - uncond); 1 is none")
-    parser.add_argument("--sampler", help="dpm++, ddim, ddpm, euler-maruyama, euler or heun")
-    parser.add_argument("--steps", type=int, help="steps of the sampler")
+    parser.add_argument(
+        "--guidance-interval", help="two times LOW,HIGH between which to guide, 0 is data and 1 is noise; default: all"
+    )
+    parser.add_argument("--guidance-channels", type=int, help="guide the first so many channels only; default: all")
+    parser.add_argument(
+        "--sampler",
+        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde",
+    )
+    parser.add_argument("--steps", type=int, help="steps of the sampler; default: its own, or the checkpoint's")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch-size", type=int, default=64, help="images at a time; changes no image; default: 64")
     parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
@@ -55,6 +63,22 @@ def choose_classes(words: str | None, num_classes: int) -> list[int]:
     if not all(0 <= label < num_classes for label in classes):
         raise UserError(f"--classes {words}: this checkpoint has the classes 0 to {num_classes - 1}")
     return classes
+
+
+def chosen_sampling(options: argparse.Namespace) -> dict[str, Any]:
+    """What the options change of the sampling that a checkpoint recommends."""
+    names = ("sampler", "steps", "guidance", "guidance_channels")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.sampler is not None:  # another sampler has its own number of steps, and its own SDE if any
+        given = {"steps": None, "sde": None, **given}
+    if options.guidance_interval is not None:
+        try:
+            low, high = map(float, options.guidance_interval.split(","))
+        except ValueError as error:
+            words = options.guidance_interval
+            raise UserError(f"--guidance-interval takes two times such as 0.1,0.6, got {words!r}") from error
+        given["guidance_interval"] = low, high
+    return given
 
 
 def pick_device(name: str | None, local_rank: int) -> "torch.device":  # noqa: F821  torch is imported late
@@ -94,9 +118,7 @@ def main(args: Sequence[str]) -> None:
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
     processes = PartialState(cpu=not torch.cuda.is_available())
     source = found.source(pick_device(options.device, processes.local_process_index))
-    wanted = {key: getattr(options, key) for key in ("sampler", "steps", "guidance")}
-    given = {key: value for key, value in wanted.items() if value is not None}
-    sampling = replace(source.unguided(found.sampling), **given)
+    sampling = replace(source.unguided(found.sampling), **chosen_sampling(options))
     source.check(sampling)
     if options.vae is not None and not found.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")

@@ -1,8 +1,9 @@
-"""Official U-ViT files and imported ones, small, for the tests of checkpoints."""
+"""Official files and imported ones, small, for the tests of checkpoints; U-ViTs, where they do not say SiT."""
 
 import json
 from pathlib import Path
 
+import sit_reference
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -21,6 +22,10 @@ del CASES["time-1000"]  # which no file tells
 
 def tiny(**options):
     return random_state(**SMALL | options)
+
+
+def tiny_sit(**options):
+    return sit_reference.random_state(**sit_reference.SMALL | options)
 
 
 def saved(contents, path):
@@ -56,7 +61,17 @@ def redescribe(file, **values):
 def ours(tmp_path, **options):
     """An exported checkpoint of a tiny network with these options."""
     imported(tiny(), tmp_path)
-    path, net = tmp_path / "ours.safetensors", UViT(**SMALL | options)
+    return _holding(UViT(**SMALL | options), tmp_path / "ours.safetensors")
+
+
+def our_sit(tmp_path, **options):
+    """The same of a SiT, with random weights where it starts with none."""
+    imported(tiny_sit(), tmp_path)
+    return _holding(sit_reference.loaded(**options), tmp_path / "ours.safetensors")
+
+
+def _holding(net, path):
+    """The checkpoint at `path` with another network of its class."""
     description = described(path)
     description["net"]["init_args"] = net.config
     save_file(net.state_dict(), path, {"uvit_decay": json.dumps(description)})

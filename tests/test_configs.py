@@ -11,7 +11,7 @@ from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import CIFAR100
-from uvit_decay.nn import UViT
+from uvit_decay.nn import SiT, UViT
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"]
@@ -23,6 +23,10 @@ TINY = {
     "cifar100_uvit_s_cond": SMALL,
     "imagenet100_uvit_m": LATENT,
     "imagenet100_uvit_m_cond": [*LATENT, "--model.net.num_classes=2"],
+    "digits_sit": ["--model.net.dim=16", "--model.net.depth=2"],
+    "imagenet100_sit_b": [*LATENT, "--model.net.num_classes=2"],
+    "imagenet100_sit_xl": [*LATENT, "--model.net.num_classes=2"],
+    "imagenet1k_sit_xl": [*LATENT, "--model.net.num_classes=2"],
 }
 
 
@@ -105,6 +109,25 @@ def test_recipes_are_the_official_ones(stem, wanted):
         sum(parameter.numel() for parameter in net.parameters()),
     ) == wanted
     assert optim["weight_decay"] == 0.03
+    assert config["trainer"]["callbacks"][0]["init_args"] == {"decay": 0.9999, "ramp": False}
+
+
+@pytest.mark.parametrize(
+    ("stem", "count", "parameters"),
+    [
+        ("imagenet1k_sit_xl", 1000, 693_706_768),
+        ("imagenet100_sit_xl", 100, 692_669_968),
+        ("imagenet100_sit_b", 100, 133_352_464),
+    ],
+)
+def test_sit_recipes_are_the_official_ones(stem, count, parameters):
+    config = yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text())
+    model = config["model"]["init_args"]
+    with torch.device("meta"):
+        net = SiT(**model["net"]["init_args"])
+    assert (net.num_classes, sum(parameter.numel() for parameter in net.parameters())) == (count, parameters)
+    assert model["optim"] == {"lr": 1e-4, "betas": [0.9, 0.999], "weight_decay": 0.0, "warmup_steps": 0}
+    assert config["data"]["init_args"]["batch_size"] == 256
     assert config["trainer"]["callbacks"][0]["init_args"] == {"decay": 0.9999, "ramp": False}
 
 

@@ -16,7 +16,9 @@ from conftest import ROOT, run_script, save_tiny_vae, tiny_net, tiny_task, tiny_
 from PIL import Image
 
 from uvit_decay.data import Digits
+from uvit_decay.diffusion.path import Linear
 from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.nn import SiT
 
 SMALL = [
     "--model.net.dim=16",
@@ -241,3 +243,49 @@ def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp
 def test_a_grid_is_as_wide_as_its_images(trained, tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "3")
     assert Image.open(tmp_path / "samples.png").size == (3 * 68 + 4, 22 + 68 + 4)
+
+
+def tiny_sit_checkpoint(folder):
+    """A .ckpt of a few steps of a decayed SiT on velocities."""
+    net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.8, wiring="decayed")
+    task = tiny_task(net, path=Linear(), prediction="velocity")
+    tiny_trainer(folder, max_steps=3).fit(task, Digits(32))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("flags", "calls"),
+    [
+        (["--sampler", "sit-sde", "--steps", "250"], 250),
+        (["--sampler", "sit-sde"], 250),
+        (["--sampler", "sit-ode"], 250),
+        (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20),
+    ],
+)
+def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, flags, calls):
+    checkpoint, sizes = tiny_sit_checkpoint(tmp_path), []
+
+    def count(module, args, output) -> None:
+        if isinstance(module, SiT):
+            sizes.append(len(args[0]))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        sample(monkeypatch, tmp_path, "--ckpt", checkpoint, "--num", "3", "--guidance", "1", *flags)
+    finally:
+        handle.remove()
+    assert sizes == [6 if "2" in flags else 3] * calls
+    assert (tmp_path / "samples.png").exists()
+
+
+def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, capsys):
+    flags = ["--ckpt", trained, "--num", "3", "--sampler", "euler", "--steps", "6"]
+    for out, more in (("no", []), ("some", ["--guidance-interval", "0.3,0.7"]), ("all", ["--guidance-interval", "0,1"])):
+        guided = ["--guidance", "1" if out == "no" else "3", *more]
+        sample(monkeypatch, tmp_path, *flags, *guided, "--out", f"{out}.npz")
+    no, some, every = (pixels(tmp_path / f"{name}.npz") for name in ("no", "some", "all"))
+    assert not np.array_equal(no, some)
+    assert not np.array_equal(some, every)
+    with pytest.raises(SystemExit):
+        sample(monkeypatch, tmp_path, *flags, "--guidance-interval", "often")
+    assert "takes two times such as 0.1,0.6" in capsys.readouterr().err

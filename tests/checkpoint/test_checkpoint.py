@@ -44,7 +44,7 @@ def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
 
 def test_an_export_needs_a_safetensors_name(trained, tmp_path):
     with pytest.raises(UserError, match="must end in .safetensors"):
-        export(trained, tmp_path / "model.pt")
+        export(trained, tmp_path / "model.bin")
 
 
 class Evil:

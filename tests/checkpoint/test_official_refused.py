@@ -33,14 +33,11 @@ class Code:
 
 
 OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
-SIT = named("x_embedder.proj.weight", "t_embedder.mlp.0.weight", "pos_embed", "blocks.0.attn.qkv.weight")
 OTHERS = {
     "empty": ({}, "an empty dict, without any weights"),
     "step": (500_000, "a single int"),
     "optimizer": (OPTIMIZER, r"the state of an optimizer .* nnet_ema\.pth"),
     "schedule": ({"last_epoch": 3, "base_lrs": [1e-4]}, "the state of an optimizer or of its schedule"),
-    "sit": (SIT, "a SiT or DiT"),
-    "decayed-sit": (SIT | named("enc_blocks.0.attn.qkv.weight"), "a decayed SiT"),
     "mae": (named("cls_token", "mask_token", "decoder_embed.weight", "decoder_pred.weight"), "an MAE"),
     "decayed-mae": (named("cls_token", "decoder_cls_token", "decoder_embed.weight", "skip.0.fc.0.weight"), "an MAE"),
     "vit": (named("cls_token", "pos_embed", "blocks.0.attn.qkv.weight"), "a plain vision transformer"),
@@ -59,7 +56,9 @@ OTHERS = {
         {"model": tiny(), "ema": tiny(), "opt": OPTIMIZER, "steps": 3},
         "a training checkpoint with the entries model, ema, opt, steps: save its entry 'ema' alone",
     ),
-    "training-sit": ({"model": SIT, "ema": SIT, "opt": OPTIMIZER}, "entries model, ema, opt, 'model' is a SiT or DiT"),
+    "training-mae": (
+        {"model": named("mask_token"), "opt": OPTIMIZER}, "a training checkpoint with .* model, opt, 'model' is an MAE"
+    ),
     "training-unknown": ({"model": named("a.weight"), "epoch": 2}, "training checkpoint with the entries model, epoch"),
     "unknown": (named("a.weight", "b.weight"), r"a file of another program, it holds a\.weight, b\.weight"),
     "list": ([torch.zeros(2)], "a single list"),
@@ -69,7 +68,7 @@ OTHERS = {
 @pytest.mark.parametrize(("contents", "message"), OTHERS.values(), ids=OTHERS)
 def test_another_file_is_refused_by_its_name(tmp_path, contents, message):
     path, target = saved(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
-    with pytest.raises(UserError, match=f"other.pth is no official U-ViT, it looks like .*{message}") as caught:
+    with pytest.raises(UserError, match=f"other.pth is no official U-ViT or SiT, it looks like .*{message}") as caught:
         import_official(path, target, None, TINY)
     assert "\n" not in str(caught.value)
     assert not target.exists()
@@ -178,6 +177,7 @@ def test_a_reader_of_ours_says_how_to_import(tmp_path):
         (dict(), dict(num_classes=10), "is unconditional, it has no classes: leave out --num-classes"),
         (dict(num_classes=10), dict(num_classes=9), "has 11 rows .*--num-classes is 11 without .* or 10 with one"),
         (dict(num_classes=1, null_label=False), dict(num_classes=0), "has 1 rows .*--num-classes is 1 without"),
+        (dict(), dict(wiring="decayed"), "is a U-ViT, which has one wiring only: leave out --wiring"),
         (dict(), dict(vae="some/vae"), "makes pixels of 3 channels, not latents: leave out --vae"),
     ],
 )
@@ -206,12 +206,12 @@ def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
     assert not (tmp_path / "back.pth").exists()
 
 
-def test_a_network_that_is_no_uvit_is_refused(tmp_path):
+def test_a_network_of_no_official_family_is_refused(tmp_path):
     path = ours(tmp_path)
     description = described(path)
     description["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
     save_file({"weight": torch.zeros(2)}, path, {"uvit_decay": json.dumps(description)})
-    with pytest.raises(UserError, match="holds a Mlp, the official layout is for a UViT: export .safetensors"):
+    with pytest.raises(UserError, match="holds a Mlp, official layouts are for UViT and SiT: export .safetensors"):
         export(path, tmp_path / "official.pth")
 
 
@@ -224,9 +224,9 @@ def test_weights_that_do_not_fit_their_description_are_not_exported(tmp_path):
         export(path, tmp_path / "back.pth")
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model", "model.ckpt"])
+@pytest.mark.parametrize("name", ["model.bin", "model", "model.ckpt"])
 def test_a_target_of_another_suffix_is_refused(trained, tmp_path, name):
-    with pytest.raises(UserError, match=r"must end in \.safetensors or \.pth, got"):
+    with pytest.raises(UserError, match=r"must end in \.safetensors or \.pth or \.pt, got"):
         export(trained, tmp_path / name)
     with pytest.raises(UserError, match=r"must end in \.safetensors, got"):
         import_official(Path("file.pth"), tmp_path / name, None, TINY)

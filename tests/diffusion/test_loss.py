@@ -1,14 +1,29 @@
 """Times and the loss, against hand computations."""
 
+import math
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
-from uvit_decay.diffusion.loss import diffusion_loss, stratified_times
-from uvit_decay.diffusion.path import VP
+from uvit_decay.diffusion.loss import (
+    Prediction,
+    Weighting,
+    check_loss,
+    diffusion_loss,
+    stratified_times,
+    training_interval,
+    training_times,
+)
+from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
+from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
 
 PATH = VP()
+PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
+PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)
+CASES = [(p, w) for p in PREDICTIONS for w in WEIGHTINGS if w == "none" or p in ("eps", "score")]
 
 
 def draws(count, total=None, first=0):
@@ -85,14 +100,107 @@ def test_the_loss_is_the_mean_squared_error_of_each_sample(prediction, labelled)
         assert loss[i].item() == pytest.approx(wanted, rel=1e-4)
 
 
-@pytest.mark.parametrize("prediction", ["eps", "x"])
-def test_a_perfect_network_has_no_loss(prediction):
+def perfect(path, prediction, x, eps, t):
+    """What a network that knows x and eps says."""
+    return {"eps": eps, "x": x, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[prediction]
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("prediction", "weighting"), CASES)
+def test_a_perfect_network_has_no_loss(prediction, weighting, path):
     x, y, t, eps = batch()
+    exact = perfect(path, prediction, x, eps, t)
+    assert diffusion_loss(lambda *_: exact, path, prediction, x, y, t, eps, weighting).max() < 1e-6
+    off = diffusion_loss(lambda *_: exact + 0.1, path, prediction, x, y, t, eps, weighting)
+    assert off.min() > 1e-6
 
-    def oracle(x_t, t, y):
-        return PATH.noise_from_data(x_t, x, t) if prediction == "eps" else PATH.data_from_noise(x_t, eps, t)
 
-    assert diffusion_loss(oracle, PATH, prediction, x, y, t, eps).max() < 1e-6
+def hand_weights(tau):
+    """(alpha_t, sigma_t, w_t) in SiT's time tau = 1 - t, from the table of its paper."""
+    half = math.pi * tau / 2
+    linear = (tau, 1 - tau, (1 - tau) ** 2 / tau + (1 - tau))
+    gvp_rate = math.pi / (2 * math.tan(half))
+    gvp = (
+        math.sin(half),
+        math.cos(half),
+        gvp_rate * math.cos(half) ** 2 + math.pi / 2 * math.sin(half) * math.cos(half),
+    )
+    abar = math.exp(-(0.1 * (1 - tau) + 9.95 * (1 - tau) ** 2))
+    vp = (abar**0.5, (1 - abar) ** 0.5, (0.1 + 19.9 * (1 - tau)) / 2)
+    return {Linear(): linear, GVP(): gvp, VP(): vp}
+
+
+@pytest.mark.parametrize("path", [VP(), Linear(), GVP()])
+@pytest.mark.parametrize(("prediction", "weighting"), CASES)
+def test_targets_and_weights_are_those_of_sit(prediction, weighting, path):
+    (x, y, _, eps), t, net = batch(), torch.tensor([0.1, 0.35, 0.6, 0.9]), Toy()
+    loss = diffusion_loss(net, path, prediction, x, y, t, eps, weighting)
+    for i, tau in enumerate((1 - t.double()).tolist()):
+        alpha, sigma, w = hand_weights(tau)[path]
+        out = net((alpha * x[i] + sigma * eps[i])[None], t[i : i + 1], y[i : i + 1])[0]
+        score = out * sigma + eps[i]
+        error = {"eps": out - eps[i], "x": out - x[i], "score": score}.get(prediction)
+        if error is None:
+            error = out - path.velocity(x[i : i + 1], eps[i : i + 1], t[i : i + 1])[0]
+        weight = {"none": 1, "velocity": (w / sigma) ** 2, "likelihood": w / sigma**2}[weighting]
+        assert loss[i].item() == pytest.approx(weight * error.square().mean().item(), rel=2e-4)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_score_with_the_velocity_weight_is_the_velocity_loss(path):
+    """v = f x_t-part + w score, so that |v' - v|^2 = w^2 |s' - s|^2 = (w / sigma)^2 |sigma s' - sigma s|^2."""
+    (x, _, _, eps), t = batch(), torch.tensor([0.1, 0.35, 0.6, 0.9])
+    wrong = eps + 0.3 * torch.sin(eps)
+    x_t = path.noised(x, eps, t)
+    velocity = path.velocity(path.data_from_noise(x_t, wrong, t), wrong, t)
+    by_velocity = diffusion_loss(lambda *_: velocity, path, "velocity", x, None, t, eps)
+    by_score = diffusion_loss(lambda *_: path.score(wrong, t), path, "score", x, None, t, eps, "velocity")
+    assert torch.allclose(by_velocity, by_score, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "weighting", "reason"),
+    [
+        ("velocity", "likelihood", "weighting 'likelihood' is for the predictions eps and score, not velocity"),
+        ("x", "velocity", "weighting 'velocity' is for the predictions eps and score, not x"),
+    ],
+)
+def test_a_loss_that_is_none_is_a_user_error(prediction, weighting, reason):
+    with pytest.raises(UserError, match=f"^{reason}"):
+        check_loss(prediction, weighting)
+
+
+INTERVALS = [
+    *(((path, "velocity", "none"), (0.0, 1.0)) for path in (Linear(), GVP())),
+    *(((path, p, w), (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p, w in CASES if p in ("eps", "score")),
+    *(((path, p, "none"), (0.0, 1.0)) for path in (VP(), SDDiscrete()) for p in ("eps", "x")),
+    ((VP(), "velocity", "none"), (1e-5, 1.0)),
+    *(((VP(), p, w), (1e-5, 1.0)) for p, w in CASES if w != "none"),
+]
+
+
+@pytest.mark.parametrize(("case", "interval"), INTERVALS)
+def test_training_keeps_to_sits_interval(case, interval):
+    assert training_interval(*case) == interval
+    u = torch.tensor([0.0, 0.25, 1 - 2**-24])
+    t = training_times(*case, u)
+    assert t.min() >= interval[0] * (1 - 1e-6)
+    assert t.max() <= interval[1]
+    if interval == (0.0, 1.0):
+        assert torch.equal(t, case[0].times(u)), "runs of U-ViT stay as they were, to the bit"
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("prediction", "weighting"), CASES)
+def test_the_loss_is_finite_at_both_ends_of_its_interval(prediction, weighting, path):
+    (x, _, _, eps) = batch()
+    t = training_times(path, prediction, weighting, torch.tensor([0.0, 1e-7, 0.9, 1 - 2**-24]))
+    assert diffusion_loss(lambda x, *_: 0.9 * x, path, prediction, x, None, t, eps, weighting).isfinite().all()
+
+
+def test_a_discrete_path_trains_at_its_levels_whatever_the_interval():
+    t = training_times(SDDiscrete(), "velocity", "none", (torch.arange(5000).double() + 0.5) / 5000)
+    assert torch.equal(t.unique(), torch.arange(1, 1001).double() / 1000)
 
 
 @pytest.mark.parametrize(("prediction", "wanted"), [("eps", 1.0), ("x", 0.25)])
@@ -103,7 +211,7 @@ def test_a_silent_network_has_the_power_of_its_target_as_loss(prediction, wanted
     assert loss.mean().item() == pytest.approx(wanted, rel=0.03)
 
 
-@pytest.mark.parametrize("prediction", ["eps", "x"])
+@pytest.mark.parametrize("prediction", PREDICTIONS)
 def test_the_loss_is_float32_under_bfloat16_autocast(prediction):
     net, (x, y, t, eps) = Toy(), batch()
     seen = []

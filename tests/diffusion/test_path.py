@@ -7,16 +7,18 @@ import math
 import pytest
 import torch
 
-from uvit_decay.diffusion.path import VP, SDDiscrete, expand
+from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
 
 VPS = [VP(), VP(beta_min=0.5, beta_max=12.0)]
 SDS = [SDDiscrete(), SDDiscrete(beta_start=0.0001, beta_end=0.02)]
-PATHS = [*VPS, *SDS]
+INTERPOLANTS = [Linear(), GVP()]
+PATHS = [*VPS, *SDS, *INTERPOLANTS]
 TIMES = torch.linspace(0, 1, 101, dtype=torch.float64)
 INNER = TIMES[1:-1] + 2e-4  # between the corners of a discrete schedule
 ABAR = {
     VP(): {0.0: 1.0, 0.1: 0.896282, 0.25: 0.523680, 0.5: 0.0790638, 0.75: 0.00344141, 1.0: 4.3186e-5},
     SDDiscrete(): {0.0: 1.0, 0.001: 0.99915, 0.5: 0.277670, 1.0: 0.00466010},
+    GVP(): {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0},
 }
 KNOWN = [(path, t, abar) for path, values in ABAR.items() for t, abar in values.items()]
 
@@ -25,16 +27,21 @@ def batch(seed, n=101, dtype=torch.float64):
     return torch.randn(n, 2, 3, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
 
 
+def inner_and_end(path):
+    """TIMES above 0, and below 1 where alpha_1 = 0."""
+    return TIMES[1:-1] if path in INTERPOLANTS else TIMES[1:]
+
+
 @pytest.mark.parametrize(("path", "t", "abar"), KNOWN)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_default_paths_have_the_published_noise_levels(path, t, abar, dtype):
     t = torch.tensor([t], dtype=dtype)
-    assert path.alpha(t).square().item() == pytest.approx(abar, rel=2e-5)
+    assert path.alpha(t).square().item() == pytest.approx(abar, rel=2e-5, abs=1e-14)
     assert path.sigma(t).square().item() == pytest.approx(1 - abar, rel=2e-5, abs=1e-7)
     assert {f(t).dtype for f in (path.alpha, path.sigma, path.drift, path.diffusion2)} == {dtype}
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [path for path in PATHS if path != Linear()])
 def test_variance_is_preserved(path):
     assert torch.allclose(path.alpha(TIMES).square() + path.sigma(TIMES).square(), torch.ones(101).double(), atol=1e-14)
 
@@ -47,18 +54,31 @@ def test_noise_only_grows(path):
     assert path.sigma(TIMES[:1]) == 0
 
 
+def test_the_linear_path_is_straight():
+    assert torch.equal(Linear().alpha(TIMES), 1 - TIMES)
+    assert torch.equal(Linear().sigma(TIMES), TIMES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_slopes_are_the_derivatives(path):
+    h = 1e-5
+    for f, slope in ((path.alpha, path.alpha_slope), (path.sigma, path.sigma_slope)):
+        assert torch.allclose(slope(INNER), (f(INNER + h) - f(INNER - h)) / (2 * h), rtol=1e-6)
+
+
 @pytest.mark.parametrize("path", PATHS)
 def test_drift_is_the_slope_of_log_alpha(path):
     h = 1e-5
     slope = (path.alpha(INNER + h).log() - path.alpha(INNER - h).log()) / (2 * h)
-    assert torch.allclose(path.drift(INNER), slope, rtol=1e-8)
+    assert torch.allclose(path.drift(INNER), slope, rtol=1e-6 if path in INTERPOLANTS else 1e-8)  # large near t = 1
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_diffusion_is_what_the_variance_needs(path):
     h = 1e-5
     slope = (path.sigma(INNER + h).square() - path.sigma(INNER - h).square()) / (2 * h)
-    assert torch.allclose(path.diffusion2(INNER), slope - 2 * path.drift(INNER) * path.sigma(INNER).square(), rtol=1e-8)
+    wanted = slope - 2 * path.drift(INNER) * path.sigma(INNER).square()
+    assert torch.allclose(path.diffusion2(INNER), wanted, rtol=1e-8)
 
 
 @pytest.mark.parametrize("path", VPS)
@@ -112,7 +132,7 @@ def test_sd_trains_at_each_of_its_levels_alike(path, dtype):
     assert torch.equal(path.times(edges), torch.tensor([0.001, 0.001, 0.002, 0.5, 1.0], dtype=dtype))
 
 
-@pytest.mark.parametrize("path", VPS)
+@pytest.mark.parametrize("path", [*VPS, *INTERPOLANTS])
 def test_a_continuous_path_trains_at_the_times_it_is_given(path):
     assert torch.equal(path.times(TIMES), TIMES)
 
@@ -128,7 +148,8 @@ def test_a_path_is_built_again_from_its_description(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_coefficients_stay_on_the_device_of_their_times(path):
     t = torch.empty(3, device="meta")
-    for f in (path.alpha, path.sigma, path.drift, path.diffusion2, path.times):
+    coefficients = (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope, path.drift, path.diffusion2)
+    for f in (*coefficients, path.times):
         assert (f(t).device, f(t).dtype, f(t).shape) == (t.device, t.dtype, t.shape)
 
 
@@ -153,20 +174,84 @@ def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
 
 @pytest.mark.parametrize("path", PATHS)
 def test_conversions_find_data_and_noise_again(path):
-    x, eps = batch(0)[1:], batch(1)[1:]
-    t = TIMES[1:]
+    t = inner_and_end(path)
+    x, eps = batch(0, len(t)), batch(1, len(t))
     x_t = path.noised(x, eps, t)
     assert torch.allclose(path.data_from_noise(x_t, eps, t), x, atol=1e-11)
     assert torch.allclose(path.noise_from_data(x_t, x, t), eps, atol=1e-11)
+    assert torch.allclose(path.noise_from_score(path.score(eps, t), t), eps, atol=1e-12)
+    for found, wanted in zip(path.split(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-11)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_conversions_are_inverse_for_any_prediction(path):
-    x_t, guess, t = batch(2)[1:], batch(3)[1:], TIMES[1:]
+    t = inner_and_end(path)
+    x_t, guess = batch(2, len(t)), batch(3, len(t))
     data = path.data_from_noise(x_t, guess, t)
     assert torch.allclose(path.noise_from_data(x_t, data, t), guess, atol=1e-10)
     noise = path.noise_from_data(x_t, guess, t)
     assert torch.allclose(path.data_from_noise(x_t, noise, t), guess, atol=1e-10)
+    parts = path.split(x_t, guess, t)
+    assert torch.allclose(path.velocity(*parts, t), guess, atol=1e-10)
+    assert torch.allclose(path.noised(*parts, t), x_t, atol=1e-10)
+
+
+@pytest.mark.parametrize("path", INTERPOLANTS)
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_the_velocity_of_an_interpolant_is_finite_and_tells_all_at_both_ends(path, end):
+    x, eps, t = batch(0), batch(1), torch.full((101,), end, dtype=torch.float64)
+    v = path.velocity(x, eps, t)
+    assert torch.allclose(v, {Linear(): x - eps, GVP(): math.pi / 2 * (end * x - (1 - end) * eps)}[path], atol=1e-14)
+    for found, wanted in zip(path.split(path.noised(x, eps, t), v, t), (x, eps), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-14)
+
+
+def gaussian_truth(path, t, x_t, mean, std):
+    """(score, velocity) where the data are N(mean, std^2): of the density, and of its quantiles towards the data."""
+    alpha, sigma, alpha_slope, sigma_slope = (
+        expand(f(t), x_t) for f in (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope)
+    )
+    variance = alpha**2 * std**2 + sigma**2
+    offset = x_t - alpha * mean
+    std_slope = (alpha * alpha_slope * std**2 + sigma * sigma_slope) / variance.sqrt()
+    return -offset / variance, -(alpha_slope * mean + std_slope / variance.sqrt() * offset)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_velocity_and_score_of_gaussian_data_are_known(path):
+    mean, std, x_t = 0.3, 0.6, batch(5, len(INNER))
+    score, velocity = gaussian_truth(path, INNER, x_t, mean, std)
+    eps = path.noise_from_score(score, INNER)
+    x = path.data_from_noise(x_t, eps, INNER)
+    assert torch.allclose(path.velocity(x, eps, INNER), velocity, atol=1e-9)
+    found = path.split(x_t, velocity, INNER)
+    assert torch.allclose(path.score(found[1], INNER), score, atol=1e-9)
+    alpha = expand(path.alpha(INNER), x_t)
+    gain = alpha * std**2 / (alpha**2 * std**2 + expand(path.sigma(INNER), x_t) ** 2)
+    assert torch.allclose(x, mean + gain * (x_t - alpha * mean), atol=1e-9)
+
+
+RATES = {  # A = d log alpha / d tau in the time of SiT's papers, tau = 1 - t
+    Linear(): lambda tau: 1 / tau,
+    GVP(): lambda tau: math.pi / (2 * torch.tan(math.pi * tau / 2)),
+    VP(): lambda tau: 0.5 * (1 - tau) * 19.9 + 0.05,
+}
+
+
+@pytest.mark.parametrize("path", RATES)
+def test_velocity_is_drift_plus_score_as_in_sit(path):
+    """v = A x + w score with w = A sigma^2 - sigma d sigma / d tau (Ma et al. 2024), w = g^2 / 2."""
+    tau, x_t = 1 - INNER, batch(6, len(INNER))
+    sigma = {Linear(): lambda s: 1 - s, GVP(): lambda s: torch.cos(math.pi * s / 2)}.get(
+        path, lambda s: path.sigma(1 - s)
+    )
+    leaf = tau.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(sigma(leaf).sum(), leaf)
+    w = RATES[path](tau) * sigma(tau).square() - sigma(tau) * slope
+    assert torch.allclose(0.5 * path.diffusion2(INNER), w, rtol=1e-9)
+    score, velocity = gaussian_truth(path, INNER, x_t, -0.2, 0.4)
+    assert torch.allclose(expand(RATES[path](tau), x_t) * x_t + expand(w, x_t) * score, velocity, atol=1e-9)
 
 
 @pytest.mark.parametrize("path", PATHS)

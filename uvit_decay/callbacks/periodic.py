@@ -14,6 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.diffusion.generate import Sampling, Source, share
 from uvit_decay.tasks.diffusion import DiffusionTask
 
+ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for the estimate of a look's cost
+
 
 class Periodic(Callback):
     """Calls `look` every so many steps and at the end of training, and says what it costs before it first does.
@@ -87,7 +89,7 @@ def seconds_per_image(source: Source, batch: int = 16) -> float:
 
 def image_evaluations(count: int, sampling: Sampling) -> int:
     """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
-    return count * sampling.evaluations * (1 if sampling.guidance == 1.0 else 2)
+    return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)
 
 
 def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:

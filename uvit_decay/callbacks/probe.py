@@ -126,7 +126,7 @@ class LinearProbes(Periodic):
     ) -> None:
         level, layer = best
         test = float(table[level, 1, layer])
-        middle = next(i for i, stage in enumerate(task.net.stages) if stage.kind == "middle")
+        middle = len(task.net.stages) // 2  # U-ViT's middle block, SiT's last encoder block
         middle_rank = float(table[:, 3, middle].mean())
         values = {
             "probe/best_test_accuracy_ridge": test,
@@ -139,7 +139,7 @@ class LinearProbes(Periodic):
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {task.net.stages[layer].name} at t = "
             f"{self.times[level]:g}: test accuracy {test:.3f} (ridge), {logistic:.3f} (logistic regression); "
-            f"mean effective rank after the middle block {middle_rank:.2f}"
+            f"mean effective rank after {task.net.stages[middle].name} {middle_rank:.2f}"
         )
 
     def _save(self, trainer: Trainer, task: DiffusionTask, table: Tensor, best: tuple[int, int]) -> None:

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint import official
+from uvit_decay.checkpoint import official, sit
 from uvit_decay.checkpoint.files import KEY, Weights, read, read_foreign, unpickle
+from uvit_decay.checkpoint.foreign import Hints
 from uvit_decay.checkpoint.kinds import looks_like
 from uvit_decay.disk import check_writable, replacing
 from uvit_decay.errors import UserError
@@ -21,14 +22,14 @@ OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 
 
 def export(source: Path, target: Path, weights: Weights | None = None) -> str:
-    """Write one set of weights of a checkpoint: .safetensors with its description, or .pth in the official layout.
+    """Write one set of weights of a checkpoint: .safetensors with its description, .pth or .pt in the official layout.
 
     Returns what the reader of the file has to be told because it does not carry it; empty if nothing.
 
     Raises:
         UserError: as `load`, a target that cannot be written, or a network that the official layout cannot express.
     """
-    _check_target(source, target, (".safetensors", ".pth"))
+    _check_target(source, target, (".safetensors", ".pth", ".pt"))
     description, state, kind = read(source, weights)
     if target.suffix == ".safetensors":
         _write(target, {**description, "weights": kind}, state)
@@ -42,13 +43,14 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
     return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""
 
 
-def import_official(source: Path, target: Path, weights: Weights | None, hints: official.Hints) -> str:
+def import_official(source: Path, target: Path, weights: Weights | None, hints: Hints) -> str:
     """Write an official file, or one of an official folder <step>.ckpt, as a .safetensors file; returns what it is.
 
     Args:
-        source: a bare state_dict as .pth or .safetensors, or a folder with step.pth, nnet.pth and nnet_ema.pth.
+        source: a bare state_dict as .pth or .safetensors, a training file of SiT, or a folder of U-ViT's with step.pth,
+            nnet.pth and nnet_ema.pth.
         target: the .safetensors file.
-        weights: which of a folder's two; what a single file holds. Null is `ema`, but for a file named nnet.pth.
+        weights: which of two; what a bare file holds. Null is `ema`, but for a file named nnet.pth.
         hints: what the file does not tell.
 
     Raises:
@@ -60,8 +62,10 @@ def import_official(source: Path, target: Path, weights: Weights | None, hints: 
     file = source / OFFICIAL_FILES[weights] if source.is_dir() else source
     if source.is_dir() and not file.is_file():
         raise UserError(f"{source} holds no {file.name}: give a folder <step>.ckpt of the official code, or a file")
-    found = official.recognise(read_foreign(file), hints, file)
-    step = unpickle(source / "step.pth") if (source / "step.pth").is_file() else 0
+    contents, hints, step = sit.opened(read_foreign(file), weights, hints, file)
+    found = official.recognise(contents, hints, file)
+    if (source / "step.pth").is_file():
+        step = unpickle(source / "step.pth")
     if not isinstance(step, int):
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     description = {**found.description(source.name), "step": step, "weights": weights}

@@ -6,6 +6,7 @@ import json
 import pickle
 import warnings
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -60,11 +61,13 @@ def _read_exported(path: Path) -> tuple[dict[str, Any], dict[str, Tensor], Weigh
 
 
 def unpickle(path: Path) -> Any:
-    """What torch.save wrote: tensors and plain values, nothing that could run code."""
+    """What torch.save wrote: tensors, plain values and argparse's bags of them, nothing that could run code."""
     _check_readable(path)
+    mapped = zipfile.is_zipfile(path)  # what is not needed, such as an optimizer's state, is not even read
     try:
-        with warnings.catch_warnings(action="ignore"):  # about other pickles, which are refused
-            return torch.load(path, map_location="cpu", weights_only=True)
+        # Warnings are about other pickles, which are refused.
+        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         if zipfile.is_zipfile(path):
             raise UserError(f"{path} holds more than tensors and plain values and could run code: refused") from error

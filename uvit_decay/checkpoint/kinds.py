@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 PREFIX = "module."  # of every name in a file of DataParallel
-UVIT = "an official U-ViT, which python -m uvit_decay.checkpoint import makes into one of ours"
+IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
+UVIT = f"an official U-ViT, {IMPORTED}"
+SIT = f"a SiT (or a DiT, whose names are the same), {IMPORTED}"
 OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that starts so
     ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
     ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
-    ("a decayed SiT", ("enc_blocks.",)),
-    ("a SiT or DiT", ("x_embedder.", "t_embedder.")),
+    (SIT, ("enc_blocks.", "x_embedder.", "t_embedder.")),
     ("an MAE", ("mask_token", "decoder_embed.")),
     ("a convolutional UNet, as of diffusers", ("down_blocks.", "input_blocks.")),
     (UVIT, ("in_blocks.", "out_blocks.")),
@@ -25,7 +26,7 @@ FOREIGN = "a file of another program"
 
 
 def looks_like(contents: object) -> str:
-    """What was read from a file that is not ours, as a noun; `UVIT` where it is the bare state_dict of a U-ViT."""
+    """What was read from a file that is not ours, as a noun; `UVIT` or `SIT` where it is a bare state_dict of one."""
     if not isinstance(contents, Mapping):
         return f"a single {type(contents).__name__}"
     if not contents:

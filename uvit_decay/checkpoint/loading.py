@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch import nn
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.files import Weights, read
 from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.path import Path as NoisePath
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.specs import build
@@ -27,7 +27,7 @@ class Checkpoint:
 
     net: nn.Module
     path: NoisePath
-    prediction: Literal["eps", "x"]
+    prediction: Prediction
     sampling: Sampling
     class_names: tuple[str, ...]
     data: str

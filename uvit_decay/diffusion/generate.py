@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.diffusion.flow import Denoiser, Flow, sampling_interval
 from uvit_decay.diffusion.guidance import Guided
 from uvit_decay.diffusion.loss import Network, Prediction
 from uvit_decay.diffusion.path import Path
-from uvit_decay.diffusion.sampler import SAMPLERS, Denoiser
+from uvit_decay.diffusion.sampler import SAMPLERS, Sampler, of_sde
+from uvit_decay.diffusion.sde import SDE
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import generator
 
@@ -26,46 +28,107 @@ class Sampling:
 
     Args:
         sampler: a name in `uvit_decay.diffusion.sampler.SAMPLERS`.
-        steps: steps of the sampler, 1 to 1000; Heun calls the network 2 steps - 1 times, the others once a step.
+        steps: steps of the sampler, 1 to 1000; null means its own number, such as 25 for dpm++. Most call the network
+            once a step, Heun's method twice, and dopri5 as often as it needs whatever the steps.
         guidance: scale w of uncond + w (cond - uncond), at least 0; 1 is none.
         clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents.
+        guidance_channels: guide the first so many channels only; null means all. SiT's code guides 3 of 4.
+        guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all.
+        sde: what is integrated, for the samplers of an SDE; null means the sampler's own choice.
 
     Raises:
         UserError: unknown sampler, or a number out of range.
     """
 
     sampler: str = "dpm++"
-    steps: int = 25
+    steps: int | None = None
     guidance: float = 1.0
     clip: bool | None = None
+    guidance_channels: int | None = None
+    guidance_interval: tuple[float, float] | None = None
+    sde: SDE | None = None
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
             raise UserError(f"unknown sampler {self.sampler!r}: one of {', '.join(SAMPLERS)}")
-        if not 1 <= self.steps <= 1000:
+        if self.steps is not None and not 1 <= self.steps <= 1000:
             raise UserError(f"steps must lie between 1 and 1000, got {self.steps}")
         if not 0.0 <= self.guidance < float("inf"):
             raise UserError(f"guidance must be a number of at least 0 (1 is none), got {self.guidance}")
+        if self.guidance_channels is not None and self.guidance_channels < 1:
+            raise UserError(f"guidance_channels must be at least 1, got {self.guidance_channels}")
+        if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
+            raise UserError(f"guidance_interval must be two times from 0 to 1, got {self.guidance_interval}")
+        if self.sde and not SAMPLERS[self.sampler].sde:
+            names = ", ".join(name for name, sampler in SAMPLERS.items() if sampler.sde)
+            raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use one of {names}")
+
+    @classmethod
+    def restored(cls, stored: dict[str, Any]) -> Sampling:
+        """From what `dataclasses.asdict`, and perhaps JSON, made of one; fields that an older file lacks are null."""
+        sde, interval = stored.get("sde"), stored.get("guidance_interval")
+        return cls(**stored | {"sde": sde and SDE(**sde), "guidance_interval": interval and tuple(interval)})
 
     @property
-    def evaluations(self) -> int:
-        """Network evaluations for each image; with guidance each of them is of both halves."""
-        return SAMPLERS[self.sampler].evaluations(self.steps)
+    def method(self) -> Sampler:
+        """The sampler, with the chosen SDE."""
+        named = SAMPLERS[self.sampler]
+        return of_sde(self.sde, named.steps) if self.sde else named
+
+    @property
+    def step_count(self) -> int:
+        """`steps`, or the sampler's own number."""
+        return self.steps or self.method.steps
+
+    @property
+    def evaluations(self) -> int | None:
+        """Network evaluations for each image, with guidance of both halves; None where the images decide: `Counted`."""
+        return self.method.evaluations(self.step_count)
 
     def describe(self) -> str:
         """Short name for keys and files, such as `dpm++25_w2`."""
-        return f"{self.sampler}{self.steps}_w{self.guidance:g}"
+        parts = [
+            self.sampler if self.evaluations is None else f"{self.sampler}{self.step_count}",
+            f"w{self.guidance:g}",
+        ]
+        if self.guidance_channels is not None:
+            parts.append(f"first{self.guidance_channels}")
+        if self.guidance_interval:
+            parts.append("t{:g}-{:g}".format(*self.guidance_interval))
+        if self.sde:
+            parts.append(self.sde.describe())
+        return "_".join(parts)
+
+
+class Counted:
+    """The same call as the network; `evaluations` counts the images that it was asked for, in guidance both halves."""
+
+    def __init__(self, net: Network) -> None:
+        self.net, self.evaluations = net, 0
+
+    def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        self.evaluations += len(x)
+        return self.net(x, t, y)
+
+
+def _split(path: Path, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, eps) from what the network says of x_t."""
+    if prediction == "velocity":
+        return path.split(x_t, out, t)
+    if prediction == "x":
+        return out, path.noise_from_data(x_t, out, t)
+    eps = path.noise_from_score(out, t) if prediction == "score" else out
+    return path.data_from_noise(x_t, eps, t), eps
 
 
 def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None, clip: bool) -> Denoiser:
     """(x_t, t) -> (x, eps) from what the network predicts; with `clip`, x is in [-1, 1] and eps agrees with it."""
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        out = net(x_t, t, y).to(x_t)
-        if prediction == "eps" and not clip:
-            return path.data_from_noise(x_t, out, t), out
-        x = path.data_from_noise(x_t, out, t) if prediction == "eps" else out
-        x = x.clamp(-1, 1) if clip else x
+        x, eps = _split(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
+        if not clip:
+            return x, eps
+        x = x.clamp(-1, 1)
         return x, path.noise_from_data(x_t, x, t)
 
     return denoise
@@ -96,12 +159,26 @@ class Source:
 
     def check(self, sampling: Sampling) -> None:
         """Raise a UserError where the network cannot do what `sampling` asks."""
+        sampling.method.check(self.path)
         if sampling.guidance == 1.0:
             return
         if not self.num_classes:
             raise UserError("guidance needs a class-conditional checkpoint, this one is unconditional: use guidance 1")
         if not self.null_label:
             raise UserError("guidance needs a network that was trained with a null label, this one was not")
+        if (sampling.guidance_channels or 1) > self.shape[0]:
+            raise UserError(
+                f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]} channels"
+            )
+
+    def flow(self, sampling: Sampling, labels: Sequence[int] | None) -> Flow:
+        """What is integrated, for a batch with these labels."""
+        y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
+        only = (sampling.guidance_channels, sampling.guidance_interval)
+        net = Guided(self.net, sampling.guidance, self.num_classes, *only)
+        clip = self.pixels if sampling.clip is None else sampling.clip
+        denoise = denoiser(net, self.path, self.prediction, y, clip)
+        return Flow(denoise, self.path, *sampling_interval(self.path, self.prediction, clip))
 
     def unguided(self, sampling: Sampling) -> Sampling:
         """`sampling`, without the guidance that an unconditional network cannot use."""
@@ -136,12 +213,12 @@ def generate(
 def _generate_batch(
     source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
 ) -> Tensor:
+    if sampling.method.alone and len(indices) > 1:
+        lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
+        return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
     generators = [generator("sample", seed, i) for i in indices]
     x = torch.stack([torch.randn(source.shape, generator=g) for g in generators]).to(source.device)
-    y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=source.device)
-    net = Guided(source.net, sampling.guidance, source.num_classes)
-    clip = source.pixels if sampling.clip is None else sampling.clip
-    denoise = denoiser(net, source.path, source.prediction, y, clip)
-    for _, state in SAMPLERS[sampling.sampler].run(denoise, source.path, x, sampling.steps, generators):
+    flow = source.flow(sampling, labels)
+    for _, state in sampling.method.run(flow, x, sampling.step_count, generators):
         x = state
     return x

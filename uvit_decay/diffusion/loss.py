@@ -1,4 +1,13 @@
-"""What the network is taught: times, targets and the loss (U-ViT: unweighted mean squared error)."""
+"""What the network is taught: times, targets, weightings and the loss.
+
+With w_t = g(t)^2 / 2 and d = the mean over pixels of a squared difference (SiT, Ma et al. 2024; U-ViT: "none"):
+
+    prediction   loss                        weighting W
+    eps          W d(net, eps)               none        1
+    score        W d(-sigma_t net, eps)      velocity    (w_t / sigma_t)^2
+    x            d(net, x)                   likelihood  w_t / sigma_t^2
+    velocity     d(net, v)
+"""
 
 from __future__ import annotations
 
@@ -8,10 +17,28 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.diffusion.path import Batch, Path, Times
+from uvit_decay.diffusion.path import Batch, Interpolant, Path, Times
+from uvit_decay.errors import UserError
 
-Prediction = Literal["eps", "x"]
+Prediction = Literal["eps", "x", "velocity", "score"]
+Weighting = Literal["none", "velocity", "likelihood"]
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+EDGE = 1e-3  # how near SiT trains, and samples, to the end of a path where its prediction has no value
+VP_EDGE = 1e-5  # how near it trains where the velocity, or the weight, of a variance-preserving SDE is infinite
+
+
+def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
+    """Raise a UserError where the prediction has no such weighting."""
+    if weighting != "none" and prediction in ("x", "velocity"):
+        raise UserError(f"weighting {weighting!r} is for the predictions eps and score, not {prediction}: use 'none'")
+
+
+def training_interval(path: Path, prediction: Prediction, weighting: Weighting = "none") -> tuple[float, float]:
+    """The times between which the loss is finite, as in SiT; U-ViT's own losses, eps and x unweighted, keep [0, 1]."""
+    if isinstance(path, Interpolant):
+        return (EDGE, 1 - EDGE) if prediction in ("eps", "score") else (0.0, 1.0)
+    return (0.0, 1.0) if prediction in ("eps", "x") and weighting == "none" else (VP_EDGE, 1.0)
 
 
 def stratified_times(uniform: Times, first: int, total: int) -> Times:
@@ -23,10 +50,43 @@ def stratified_times(uniform: Times, first: int, total: int) -> Times:
     return (positions + uniform) / total
 
 
+def training_times(path: Path, prediction: Prediction, weighting: Weighting, uniform: Times) -> Times:
+    """The times to train at, in `training_interval`, from numbers uniform on [0, 1)."""
+    low, high = training_interval(path, prediction, weighting)
+    return path.times(low + (high - low) * uniform)
+
+
+def _target(path: Path, prediction: Prediction, x: Batch, eps: Batch, t: Times) -> Batch:
+    """What the network's output, for a score times -sigma_t, is compared with."""
+    if prediction == "velocity":
+        return path.velocity(x, eps, t)
+    return x if prediction == "x" else eps
+
+
+def _weight(path: Path, weighting: Weighting, t: Times) -> Times:
+    """W of the module docstring, for a weighting other than "none"."""
+    rate = 0.5 * path.diffusion2(t) / path.sigma(t)
+    return rate.square() if weighting == "velocity" else rate / path.sigma(t)
+
+
 def diffusion_loss(
-    net: Network, path: Path, prediction: Prediction, x: Batch, y: Tensor | None, t: Times, eps: Batch
+    net: Network,
+    path: Path,
+    prediction: Prediction,
+    x: Batch,
+    y: Tensor | None,
+    t: Times,
+    eps: Batch,
+    weighting: Weighting = "none",
 ) -> Float[Tensor, " b"]:
-    """Squared error of the network's `prediction` of eps or x at x_t, mean over pixels; one float32 value a sample."""
-    target = eps if prediction == "eps" else x
-    error = net(path.noised(x, eps, t), t, y).float() - target
-    return error.square().flatten(1).mean(dim=1)
+    """The loss of the module docstring at x_t; one float32 value a sample.
+
+    Raises:
+        UserError: a weighting that this prediction has not.
+    """
+    check_loss(prediction, weighting)
+    out = net(path.noised(x, eps, t), t, y).float()
+    if prediction == "score":
+        out = path.noise_from_score(out, t)
+    error = (out - _target(path, prediction, x, eps, t)).square().flatten(1).mean(dim=1)
+    return error if weighting == "none" else _weight(path, weighting, t) * error

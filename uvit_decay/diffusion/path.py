@@ -4,11 +4,18 @@ Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t =
 
     x_t = alpha_t x + sigma_t eps.
 
+The velocity is that of the flow that makes data from noise, from t = 1 to t = 0:
+
+    v = -dx_t / dt = -(alpha_t' x + sigma_t' eps),
+
+which is what SiT's networks predict: its time runs the other way, t_SiT = 1 - t, and nothing else of it differs.
+
 Every t below is a float tensor (b,) and every coefficient comes back in its shape; `expand` fits one to a batch.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
@@ -38,12 +45,20 @@ class Path(ABC):
         """sigma_t, rises from 0 to about 1."""
 
     @abstractmethod
-    def drift(self, t: Times) -> Times:
-        """f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW."""
+    def alpha_slope(self, t: Times) -> Times:
+        """alpha_t' = d alpha_t / dt."""
 
     @abstractmethod
+    def sigma_slope(self, t: Times) -> Times:
+        """sigma_t' = d sigma_t / dt; infinite at t = 0 where variance is preserved with a drift."""
+
+    def drift(self, t: Times) -> Times:
+        """f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW; infinite where alpha_t = 0."""
+        return self.alpha_slope(t) / self.alpha(t)
+
     def diffusion2(self, t: Times) -> Times:
-        """g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2."""
+        """g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2 = 2 sigma_t (sigma_t' - f(t) sigma_t)."""
+        return 2 * self.sigma(t) * (self.sigma_slope(t) - self.drift(t) * self.sigma(t))
 
     def times(self, uniform: Times) -> Times:
         """The times to train at, from numbers uniform on [0, 1); a path with a discrete grid rounds them up to it."""
@@ -65,9 +80,87 @@ class Path(ABC):
         """grad log p_t(x_t) = -eps / sigma_t; t > 0."""
         return -eps / expand(self.sigma(t), eps)
 
+    def noise_from_score(self, score: Batch, t: Times) -> Batch:
+        """eps = -sigma_t score."""
+        return -expand(self.sigma(t), score) * score
+
+    def velocity(self, x: Batch, eps: Batch, t: Times) -> Batch:
+        """v = -(alpha_t' x + sigma_t' eps)."""
+        return -(expand(self.alpha_slope(t), x) * x + expand(self.sigma_slope(t), x) * eps)
+
+    def split(self, x_t: Batch, velocity: Batch, t: Times) -> tuple[Batch, Batch]:
+        """(x, eps) from x_t and v, with D = alpha_t sigma_t' - sigma_t alpha_t':
+
+        x = (sigma_t' x_t + sigma_t v) / D and eps = -(alpha_t' x_t + alpha_t v) / D.
+        """
+        alpha, sigma, alpha_slope, sigma_slope = (
+            expand(f(t), x_t) for f in (self.alpha, self.sigma, self.alpha_slope, self.sigma_slope)
+        )
+        determinant = alpha * sigma_slope - sigma * alpha_slope
+        x = (sigma_slope * x_t + sigma * velocity) / determinant
+        return x, -(alpha_slope * x_t + alpha * velocity) / determinant
+
+
+class Interpolant(Path):
+    """alpha_1 = 0 and both slopes are bounded, so that the velocity is finite on all of [0, 1].
+
+    The drift is infinite at t = 1, where eps and the score say nothing of x.
+    """
+
 
 @dataclass(frozen=True)
-class VP(Path):
+class Linear(Interpolant):
+    """SiT's linear interpolant (Ma et al. 2024), rectified flow: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
+
+    def alpha(self, t: Times) -> Times:
+        return 1 - t
+
+    def sigma(self, t: Times) -> Times:
+        return t
+
+    def alpha_slope(self, t: Times) -> Times:
+        return -torch.ones_like(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return torch.ones_like(t)
+
+
+@dataclass(frozen=True)
+class GVP(Interpolant):
+    """SiT's generalised variance-preserving interpolant: alpha_t = cos(pi t / 2), sigma_t = sin(pi t / 2)."""
+
+    def alpha(self, t: Times) -> Times:
+        return torch.cos(0.5 * math.pi * t)
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sin(0.5 * math.pi * t)
+
+    def alpha_slope(self, t: Times) -> Times:
+        return -0.5 * math.pi * self.sigma(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return 0.5 * math.pi * self.alpha(t)
+
+
+class VariancePreserving(Path):
+    """sigma_t^2 = 1 - alpha_t^2 with a drift f that is known, so that alpha' = f alpha and g^2 = -2 f."""
+
+    @abstractmethod
+    def drift(self, t: Times) -> Times: ...
+
+    def diffusion2(self, t: Times) -> Times:
+        """g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2."""
+        return -2 * self.drift(t)
+
+    def alpha_slope(self, t: Times) -> Times:
+        return self.drift(t) * self.alpha(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return -self.drift(t) * self.alpha(t).square() / self.sigma(t)
+
+
+@dataclass(frozen=True)
+class VP(VariancePreserving):
     """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
 
     alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
@@ -91,25 +184,18 @@ class VP(Path):
     def drift(self, t: Times) -> Times:
         return -0.5 * self.beta(t)
 
-    def diffusion2(self, t: Times) -> Times:
-        return self.beta(t)
-
 
 LEVELS = 1000  # noise levels of Stable Diffusion's schedule, n = 1..LEVELS at t_n = n / LEVELS
 ROUNDING = 1e-3  # of LEVELS t: float32 does not hold t_n exactly
 
 
 @dataclass(frozen=True)
-class SDDiscrete(Path):
+class SDDiscrete(VariancePreserving):
     """The discrete schedule of Stable Diffusion, between whose levels log alpha_t is linear; the path of U-ViT-H.
 
     alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
-    alpha_0 = 1. Variance is preserved, sigma_t^2 = 1 - alpha_t^2, so that
-
-        d sigma_t^2 / dt = -2 f alpha_t^2   and   g^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f.
-
-    f and g are constant on each (t_{n-1}, t_n]. Training sees the t_n only; a network that was taught with the number
-    n itself has time_scale = 1000.
+    alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training sees the t_n only; a network that was taught with
+    the number n itself has time_scale = 1000.
     """
 
     beta_start: float = 0.00085
@@ -127,9 +213,6 @@ class SDDiscrete(Path):
     def drift(self, t: Times) -> Times:
         _, steps = _tables(self, t.device, t.dtype)
         return LEVELS * steps[self._level(t) - 1]
-
-    def diffusion2(self, t: Times) -> Times:
-        return -2 * self.drift(t)
 
     def _log_alpha(self, t: Times) -> Times:
         before = self._level(t) - 1

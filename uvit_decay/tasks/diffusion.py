@@ -13,7 +13,14 @@ from uvit_decay.data.base import ImageData
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.steps import Batch
 from uvit_decay.diffusion.generate import Sampling, Source
-from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times
+from uvit_decay.diffusion.loss import (
+    Prediction,
+    Weighting,
+    check_loss,
+    diffusion_loss,
+    stratified_times,
+    training_times,
+)
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
@@ -28,7 +35,8 @@ class DiffusionTask(Task):
         net: the network; it has the attributes `image_size`, `channels`, `num_classes`, `null_label`, and `config`, the
             arguments that it was built with, by which checkpoints build it again.
         path: how data becomes noise; a dataclass.
-        prediction: what the network predicts, the noise `eps` or the data `x`.
+        prediction: what the network predicts: the noise `eps`, the data `x`, the `velocity` or the `score`.
+        weighting: of the loss of eps and score over noise levels: `none`, `velocity` or `likelihood` (SiT).
         label_dropout: share of labels that training replaces by the null label; guidance needs some.
         sampling: how this network is sampled by default: by the callbacks, and by sample.py from its checkpoint.
         optim: optimizer and learning rate.
@@ -36,7 +44,8 @@ class DiffusionTask(Task):
         seed: of noise, times and label dropout.
 
     Raises:
-        UserError: label dropout on a network without a null label, or data that do not fit the network.
+        UserError: label dropout on a network without a null label, a weighting that the prediction has not, or data
+            that do not fit the network.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class DiffusionTask(Task):
         net: nn.Module,
         path: Path = VP(),  # noqa: B008  frozen
         prediction: Prediction = "eps",
+        weighting: Weighting = "none",
         label_dropout: float = 0.1,
         sampling: Sampling = Sampling(),  # noqa: B008  frozen
         optim: Optimization = Optimization(),  # noqa: B008  frozen
@@ -61,7 +71,9 @@ class DiffusionTask(Task):
             raise UserError(
                 f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
             )
-        self.path, self.prediction, self.label_dropout, self.sampling = path, prediction, label_dropout, sampling
+        check_loss(prediction, weighting)
+        self.path, self.prediction, self.weighting = path, prediction, weighting
+        self.label_dropout, self.sampling = label_dropout, sampling
 
     def setup(self, stage: str) -> None:
         data: ImageData = self.trainer.datamodule
@@ -93,13 +105,14 @@ class DiffusionTask(Task):
         random = BatchRandom(
             stage, self.seed, batch.number, first=batch.first, count=len(x), total=batch.total, device=x.device
         )
-        t = self.path.times(stratified_times(random.uniform(), batch.first, batch.total))
+        uniform = stratified_times(random.uniform(), batch.first, batch.total)
+        t = training_times(self.path, self.prediction, self.weighting, uniform)
         eps = random.normal(*x.shape[1:])
         y = None
         if self.net.num_classes:
             dropped = random.uniform() < (self.label_dropout if stage == "train" else 0.0)
             y = torch.where(dropped, self.net.num_classes, batch.labels)
-        return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps).mean()
+        return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
 
     def source(self) -> Source:
         """The network as samplers want it, with the weights that it holds now."""

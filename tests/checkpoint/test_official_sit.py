@@ -1,0 +1,254 @@
+"""Official SiT files and those of the decay's authors: recognised, imported as the same function, and written back."""
+
+from argparse import Namespace
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import same
+from official_files import HERE, described, imported, is_close, our_sit, redescribe, saved, tiny_sit, told
+from safetensors.torch import save_file
+from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.official import Hints, recognise
+from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.diffusion.path import GVP, VP, Linear
+from uvit_decay.nn import SiT
+from uvit_decay.nn.sit_layout import without_sigma
+from uvit_decay.nn.zoo import SIT_SIZES
+
+PLAIN, ONE = Hints(heads=2), Hints(heads=2, alpha_min=1.0)
+ARGUMENTS = Namespace(model="SiT-XL/2", path_type="Linear", prediction="velocity", vae="ema", cfg_scale=4.0, ckpt=None)
+PUBLISHED = [
+    # size, options of the file, tensors, parameters of the plain network
+    ("sit-s/2", dict(), 124 + 8, 32_957_200),
+    ("sit-xl/2", dict(learn_sigma=True), 292, 675_111_184),
+    ("sit-xl/2", dict(learn_sigma=True, wiring="decayed"), 320, 693_706_768),
+    ("sit-xl/4", dict(learn_sigma=False), 292, 675_000_640),
+]
+
+
+def expected(state, options, **forward):
+    """The published function at our inputs, whose time runs the other way."""
+    x, t, y = inputs(**SMALL | options)
+    return official_forward(state, x, 1 - t, y, **SMALL | options, **forward)
+
+
+def output(found, options):
+    with torch.no_grad():
+        return found.net(*inputs(**SMALL | options))
+
+
+def training(**entries):
+    """What the published code saves while training: the optimizer has nothing for `pos_embed`."""
+    optimizer = {"state": {0: {"step": torch.tensor(7.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
+    parts = {"model": tiny_sit(seed=2), "ema": tiny_sit(seed=1), "opt": optimizer, "args": ARGUMENTS}
+    return parts | entries
+
+
+# ---- recognition
+
+
+@pytest.mark.parametrize(("name", "options", "tensors", "count"), PUBLISHED)
+def test_published_files_are_recognised(name, options, tensors, count):
+    size, patch = name.split("/")
+    layout = SIT_SIZES[size] | dict(image_size=32, channels=4, patch_size=int(patch), num_classes=1000) | options
+    shapes = official_shapes(**layout)
+    found = recognise(
+        {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, Hints(alpha_min=1.0), HERE
+    )
+    description = found.description("file.pt")
+    assert (found.size, len(shapes)) == (size, tensors)
+    assert (found.net.num_classes, found.net.null_label, found.net.config["learn_sigma"]) == (1000, True, False)
+    assert found.net.config.items() >= {**layout, "learn_sigma": False}.items()
+    assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in found.summary()
+    assert description["path"] == {"class_path": "uvit_decay.diffusion.path.Linear", "init_args": {}}
+    assert (description["prediction"], description["latents"]["scale"]) == ("velocity", 0.18215)
+    assert description["latents"]["vae"] == "stabilityai/sd-vae-ft-ema"
+    assert Sampling(**description["sampling"]) == Sampling("sit-sde", 250, 1.0)
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_names_and_shapes_tell_the_network(options):
+    hints = Hints(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
+    found = recognise(tiny_sit(**options), hints, HERE)
+    assert found.net.config == SiT(**SMALL | options | {"learn_sigma": False}).config
+    assert found.size is None
+    assert (found.latents is None) == (found.net.channels != 4)
+
+
+def test_what_is_said_comes_before_what_is_published():
+    found = recognise(tiny_sit(), Hints(heads=4, num_classes=4, path="gvp", prediction="score", vae="my/vae"), HERE)
+    assert (found.net.config["heads"], found.net.num_classes, found.net.null_label) == (4, 4, False)
+    assert (found.path, found.prediction, found.latents["vae"]) == ("gvp", "score", "my/vae")
+
+
+# ---- import
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_an_imported_file_is_the_published_function(tmp_path, options):
+    state = tiny_sit(**options)
+    hints = Hints(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
+    found = imported(state, tmp_path, hints)
+    assert is_close(output(found, options), expected(state, options))
+    assert (found.prediction, found.path, found.step, found.weights) == ("velocity", Linear(), 0, "ema")
+
+
+@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(wiring="decayed", learn_sigma=True)])
+def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
+    state, alphas = tiny_sit(**options), torch.linspace(1, 0.6, 8).tolist()
+    found = imported(state, tmp_path, Hints(heads=2, alpha_min=0.6))
+    assert is_close(output(found, options), expected(state, options, alphas=alphas))
+    assert not torch.allclose(output(found, options), expected(state, options), atol=0.05)
+    assert found.net.alphas.tolist() == pytest.approx(alphas)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(learn_sigma=True)])
+def test_an_official_network_gets_the_decayed_wiring_as_the_same_function(tmp_path, options):
+    state = tiny_sit(**options)
+    found = imported(state, tmp_path, Hints(heads=2, wiring="decayed"))
+    assert (found.net.config["wiring"], found.net.config["alpha_min"]) == ("decayed", 1.0)
+    assert is_close(output(found, options), expected(state, options))
+    assert set(found.net.state_dict()) == {*official_shapes(**SMALL | {"wiring": "decayed"}), "alphas"}
+
+
+def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
+    config = SIT_SIZES["sit-s"] | dict(image_size=16, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
+    state = random_state(**config)
+    found = imported(state, tmp_path, Hints())
+    x, t, y = inputs(**config, count=1)
+    with torch.no_grad():
+        assert is_close(found.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
+    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == ""
+    assert same(torch.load(tmp_path / "back.pt", weights_only=True), without_sigma(state))
+
+
+def test_an_imported_file_can_be_sampled(tmp_path):
+    found = imported(tiny_sit(), tmp_path, PLAIN)
+    assert found.sampling == Sampling("sit-sde", 250)
+    source = found.source(torch.device("cpu"))
+    (images,) = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0, batch_size=2)
+    assert images.shape == (2, 4, 8, 8)
+    assert images.isfinite().all()
+
+
+def test_files_of_data_parallel_and_safetensors_are_imported(tmp_path):
+    wanted = imported(tiny_sit(), tmp_path, PLAIN).net.state_dict()
+    parallel = {f"module.{name}": value for name, value in tiny_sit().items()}
+    assert same(imported(parallel, tmp_path, PLAIN).net.state_dict(), wanted)
+    save_file(tiny_sit(), tmp_path / "bare.safetensors")
+    import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, PLAIN)
+    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), wanted)
+
+
+# ---- training files
+
+
+@pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
+def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, seed):
+    path = saved(training(), tmp_path / "0400000.pt")
+    import_official(path, tmp_path / "ours.safetensors", weights, PLAIN)
+    found = load(tmp_path / "ours.safetensors")
+    assert (found.step, found.weights, found.data) == (400_000, weights or "ema", "unknown, imported from 0400000.pt")
+    assert torch.equal(found.net.pos_embed, tiny_sit(seed=seed)["pos_embed"])
+    import_official(saved(training(), tmp_path / "renamed.pt"), tmp_path / "ours.safetensors", weights, PLAIN)
+    assert load(tmp_path / "ours.safetensors").step == 0
+
+
+@pytest.mark.parametrize("kind", [Namespace, dict])
+def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp_path, kind):
+    arguments = kind(path_type="VP", prediction="noise", min_sigma=0.6)
+    contents = training(ema=tiny_sit(wiring="decayed"), args=arguments)
+    found = imported(contents, tmp_path, PLAIN)
+    assert (found.path, found.prediction, found.net.config["alpha_min"]) == (VP(), "eps", 0.6)
+    found = imported(contents, tmp_path, Hints(heads=2, path="gvp", prediction="score", alpha_min=0.6))
+    assert (found.path, found.prediction) == (GVP(), "score")
+
+
+def test_a_training_file_needs_no_arguments(tmp_path):
+    contents = training()
+    del contents["args"], contents["opt"], contents["model"]
+    assert imported(contents, tmp_path, PLAIN).path == Linear()
+    assert imported(training(args=None), tmp_path, PLAIN).path == Linear()
+
+
+def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
+    path = saved(training(), tmp_path / "official.pt")
+    imported(training(), tmp_path, PLAIN)
+    assert Namespace not in torch.serialization.get_safe_globals()
+    with pytest.raises(Exception, match=r"argparse\.Namespace"):
+        torch.load(path, weights_only=True)
+
+
+# ---- export
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_official_to_ours_to_official_is_equal(tmp_path, options):
+    state = tiny_sit(**options)
+    found = imported(state, tmp_path, ONE)
+    lost = "heads 2, alpha_min 1.0" if found.net.config["wiring"] == "decayed" else "heads 2"
+    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == told(lost)
+    assert same(torch.load(tmp_path / "back.pt", weights_only=True), without_sigma(state))
+
+
+@pytest.mark.parametrize("options", [*VARIANTS.values(), dict(alpha_min=0.8)], ids=[*VARIANTS, "decay"])
+@pytest.mark.parametrize("suffix", ["pt", "pth"])
+def test_ours_to_official_to_ours_is_equal(tmp_path, options, suffix):
+    options = {"alpha_min": 0.7, **options}
+    ours, official, back = (tmp_path / name for name in ("ours.safetensors", f"bare.{suffix}", "back.safetensors"))
+    net = load(our_sit(tmp_path, **options)).net
+    assert f"alpha_min {options['alpha_min']}" in export(ours, official)
+    assert set(torch.load(official, weights_only=True)) == set(official_shapes(**SMALL | options))
+    classes = net.num_classes if net.num_classes else None
+    import_official(official, back, None, Hints(heads=2, alpha_min=options["alpha_min"], num_classes=classes))
+    again = load(back).net
+    assert same(again.state_dict(), without_sigma(net.state_dict()))
+    assert again.config == net.config | {"learn_sigma": False}
+
+
+def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
+    path = our_sit(tmp_path, null_label=False, wiring="decayed", alpha_min=0.6, branches="mlp")
+    path_spec = {"class_path": "uvit_decay.diffusion.path.GVP", "init_args": asdict(GVP())}
+    redescribe(path, path=path_spec, prediction="eps", latents=described(path)["latents"] | {"scale": 0.13})
+    lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, prediction eps, path GVP {}, scale 0.13"
+    assert export(path, tmp_path / "official.pt") == told(f"heads 2, {lost}")
+
+
+# ---- the command line
+
+
+def test_the_command_line_imports_and_exports(tmp_path, capsys):
+    official, ours, back = (str(tmp_path / name) for name in ("0000050.pt", "ours.safetensors", "back.pt"))
+    decayed = tiny_sit(wiring="decayed", learn_sigma=True)
+    torch.save(training(model=decayed), official)
+    hints = "--weights raw --heads 2 --num-classes 4 --alpha-min 0.8 --path gvp --prediction score --vae my/vae"
+    main(["import", official, ours, *hints.split()])
+    recognised, wrote = capsys.readouterr().out.splitlines()
+    assert recognised.startswith("recognised sit/2 (2 heads, ")
+    for part in ("score for latents 8x8x4, 4 classes without", "path gvp, alpha_min 0.8, decayed wiring, raw weights"):
+        assert part in recognised
+    assert recognised.endswith("of step 50")
+    assert wrote.startswith(f"wrote {ours} (")
+    found = load(Path(ours))
+    assert (found.weights, found.path, found.prediction, found.step) == ("raw", GVP(), "score", 50)
+    main(["export", ours, back])
+    assert "alpha_min 0.8" in capsys.readouterr().out.splitlines()[0]
+    assert same(torch.load(back, weights_only=True), without_sigma(decayed))
+
+
+def test_the_command_line_adds_long_skips(tmp_path, capsys):
+    command = ["import", str(saved(tiny_sit(), tmp_path / "official.pt")), str(tmp_path / "ours.safetensors")]
+    main([*command, "--heads", "2"])
+    plain = load(tmp_path / "ours.safetensors")
+    assert "wiring" not in capsys.readouterr().out
+    main([*command, "--heads", "2", "--wiring", "decayed"])
+    skipping = load(tmp_path / "ours.safetensors")
+    assert "alpha_min 1, decayed wiring" in capsys.readouterr().out
+    assert (plain.net.config["wiring"], skipping.net.config["wiring"]) == ("official", "decayed")
+    assert is_close(output(skipping, {}), output(plain, {}))

@@ -1,0 +1,145 @@
+"""SiT files that are not quite one, or whose decay nobody told: each is refused in one line."""
+
+from argparse import Namespace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import same
+from official_files import imported, our_sit, saved, tiny_sit
+from sit_reference import loaded
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.official import Hints
+from uvit_decay.errors import UserError
+
+PLAIN = Hints(heads=2)
+
+
+def changed(remove=(), options=None, **entries):
+    state = {name: value for name, value in tiny_sit(**options or {}).items() if name not in remove}
+    return state | {name.replace("__", "."): value for name, value in entries.items()}
+
+
+def without(prefix, **options):
+    return {name: value for name, value in tiny_sit(**options).items() if not name.startswith(prefix)}
+
+
+DECAYED = dict(wiring="decayed")
+HEAD = dict(final_layer__linear__weight=torch.zeros(24, 16), final_layer__linear__bias=torch.zeros(24))
+MISFITS = {
+    "missing": (changed(["t_embedder.mlp.2.bias"]), r"but lacks t_embedder\.mlp\.2\.bias"),
+    "no-positions": (changed(["pos_embed"]), "but lacks pos_embed"),
+    "no-patches": (changed(["x_embedder.proj.weight"]), r"but lacks x_embedder\.proj\.weight"),
+    "no-head": (changed(["final_layer.linear.weight"]), r"but lacks final_layer\.linear\.weight"),
+    "missing-block": (without("blocks.1."), r"but lacks blocks\.1\.attn"),
+    "no-blocks": (without("blocks."), r"but lacks blocks\.0\.mlp\.fc1\.weight"),
+    "half": (without("dec_blocks.", **DECAYED), r"but lacks dec_blocks\.0\.skip\.weight"),
+    "no-skip": (changed(["dec_blocks.1.skip.bias"], DECAYED), r"but lacks dec_blocks\.1\.skip\.bias"),
+    "both": (tiny_sit() | tiny_sit(**DECAYED), r"but has blocks\.0\..*, which no official SiT has"),
+    "unexpected": (changed(cap_embedder__bias=torch.zeros(2)), r"but has cap_embedder\.bias, which no official SiT"),
+    "shape": (changed(t_embedder__mlp__2__bias=torch.zeros(9)), r"its t_embedder\.mlp\.2\.bias has the shape \(9,\)"),
+    "rank": (changed(pos_embed=torch.zeros(16, 16)), r"its pos_embed has the shape \(16, 16\)"),
+    "nothing": (changed(x_embedder__proj__weight=torch.zeros(0, 4, 2, 2)), r"has the shape \(0, 4, 2, 2\)"),
+    "oblong": (changed(pos_embed=torch.zeros(1, 15, 16)), "15 positions for patches, which is no square picture"),
+    "head": (changed(**HEAD), "but the head has 24 rows, a patch of 2x2x4 needs 16 or 32"),
+    "bias": (changed(final_layer__linear__bias=torch.zeros(17)), r"its final_layer\.linear differ in rows"),
+    "value": (changed(pos_embed=[0.0]), "its pos_embed is a list, not a tensor"),
+    "wider-table": (changed(y_embedder__embedding_table__weight=torch.zeros(4, 17)), r"has the shape \(4, 17\)"),
+}
+
+
+@pytest.mark.parametrize(("state", "message"), MISFITS.values(), ids=MISFITS)
+def test_a_sit_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
+    with pytest.raises(UserError, match=f"official.pth .*{message}") as caught:
+        imported(state, tmp_path, Hints(heads=2, alpha_min=1.0))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ours.safetensors").exists()
+
+
+HINTS = [
+    (dict(), dict(heads=None), "width of 16 and a depth of 4, which is no published size: .* with --heads"),
+    (dict(), dict(heads=3), "dim 16 is not divisible by heads 3"),
+    (dict(), dict(alpha_min=0.0), r"alpha_min must lie in \(0, 1\]"),
+    (dict(), dict(num_classes=2), "has 4 rows .*--num-classes is 4 without .* or 3 with one"),
+    (dict(num_classes=0), dict(num_classes=3), "is unconditional, it has no classes: leave out --num-classes"),
+    (dict(channels=3), dict(vae="some/vae"), "makes pixels of 3 channels, not latents: leave out --vae"),
+    (dict(depth=3), dict(wiring="decayed"), "depth must be even"),
+    (DECAYED, dict(alpha_min=0.8, wiring="official"), "long skips, which the official wiring lacks: drop --wiring"),
+    (DECAYED, dict(), r"is a decayed SiT, whose weights do not tell alpha_min: give it with --alpha-min .*0\.8"),
+]
+
+
+@pytest.mark.parametrize(("options", "hints", "message"), HINTS)
+def test_a_hint_that_is_missing_or_does_not_fit_is_said(tmp_path, options, hints, message):
+    with pytest.raises(UserError, match=message) as caught:
+        imported(tiny_sit(**options), tmp_path, Hints(**{"heads": 2, **hints}))
+    assert "\n" not in str(caught.value)
+
+
+def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
+    for options in (dict(), DECAYED):
+        state = loaded(**options, alpha_min=0.7).state_dict()
+        with pytest.raises(UserError, match=r"alphas from 1 to 0\.7, not with alpha_min 1: give --alpha-min 0\.7"):
+            imported(state, tmp_path, PLAIN)
+        assert same(imported(state, tmp_path, Hints(heads=2, alpha_min=0.7)).net.state_dict(), state)
+    ordinary = loaded(wiring="decayed").state_dict()
+    assert same(imported(ordinary, tmp_path, PLAIN).net.state_dict(), ordinary), "its alphas tell that they are 1"
+
+
+# ---- training files
+
+
+class Code:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+@pytest.mark.parametrize("args", [Namespace(ckpt=Code()), SimpleNamespace(ckpt=None), Code()])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_arguments_of_another_class_or_with_code_are_refused(tmp_path, args, zipped):
+    path = tmp_path / "0000007.pt"
+    torch.save({"ema": tiny_sit(), "args": args}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(UserError, match="could run code: refused"):
+        import_official(path, tmp_path / "ours.safetensors", None, PLAIN)
+
+
+TRAINING = {
+    "no-ema": ({"model": tiny_sit()}, PLAIN, "has no entry 'ema', the ema weights: give --weights raw"),
+    "empty-ema": ({"model": tiny_sit(), "ema": {}}, PLAIN, "is no official U-ViT or SiT, it looks like an empty dict"),
+    "path": (
+        {"ema": tiny_sit(), "args": Namespace(path_type="Cosine")},
+        PLAIN,
+        "was trained with path_type Cosine, which is not known here: give --path",
+    ),
+    "decay": (
+        {"ema": tiny_sit(**DECAYED), "args": Namespace(min_sigma=0.8)},
+        Hints(heads=2, alpha_min=0.7),
+        r"was trained with min_sigma 0\.8, not with alpha_min 0\.7: leave out --alpha-min",
+    ),
+    "no-decay": ({"ema": tiny_sit(**DECAYED), "args": Namespace(min_sigma=None)}, PLAIN, "give it with --alpha-min"),
+}
+
+
+@pytest.mark.parametrize(("contents", "hints", "message"), TRAINING.values(), ids=TRAINING)
+def test_a_training_file_that_lacks_something_is_refused(tmp_path, contents, hints, message):
+    with pytest.raises(UserError, match=message) as caught:
+        imported(contents, tmp_path, hints)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_reader_of_ours_says_how_to_import(tmp_path):
+    for contents in (tiny_sit(), tiny_sit(**DECAYED), {"ema": tiny_sit(), "args": Namespace(path_type="Linear")}):
+        path = saved(contents, tmp_path / "official.pt")
+        for read in (load, lambda path: export(path, tmp_path / "ours.safetensors")):
+            with pytest.raises(UserError, match=r"by this project.* a SiT .* uvit_decay.checkpoint import"):
+                read(path)
+
+
+@pytest.mark.parametrize("schedule", ["constant", "constant-branch"])
+def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
+    path = our_sit(tmp_path, schedule=schedule)
+    with pytest.raises(UserError, match=f"schedule '{schedule}', whose weights .* no place for: export .safetensors"):
+        export(path, tmp_path / "back.pt")
+    assert not (tmp_path / "back.pt").exists()

@@ -1,0 +1,104 @@
+"""Classifier-free guidance as a wrapper, and who may use it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from small_source import CLASSES, NET, T, Y, images, network, noise, source
+
+from uvit_decay.diffusion.generate import Sampling
+from uvit_decay.diffusion.guidance import Guided
+from uvit_decay.errors import UserError
+
+
+def test_guidance_of_one_is_the_network_itself():
+    calls = []
+
+    def net(x, t, y):
+        calls.append(len(x))
+        return NET(x, t, y)
+
+    assert torch.equal(Guided(net, 1.0, CLASSES)(noise(), T, Y), NET(noise(), T, Y))
+    assert calls == [5]
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.3, 1.5, 4.0, 50.0])
+def test_guidance_is_the_formula(scale):
+    x = noise()
+    cond, uncond = NET(x, T, Y), NET(x, T, torch.full_like(Y, CLASSES))
+    wanted = uncond + scale * (cond - uncond)
+    guided = Guided(NET, scale, CLASSES)(x, T, Y)
+    assert torch.allclose(guided, wanted, atol=1e-5 * max(1, scale))
+    assert (cond - uncond).abs().max() > 0.05
+    assert torch.allclose(guided[3], uncond[3], atol=1e-5 * max(1, scale)), "the null label itself is not guided"
+
+
+def test_guidance_of_zero_forgets_the_labels():
+    none = images(Sampling(steps=4), labels=[CLASSES] * 10)
+    assert torch.allclose(images(Sampling(steps=4, guidance=0.0)), none, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "null_label", "reason"), [(0, False, "class-conditional"), (CLASSES, False, "null label")]
+)
+def test_guidance_without_its_means_is_a_user_error(num_classes, null_label, reason):
+    net = network(num_classes=num_classes, null_label=null_label)
+    of = source(net, num_classes=num_classes, null_label=null_label)
+    labels = [0] if num_classes else None
+    guided = Sampling(steps=2, guidance=1.5)
+    with pytest.raises(UserError, match=f"^guidance needs .*{reason}"):
+        of.check(guided)
+    with pytest.raises(UserError, match=f"^guidance needs .*{reason}"):
+        images(guided, [0], labels, of=of)
+    assert of.unguided(guided) == replace(guided, guidance=1.0)
+    of.check(of.unguided(guided))
+    assert images(of.unguided(guided), [0], labels, of=of).isfinite().all()
+
+
+def test_guidance_stays_where_the_network_can_use_it():
+    guided = Sampling(guidance=2.0)
+    source().check(guided)
+    assert source().unguided(guided) == guided
+
+
+def test_only_the_chosen_channels_are_guided():
+    x = noise()
+    cond, guided = NET(x, T, Y), Guided(NET, 3.0, CLASSES)(x, T, Y)
+    quirk = Guided(NET, 3.0, CLASSES, channels=1)(x, T, Y)
+    assert torch.equal(quirk[:, :1], guided[:, :1])
+    assert torch.allclose(quirk[:, 1:], cond[:, 1:], atol=1e-5)
+    assert (guided[:, 1:] - cond[:, 1:])[:3].abs().min() > 0
+
+
+def test_guidance_keeps_to_its_interval_and_asks_for_nothing_more():
+    calls = []
+
+    def net(x, t, y):
+        calls.append(len(x))
+        return NET(x, t, y)
+
+    guided = Guided(net, 3.0, CLASSES, interval=(0.1, 0.8))
+    out = guided(noise(), T, Y)  # 0.8, 0.5 and 0.1 are inside
+    assert calls == [8]
+    everywhere, nowhere = Guided(NET, 3.0, CLASSES)(noise(), T, Y), NET(noise(), T, Y)
+    assert torch.allclose(out[1:4], everywhere[1:4], atol=1e-5)
+    assert torch.allclose(out[[0, 4]], nowhere[[0, 4]], atol=1e-5)
+    calls.clear()
+    assert torch.allclose(guided(noise(), torch.full((5,), 0.9), Y), NET(noise(), torch.full((5,), 0.9), Y), atol=1e-5)
+    assert calls == [5]
+
+
+def test_the_interval_and_the_channels_reach_the_images():
+    calls = []
+
+    def net(x, t, y):
+        calls.append(len(x))
+        return NET(x, t, y)
+
+    sampling = Sampling("ddim", 4, 3.0, guidance_interval=(0.4, 0.8))  # of t = 1, .75, .5, .25
+    images(sampling, [0, 1], [0, 1], of=source(net))
+    assert calls == [2, 4, 4, 2]
+    some = replace(sampling, guidance_channels=1, guidance_interval=None)
+    assert not torch.allclose(images(some), images(replace(some, guidance_channels=None)), atol=1e-3)
+    with pytest.raises(UserError, match="^guidance_channels 3: this network has 2 channels"):
+        images(replace(some, guidance_channels=3))

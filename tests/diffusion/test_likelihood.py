@@ -1,0 +1,119 @@
+"""Log-likelihoods against Gaussians, whose density and velocity are known in closed form."""
+
+import math
+
+import pytest
+import torch
+
+from uvit_decay.diffusion.generate import Source
+from uvit_decay.diffusion.likelihood import bits_per_dim, log_likelihood, signs, standard_normal_log_density
+from uvit_decay.diffusion.path import GVP, VP, Linear, expand
+
+SHAPE = (1, 2, 2)
+MEAN, STD = 0.3, 0.5
+TURN = torch.linalg.qr(torch.randn(4, 4, generator=torch.Generator().manual_seed(0)))[0]
+CORRELATED = TURN @ torch.diag(torch.tensor([0.3, 0.5, 0.8, 1.2])) @ TURN.T  # square root of a covariance
+
+
+def velocity_of(path, root):
+    """The exact velocity where the data are N(MEAN, root root^T): per eigenvector of the covariance."""
+    variances, vectors = torch.linalg.eigh((root @ root.T).double())
+
+    def net(x_t, t, y):
+        alpha, sigma, alpha_slope, sigma_slope = (
+            f(t.double())[:, None] for f in (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope)
+        )
+        offset = (x_t.double().flatten(1) - alpha * MEAN) @ vectors
+        gain = (alpha * alpha_slope * variances + sigma * sigma_slope) / (alpha**2 * variances + sigma**2)
+        return (-(alpha_slope * MEAN + (gain * offset) @ vectors.T)).to(x_t).reshape(x_t.shape)
+
+    return net
+
+
+def source(path, root):
+    return Source(velocity_of(path, root), path, "velocity", SHAPE, 0, False, torch.device("cpu"), pixels=False)
+
+
+def images(count, root):
+    noise = torch.randn(count, 4, generator=torch.Generator().manual_seed(1))
+    return (MEAN + noise @ root.T).reshape(count, *SHAPE)
+
+
+def exact(x, root):
+    normal = torch.distributions.MultivariateNormal(torch.full((4,), MEAN), root @ root.T)
+    return normal.log_prob(x.flatten(1))
+
+
+SOLVERS = [("heun", 100, 2e-3), ("dopri5", 1, 0.02)]
+
+
+@pytest.mark.parametrize(("solver", "steps", "atol"), SOLVERS)
+@pytest.mark.parametrize("path", [Linear(), GVP(), VP()])
+def test_the_likelihood_of_a_round_gaussian_is_exact(path, solver, steps, atol):
+    """Its Jacobian is a multiple of one, for which any draw of signs gives the trace; VP ends a little off N(0, I)."""
+    root = STD * torch.eye(4)
+    x = images(5, root)
+    found = log_likelihood(source(path, root), x, None, range(5), solver=solver, steps=steps)
+    assert torch.allclose(found, exact(x, root), atol=atol + (0.02 if path == VP() else 0))
+
+
+def test_more_steps_of_heun_are_as_much_better_as_its_order_says():
+    root = STD * torch.eye(4)
+    x = images(5, root).double()
+    wanted = exact(x.float(), root)
+    errors = [
+        (log_likelihood(source(Linear(), root), x, None, range(5), steps=n) - wanted).abs().max().item()
+        for n in (10, 20, 40)
+    ]
+    assert errors[0] / errors[1] == pytest.approx(4, abs=1.2)
+    assert errors[1] / errors[2] == pytest.approx(4, abs=1.2)
+
+
+def test_draws_of_signs_are_right_on_average():
+    x = images(1, CORRELATED).repeat(400, 1, 1, 1)
+    found = log_likelihood(source(Linear(), CORRELATED), x, None, range(400), steps=50)
+    error = found.std().item() / math.sqrt(400)
+    assert error > 1e-3, "the trace is an estimate here"
+    assert found.mean().item() == pytest.approx(exact(x[:1], CORRELATED).item(), abs=4 * error)
+
+
+@pytest.mark.parametrize(("solver", "steps", "atol"), SOLVERS)
+def test_a_likelihood_depends_on_seed_and_index_but_not_on_its_batch(solver, steps, atol):
+    x, of = images(4, CORRELATED), source(Linear(), CORRELATED)
+    whole = log_likelihood(of, x, None, [3, 1, 4, 5], seed=2, solver=solver, steps=steps)
+    alone = log_likelihood(of, x[2:3], None, [4], seed=2, solver=solver, steps=steps)
+    assert torch.allclose(alone, whole[2:3], atol=1e-4)
+    assert torch.equal(log_likelihood(of, x, None, [3, 1, 4, 5], seed=2, solver=solver, steps=steps), whole)
+    assert not torch.allclose(log_likelihood(of, x, None, [3, 1, 4, 5], seed=3, solver=solver, steps=steps), whole)
+
+
+def test_labels_reach_the_network():
+    inner = velocity_of(Linear(), STD * torch.eye(4))
+
+    def net(x, t, y):
+        return inner(x, t, y) + 0.2 * expand(y.to(x), x)
+
+    of = Source(net, Linear(), "velocity", SHAPE, 3, True, torch.device("cpu"), pixels=False)
+    x = images(2, STD * torch.eye(4))
+    for solver in ("heun", "dopri5"):
+        one, other = (log_likelihood(of, x, labels, range(2), solver=solver) for labels in ([0, 1], [0, 2]))
+        assert one[0] == other[0]
+        assert one[1] != other[1]
+
+
+def test_signs_are_fair_and_keyed():
+    z = signs((3, 100, 100), 0, 0)
+    assert set(z.flatten().tolist()) == {-1.0, 1.0}
+    assert abs(z.mean().item()) < 0.02
+    assert torch.equal(z, signs((3, 100, 100), 0, 0))
+    assert not torch.equal(z, signs((3, 100, 100), 0, 1))
+    assert not torch.equal(z, signs((3, 100, 100), 1, 0))
+
+
+def test_bits_per_dim_of_known_densities():
+    x = torch.zeros(1, 3, 2, 2)
+    bits = bits_per_dim(standard_normal_log_density(x), 12)
+    assert bits.item() == pytest.approx(0.5 * math.log2(2 * math.pi))
+    uniform = torch.tensor([12 * math.log(0.5)])  # density 1/2 on [-1, 1], seen in 256 levels
+    assert bits_per_dim(uniform, 12).item() == pytest.approx(1.0)
+    assert bits_per_dim(uniform, 12, 2 / 256).item() == pytest.approx(8.0)

@@ -1,0 +1,108 @@
+"""Networks of noise, data, velocity and score: one network in four languages."""
+
+from typing import get_args
+
+import pytest
+import torch
+from sampler_cases import NAMES, PATHS, sound
+from small_source import NET, PATH, T, Y, few, images, noise, source
+
+from uvit_decay.diffusion.flow import Flow, sampling_interval
+from uvit_decay.diffusion.generate import Sampling, denoiser
+from uvit_decay.diffusion.loss import Prediction
+from uvit_decay.diffusion.path import GVP
+from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.randomness import generator
+
+SOFT = 0.02  # dopri5 only promises its rtol of 1e-3 a step, and rounding decides which steps it takes
+
+
+@pytest.mark.parametrize("prediction", get_args(Prediction))
+def test_clip_keeps_the_denoised_image_in_range_and_the_noise_agrees(prediction):
+    def net(x, t, y):
+        return 5 * NET(x, t, y)
+
+    x_t = 2 * noise()
+    free, _ = denoiser(net, PATH, prediction, Y, clip=False)(x_t, T)
+    x, eps = denoiser(net, PATH, prediction, Y, clip=True)(x_t, T)
+    assert free.abs().max() > 1.5
+    assert torch.equal(x, free.clamp(-1, 1))
+    assert torch.allclose(PATH.noised(x, eps, T), x_t, atol=1e-5)
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("prediction", ["eps", "x"])
+def test_the_denoiser_splits_its_input_into_data_and_noise(prediction, clip):
+    x, eps = denoiser(NET, PATH, prediction, Y, clip)(noise(), T)
+    assert torch.allclose(PATH.noised(x, eps, T), noise(), atol=1e-5)
+    if not clip:
+        assert torch.equal({"x": x, "eps": eps}[prediction], NET(noise(), T, Y))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_clip_keeps_the_samples_of_a_wild_network_in_range(name):
+    def wild(x, t, y):
+        return 10 * NET(x, t, y)
+
+    chosen = range(few(name, 10))
+    clipped, free = (
+        images(Sampling(name, steps=10, clip=clip), chosen, of=source(wild)).abs().max() for clip in (True, False)
+    )
+    if name in ("dpm++", "ddim", "ddpm"):  # their last step lands on a denoised image
+        assert clipped <= 1 + 1e-5
+    assert clipped < free / 3
+
+
+def translated(path, told, wanted):
+    """NET, which predicts `told`, as a network that predicts `wanted`."""
+
+    def net(x_t, t, y):
+        x, eps = denoiser(NET, path, told, y, clip=False)(x_t, t)
+        return {"x": x, "eps": eps, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[wanted]
+
+    return net
+
+
+@pytest.mark.parametrize("clip", [True, False])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("told", ["eps", "x"])
+@pytest.mark.parametrize("name", NAMES)
+def test_all_predictions_make_the_same_images(name, told, path, clip):
+    """From networks of data, noise, velocity and score that are one network, over times at which all have a value."""
+    if not sound(name, path) or (name == "dopri5" and (told, path, clip) != ("x", GVP(), False)):
+        return  # dopri5 takes its time
+    count = 1 if name == "dopri5" else 2
+    x, y = noise(count), Y[:count]
+
+    def image(prediction):
+        denoise = denoiser(translated(path, told, prediction), path, prediction, y, clip)
+        flow = Flow(denoise, path, *sampling_interval(path, "eps", clip))
+        generators = [generator("test", i) for i in range(count)]
+        return list(SAMPLERS[name].run(flow, x, 4, generators))[-1][1]
+
+    wanted = image(told)
+    atol = SOFT if name == "dopri5" else 1e-4
+    for prediction in get_args(Prediction):
+        assert torch.allclose(image(prediction), wanted, atol=atol * max(1, wanted.abs().max().item())), prediction
+
+
+@pytest.mark.parametrize("prediction", get_args(Prediction))
+@pytest.mark.parametrize("path", PATHS)
+def test_every_prediction_makes_images_with_every_sampler(prediction, path):
+    """At the times that belong to it, of which none may be at an end where it has no value."""
+    of = source(prediction=prediction, path=path)
+    for name in NAMES:
+        if sound(name, path):
+            for clip in (True, False):
+                made = images(Sampling(name, 3, clip=clip), [0], [1], of=of)
+                assert made.isfinite().all(), (name, clip)
+
+
+def test_a_bfloat16_network_is_sampled_in_float32():
+    def net(x, t, y):
+        return NET(x, t, y).bfloat16()
+
+    made = images(Sampling(steps=5), of=source(net))
+    assert made.dtype == torch.float32
+    assert (made - images(Sampling(steps=5))).abs().mean() < 0.02
+    assert not torch.equal(made, made.bfloat16().float())

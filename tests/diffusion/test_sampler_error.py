@@ -1,0 +1,68 @@
+"""Acceptance: every sampler on every path makes a known mixture, and errs as little as its order says."""
+
+import importlib.util
+from functools import cache
+
+import pytest
+from conftest import ROOT
+
+from uvit_decay.diffusion.path import SDDiscrete
+from uvit_decay.diffusion.sampler import SAMPLERS
+
+spec = importlib.util.spec_from_file_location("sampler_error", ROOT / "benchmarks" / "sampler_error.py")
+benchmark = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(benchmark)
+
+SOUND = [(name, path) for name in SAMPLERS for path in benchmark.PATHS if benchmark.sound(name, path)]
+FLOOR = 0.016  # of 4096 exact points
+DEFAULT = {"heun", "dopri5", "sit-ode", "sit-sde", "sit-sde-heun"}  # good enough at their default steps; others at 200
+LAST_STEP = 0.04  # bias of SiT's last step of 0.04, worst on VP, whose noise at that time is the widest
+ORDERS = {"euler": (1, 0.12), "ddim": (1, 0.15), "heun": (2, 0.2), "sit-ode": (2, 0.2), "dpm++": (2, 0.7)}
+
+
+@cache
+def start(path, size):
+    return benchmark.noise(path, size)
+
+
+@cache
+def reference(path, size):
+    return benchmark.final("sit-ode", path, start(path, size), 500)
+
+
+@pytest.mark.parametrize(("name", "path"), SOUND)
+def test_samples_are_as_far_from_the_truth_as_exact_ones_are(name, path):
+    steps = SAMPLERS[name].steps if name in DEFAULT else 200
+    sample = benchmark.final(name, path, start(path, 32), steps)
+    off = benchmark.sliced_wasserstein(sample, benchmark.exact(32, seed=3))
+    assert off < FLOOR + (LAST_STEP if SAMPLERS[name].sde and name.startswith("sit") else 0.012)
+
+
+def test_the_distance_sees_what_is_wrong():
+    truth, other = benchmark.exact(32, seed=3), benchmark.exact(32, seed=4)
+    assert benchmark.sliced_wasserstein(other, truth) < FLOOR
+    assert benchmark.sliced_wasserstein(other + 0.05, truth) > 0.03
+    assert benchmark.sliced_wasserstein(other.roll(1, 1), truth) > 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    # The drift of SD's schedule jumps at every level, where only Euler's order is to be had.
+    [(name, path) for name, path in SOUND if name in ORDERS and (path != SDDiscrete() or name == "euler")],
+)
+def test_the_error_falls_with_the_steps_as_the_order_says(name, path):
+    wanted, within = ORDERS[name]
+    found = benchmark.errors(name, path, start(path, 12), reference(path, 12))
+    assert benchmark.order(found) == pytest.approx(wanted, abs=within), found
+    assert found[-1] < 0.02
+
+
+@pytest.mark.parametrize("path", benchmark.PATHS)
+def test_dopri5_is_within_its_tolerance(path):
+    sample = benchmark.final("dopri5", path, start(path, 12), 1)
+    assert benchmark.distance(sample, reference(path, 12)) < 2e-3
+
+
+def test_every_deterministic_sampler_has_an_order():
+    rest = {name for name, sampler in SAMPLERS.items() if not sampler.stochastic} - set(ORDERS)
+    assert rest == {"dopri5", "uvit-dpm"}, "the first is adaptive, the second is dpm++"

@@ -1,0 +1,234 @@
+"""SiT's samplers: grids, diffusion forms and last steps, in the numbers of its code and in closed forms."""
+
+import itertools
+import math
+from typing import get_args
+
+import pytest
+import torch
+
+from uvit_decay.diffusion.flow import Flow, normal_like, sampling_interval
+from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
+from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
+from uvit_decay.errors import UserError
+from uvit_decay.randomness import generator
+
+MEAN, STD = 0.3, 0.5
+PATHS = [VP(), Linear(), GVP()]
+FINITE = [(path, form) for path in PATHS for form in FORMS if form != "sbdm" or path == VP()]
+
+
+def streams(count):
+    return [generator("sde", i) for i in range(count)]
+
+
+def start(*shape, dtype=torch.float32):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def flow(path, low=1e-3, high=1.0, times=None):
+    """Of pixels from N(MEAN, STD^2): E[x | x_t], and the noise that belongs to it, also at t = 0."""
+
+    def denoise(x_t, t):
+        if times is not None:
+            times.append(t[0].item())
+        alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
+        variance = alpha**2 * STD**2 + sigma**2
+        offset = x_t - alpha * MEAN
+        return MEAN + alpha * STD**2 / variance * offset, sigma / variance * offset
+
+    return Flow(denoise, path, low, high)
+
+
+def run(sde, of, x, steps):
+    return list(sde.run(of, x, steps, streams(len(x))))
+
+
+def test_forms_are_those_of_sit():
+    t = torch.tensor([0.2, 0.7], dtype=torch.float64)
+    for i, tau in enumerate((1 - t).tolist()):
+        w_t = (1 - tau) ** 2 / tau + (1 - tau)
+        wanted = {
+            "constant": 1.5,
+            "sbdm": 1.5 * w_t,
+            "sigma": 1.5 * (1 - tau),
+            "linear": 1.5 * (1 - tau),
+            "decreasing": 0.25 * (1.5 * math.cos(math.pi * tau) + 1) ** 2,
+            "increasing-decreasing": 1.5 * math.sin(math.pi * tau) ** 2,
+        }
+        found = {name: form(Linear(), t, 1.5)[i].item() for name, form in FORMS.items()}
+        assert found == pytest.approx(wanted)
+    assert FORMS["sigma"](GVP(), t, 2.0)[0].item() == pytest.approx(2 * math.sin(0.1 * math.pi))
+    assert set(FORMS) == set(get_args(Form))
+
+
+@pytest.mark.parametrize(("path", "form"), FINITE)
+@pytest.mark.parametrize("heun", [False, True])
+def test_every_form_keeps_the_marginals(path, form, heun):
+    """Small steps to a last one of 0.001: mean and deviation of the data, within the noise of 16384 values."""
+    sde = SDE(form, last_time=1e-3, heun=heun)
+    sample = run(sde, flow(path), start(4, 1, 64, 64), 400)[-1][1]
+    assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
+    assert sample.std().item() == pytest.approx(STD, abs=0.015)
+
+
+@pytest.mark.parametrize("last_step", get_args(LastStep))
+def test_every_last_step_ends_near_the_data(last_step):
+    sample = run(SDE(last_step=last_step), flow(Linear()), start(4, 1, 64, 64), 250)[-1][1]
+    assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
+    assert sample.std().item() == pytest.approx(STD, abs=0.015)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_last_steps_are_those_of_sit(path):
+    x = start(2, 1, 3, 3, dtype=torch.float64)
+    h, (data, eps) = 0.04, flow(path).split(x, 0.04)
+    t = torch.tensor([h, h], dtype=torch.float64)
+    v, score = path.velocity(data, eps, t), path.score(eps, t)
+    alpha, sigma = expand(path.alpha(t), x), expand(path.sigma(t), x)
+    wanted = {
+        "mean": x + (v + 1.5 * sigma * score) * h,
+        "tweedie": x / alpha + sigma**2 / alpha * score,
+        "euler": x + v * h,
+    }
+    for rule, result in wanted.items():
+        found = SDE(norm=1.5, last_step=rule)._last(flow(path), x, h)
+        assert torch.allclose(found, result, rtol=1e-9), rule
+
+
+def test_the_grid_of_the_sde_is_that_of_sit():
+    times = []
+    trajectory = run(SDE(), flow(Linear(), 0.0, times=times), start(2, 1, 2, 2, dtype=torch.float64), 250)
+    assert times == pytest.approx((1 - torch.linspace(0, 0.96, 250, dtype=torch.float64)).tolist())
+    assert [t for t, _ in trajectory] == pytest.approx([*times[1:], 0.0])
+    assert len(times) == 250, "one evaluation gives drift and score"
+    times.clear()
+    run(SDE(), flow(Linear(), 1e-3, 0.999, times), start(2, 1, 2, 2), 250)
+    assert (times[0], times[-1]) == pytest.approx((0.999, 0.04))
+    times.clear()
+    states = run(SDE(last_step="none"), flow(Linear(), 1e-3, times=times), start(2, 1, 2, 2), 10)
+    assert len(times) == len(states) == 10
+    assert min(times) == pytest.approx((1 - 1e-3) / 10 + 1e-3)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_one_step_of_each_method_is_its_formula(path):
+    x, now, after = start(3, 1, 2, 2, dtype=torch.float64), 0.6, 0.5
+    of, h = flow(path), now - after
+    z = normal_like(x, streams(3))
+
+    def w(time):
+        return path.sigma(torch.tensor([time], dtype=torch.float64)).item()
+
+    def drift(state, time):
+        t = torch.full((3,), time, dtype=torch.float64)
+        data, eps = of.denoise(state, t)
+        return path.velocity(data, eps, t) + w(time) * path.score(eps, t)
+
+    noise = math.sqrt(2 * w(now) * h) * z
+    euler = SDE()._euler(of, x, now, after, streams(3))
+    assert torch.allclose(euler, x + h * drift(x, now) + noise)
+    noisy = x + noise
+    first = drift(noisy, now)
+    heun = SDE(heun=True)._heun(of, x, now, after, streams(3))
+    assert torch.allclose(heun, noisy + h * (first + drift(noisy + h * first, after)) / 2)
+
+
+@pytest.mark.parametrize("path", [VP(), SDDiscrete()])
+def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
+    """dx = (f x - g^2 score) dt + g dW on linspace(1, 1e-3, steps), 0, with no noise on the last interval."""
+    of, steps = flow(path), 20
+    x = wanted = start(3, 1, 4, 4)
+    generators = streams(3)
+    times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
+    for now, after in itertools.pairwise(times):
+        t = torch.full((3,), now)
+        _, eps = of.denoise(wanted, t)
+        g2 = expand(path.diffusion2(t), x)
+        wanted = wanted + (expand(path.drift(t), x) * wanted - g2 * path.score(eps, t)) * (after - now)
+        if after:
+            wanted = wanted + (g2 * (now - after)).sqrt() * normal_like(x, generators)
+    found = list(SAMPLERS["euler-maruyama"].run(of, x, steps, streams(3)))[-1][1]
+    assert torch.allclose(found, wanted, atol=1e-5 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("path", [Linear(), GVP()])
+def test_a_diffusion_that_is_infinite_is_a_user_error(path):
+    for sampler in ("euler-maruyama", "uvit-em"):
+        with pytest.raises(UserError, match=r"^the diffusion g\^2 / 2 \(sbdm\) is infinite at t = 1 on the path"):
+            SAMPLERS[sampler].check(path)
+    for name, sampler in SAMPLERS.items():
+        sampler.check(VP())
+        assert name in ("euler-maruyama", "uvit-em") or sampler.check(path) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [(dict(norm=0.0), "the norm of the"), (dict(last_time=1.0), "last_time must lie")]
+)
+def test_an_sde_out_of_range_is_a_user_error(options, reason):
+    with pytest.raises(UserError, match=f"^{reason}"):
+        SDE(**options)
+
+
+@pytest.mark.parametrize("path", [Linear(), GVP()])
+def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
+    times = []
+    x = start(2, 1, 3, 3, dtype=torch.float64)
+    found = list(SAMPLERS["sit-ode"].run(flow(path, 0.0, times=times), x, 125, []))[-1][1]
+    assert len(times) == 250 == SAMPLERS["sit-ode"].evaluations(SAMPLERS["sit-ode"].steps)
+    assert times[::2] == pytest.approx([1 - i / 125 for i in range(125)])
+    assert times[1::2] == pytest.approx([1 - i / 125 for i in range(1, 126)])
+    assert torch.allclose(found, MEAN + STD * x, atol=2e-4)
+
+
+@pytest.mark.parametrize(("low", "path"), [(0.0, Linear()), (0.0, GVP()), (1e-3, Linear()), (1e-3, VP())])
+def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
+    times = []
+    x = start(3, 1, 3, 3)
+    states = list(SAMPLERS["dopri5"].run(flow(path, low, 0.999, times), x, 4, []))
+    assert len(states) == 4
+    assert min(times) >= low * (1 - 1e-6)
+    assert max(times) <= 0.9991
+    scale = torch.tensor([0.999])
+    std = (path.alpha(scale).square() * STD**2 + path.sigma(scale).square()).sqrt()
+    wanted = MEAN + STD / std * (x - path.alpha(scale) * MEAN)
+    assert torch.allclose(states[-1][1], wanted, atol=0.03)  # of rtol 1e-3, over many steps
+
+
+@pytest.mark.parametrize(
+    ("path", "prediction", "clip", "interval"),
+    [
+        *((path, "velocity", False, (0.0, 1.0)) for path in (Linear(), GVP())),
+        *((path, "velocity", True, (1e-3, 1.0)) for path in (Linear(), GVP())),
+        *((path, p, False, (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p in ("eps", "score")),
+        *((VP(), p, False, (1e-3, 1.0)) for p in ("eps", "x", "score", "velocity")),
+    ],
+)
+def test_networks_are_asked_where_sit_asks_them(path, prediction, clip, interval):
+    assert sampling_interval(path, prediction, clip) == interval
+
+
+def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
+    """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
+    from diffusers import DPMSolverMultistepScheduler
+
+    x, times = start(3, 1, 4, 4), []
+    of = flow(Linear(), times=times)
+    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
+    scheduler.set_timesteps(100)
+    wanted = x
+    for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
+        data, eps = of.denoise(wanted, torch.full((3,), sigma))
+        wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
+    times.clear()
+    found = list(SAMPLERS["dpm++"].run(of, x, 100, []))[-1][1]
+    assert torch.allclose(found, wanted, atol=5e-3)
+    assert torch.allclose(found, MEAN + STD * x, atol=2e-2)
+
+
+def test_noise_rows_come_from_their_own_generators():
+    x = torch.zeros(3, 1, 2, 2)
+    rows = normal_like(x, streams(3))
+    assert torch.equal(rows[1:2], normal_like(x[:1], [generator("sde", 1)]))
+    assert len(rows.flatten(1).unique(dim=0)) == 3

@@ -1,0 +1,132 @@
+"""Official SiT files (Ma et al., ECCV 2024; github.com/willisma/SiT) and those of the decay's authors.
+
+A released file is a bare state_dict; training leaves a dict of `model`, `ema`, `opt` and `args`. Names are those of
+`SiT`, but for the buffer `alphas`. The authors' files have encoder and decoder blocks and do not tell alpha_min, but in
+the arguments of a training run. A head with learn_sigma becomes a plain one, which is the same function. DiT has these
+very names too, other times and another prediction: nothing in a file tells the two apart.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uvit_decay.checkpoint.files import Weights
+from uvit_decay.checkpoint.foreign import Bare, Hints, Official
+from uvit_decay.checkpoint.kinds import SIT, looks_like
+from uvit_decay.diffusion.generate import Sampling
+from uvit_decay.errors import UserError
+from uvit_decay.nn.sit import SiT
+from uvit_decay.nn.sit_layout import to_decayed_wiring, without_sigma
+from uvit_decay.nn.zoo import SIT_SIZES
+
+ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # of a training file
+ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # of a training run: the hint that they are, and its values
+    "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
+    "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
+}
+DECAY = "min_sigma"  # the authors' argument for alpha_min
+SAMPLING = Sampling("sit-sde", 250)  # of the paper's comparison at 400,000 steps
+
+
+def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[Any, Hints, int]:
+    """One state_dict of a training file, with the hints that its arguments add, and its step; others as they are.
+
+    Raises:
+        UserError: it lacks these weights, or says what is not known here, or another alpha_min than the caller.
+    """
+    if not isinstance(contents, Mapping) or SIT not in {looks_like(contents.get(name)) for name in ENTRIES.values()}:
+        return contents, hints, 0
+    name = ENTRIES[weights]
+    if name not in contents:
+        other = next(kind for kind in ENTRIES if kind != weights)
+        raise UserError(f"{where} has no entry {name!r}, the {weights} weights: give --weights {other}")
+    step = int(where.stem) if where.stem.isdecimal() else 0
+    return contents[name], _with_arguments(hints, contents.get("args"), where), step
+
+
+def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
+    """`hints`, and where they are silent what the arguments of the training run say."""
+    said = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
+    found: dict[str, Any] = {}
+    for name, (hint, values) in ARGUMENTS.items():
+        if name not in said or getattr(hints, hint) is not None:
+            continue
+        value = str(said[name])
+        if value not in values:
+            raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{hint}")
+        found[hint] = values[value]
+    if isinstance(said.get(DECAY), int | float):
+        found["alpha_min"] = float(said[DECAY])
+        if hints.alpha_min not in (None, found["alpha_min"]):
+            raise UserError(
+                f"{where} was trained with {DECAY} {said[DECAY]}, not with alpha_min {hints.alpha_min:g}: "
+                "leave out --alpha-min"
+            )
+    return replace(hints, **found)
+
+
+def recognise(bare: Bare, hints: Hints) -> Official:
+    """The network of a file that looks like a SiT's.
+
+    Raises:
+        UserError: names or shapes that are not a SiT's, no alpha_min for a decayed one, or hints that do not fit.
+    """
+    config = _sizes(bare)
+    size, heads = bare.size(config, hints.heads, SIT_SIZES)
+    num_classes, null_label = bare.labels("y_embedder.embedding_table.weight", hints.num_classes)
+    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=_alpha_min(bare, config, hints))
+    latents = bare.latents(config["channels"], hints.vae)
+    net = _built(**config, heads=heads, **rest)
+    state = _plain(bare).fitting(net)
+    if hints.wiring not in (None, config["wiring"]):
+        if config["wiring"] == "decayed":
+            raise UserError(f"{bare.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
+        net, state = _built(**net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
+    return Official(net, state, size, hints.path or "linear", hints.prediction or "velocity", SAMPLING, latents)
+
+
+def _built(**config: Any) -> SiT:
+    with torch.device("meta"):  # names and shapes only
+        return SiT(**config)
+
+
+def _sizes(bare: Bare) -> dict[str, Any]:
+    """The arguments of `SiT` that names and shapes tell."""
+    picture = bare.picture("x_embedder.proj", extras=0)
+    decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in bare.state)
+    first = "enc_blocks" if decayed else "blocks"
+    config = picture | {
+        "depth": 2 * bare.blocks("enc_blocks", "dec_blocks") if decayed else bare.blocks("blocks"),
+        "mlp_ratio": bare.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / picture["dim"],
+        "wiring": "decayed" if decayed else "official",
+    }
+    if decayed and bare.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * picture["dim"]:
+        config["skip"] = "concat"
+    return config
+
+
+def _alpha_min(bare: Bare, config: dict[str, Any], hints: Hints) -> float:
+    """That of the caller; 1 for an official network, but for a decayed one nothing is taken for granted."""
+    if hints.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in bare.state:
+        raise UserError(
+            f"{bare.where} is a decayed SiT, whose weights do not tell alpha_min: give it with --alpha-min "
+            "(its authors' default is 0.8)"
+        )
+    return 1.0 if hints.alpha_min is None else hints.alpha_min
+
+
+def _plain(bare: Bare) -> Bare:
+    """The same function without learn_sigma."""
+    rows, _ = bare.shape("final_layer.linear.weight", 2)
+    if bare.shape("final_layer.linear.bias", 1) != (rows,):
+        raise bare.misfit("the weight and the bias of its final_layer.linear differ in rows")
+    try:
+        return replace(bare, state=without_sigma(bare.state))
+    except UserError as error:
+        raise bare.misfit(str(error)) from error

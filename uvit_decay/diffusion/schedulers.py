@@ -1,0 +1,68 @@
+"""Samplers that are schedulers of diffusers.
+
+These know variance-preserving paths on a grid of GRID levels. Every path is one of them after its states are divided by
+sqrt(alpha_t^2 + sigma_t^2), which changes neither x nor the signal-to-noise ratio, and so neither the DPM-Solver++ step
+nor the posterior of DDPM.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay.diffusion.flow import Flow, Generators, Trajectory
+from uvit_decay.diffusion.path import Path
+
+GRID = 1000  # steps of the discrete grid on which diffusers' schedulers see a continuous path
+FAINTEST = 2.0**-24  # alpha^2 of the last level where alpha_1 = 0, as in diffusers' own zero-SNR schedules
+
+
+def _powers(path: Path) -> tuple[Tensor, Tensor]:
+    """(alpha_t^2, alpha_t^2 + sigma_t^2) at t = 0, 1/GRID, ..., 1 in float64."""
+    t = torch.arange(GRID + 1, dtype=torch.float64, device="cpu") / GRID
+    alpha2 = path.alpha(t).square()
+    return alpha2, alpha2 + path.sigma(t).square()
+
+
+def _trained_betas(path: Path) -> list[float]:
+    """Discrete betas whose cumulative product is that share of the signal, alpha^2 / (alpha^2 + sigma^2), exactly."""
+    alpha2, power = _powers(path)
+    signal = (alpha2 / power).clamp(min=FAINTEST)
+    return (1 - signal[1:] / signal[:-1]).tolist()
+
+
+def _timesteps(steps: int) -> list[int]:
+    """`steps` distinct timesteps of the grid, equally spaced from t = 1: timestep n stands for t = (n + 1) / GRID."""
+    return [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
+
+
+def _with_scheduler(scheduler: Any, flow: Flow, x: Tensor, steps: int, **step_options: Any) -> Trajectory:
+    """Run one of diffusers' schedulers, which is given the denoised image, over `_timesteps`."""
+    timesteps = _timesteps(steps)
+    scheduler.set_timesteps(timesteps=timesteps, device=x.device)
+    scales = [math.sqrt(power) for power in _powers(flow.path)[1].tolist()]
+    for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):
+        denoised, _ = flow.split(x, min((now + 1) / GRID, flow.high))
+        preserved = scheduler.step(denoised, now, x / scales[now + 1], **step_options).prev_sample
+        x = preserved * scales[after + 1]
+        yield (after + 1) / GRID, x
+
+
+def dpm_solver(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
+    """DPM-Solver++(2M) of Lu et al. (2022), diffusers' DPMSolverMultistepScheduler; the last step is of first order."""
+    from diffusers import DPMSolverMultistepScheduler
+
+    scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=_trained_betas(flow.path), prediction_type="sample")
+    yield from _with_scheduler(scheduler, flow, x, steps)
+
+
+def ddpm(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
+    """Ancestral sampling of Ho et al. (2020) with the posterior variance, diffusers' DDPMScheduler."""
+    from diffusers import DDPMScheduler
+
+    betas = _trained_betas(flow.path)
+    scheduler = DDPMScheduler(GRID, trained_betas=betas, prediction_type="sample", clip_sample=False)
+    yield from _with_scheduler(scheduler, flow, x, steps, generator=generators)
