@@ -280,8 +280,8 @@ def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, 
 
 def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, capsys):
     flags = ["--ckpt", trained, "--num", "3", "--sampler", "euler", "--steps", "6"]
-    for out, more in (("no", []), ("some", ["--guidance-interval", "0.3,0.7"]), ("all", ["--guidance-interval", "0,1"])):
-        guided = ["--guidance", "1" if out == "no" else "3", *more]
+    for out, scale, interval in (("no", "1", "0,1"), ("some", "3", "0.3,0.7"), ("all", "3", "0,1")):
+        guided = ["--guidance", scale, "--guidance-interval", interval]
         sample(monkeypatch, tmp_path, *flags, *guided, "--out", f"{out}.npz")
     no, some, every = (pixels(tmp_path / f"{name}.npz") for name in ("no", "some", "all"))
     assert not np.array_equal(no, some)

@@ -19,6 +19,7 @@ from uvit_decay.data import ImageData
 from uvit_decay.errors import UserError
 from uvit_decay.tasks import Task
 
+SHARDED = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -86,6 +87,11 @@ class CLI(LightningCLI):
         config = self.config[self.config.subcommand]
         if config.seed_everything < 0:
             raise UserError(f"--seed_everything takes a number from 0, got {config.seed_everything}")
+        strategy = config.trainer.strategy
+        if any(word in str(strategy).lower() for word in SHARDED):
+            raise UserError(
+                f"--trainer.strategy {strategy}: averages and checkpoints are of whole networks, not of shards: use ddp"
+            )
         if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
             raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
 
