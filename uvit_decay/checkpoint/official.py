@@ -21,6 +21,8 @@ from uvit_decay.nn.uvit import UViT
 
 
 class Family(NamedTuple):
+    """A family of networks: what messages call it, its class, and how its files are recognised."""
+
     name: str
     net: type[nn.Module]
     recognise: Callable[[Bare, Hints], Official]
