@@ -33,7 +33,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--guidance-channels", type=int, help="guide the first so many channels only; default: all")
     parser.add_argument(
         "--sampler",
-        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde",
+        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde(-heun)",
     )
     parser.add_argument("--steps", type=int, help="steps of the sampler; default: its own, or the checkpoint's")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
 from uvit_decay.data.steps import ImageSet, subset
-from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.diffusion.generate import Counted, Sampling, generate
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_uint8
 from uvit_decay.metrics.features import Extractor, Inception, SmallClassifier
@@ -85,9 +85,11 @@ class GenerationMetrics(Periodic):
         score = InceptionScore().to(_metric_device(task.device))
         mine = self.my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
         labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
-        right = 0
+        right, source = 0, task.source()
+        counted = Counted(source.net)
         with averaged(trainer, task) as weights:
-            for k, batch in enumerate(generate(task.source(), sampling, mine, labels, self.seed, self.batch_size)):
+            batches = generate(replace(source, net=counted), sampling, mine, labels, self.seed, self.batch_size)
+            for k, batch in enumerate(batches):
                 found = self.extractor(to_uint8(batch))
                 distance.update(found.features.to(distance.device), real=False)
                 score.update(found.logits.to(score.device))
@@ -97,8 +99,9 @@ class GenerationMetrics(Periodic):
         values = {"frechet_distance": distance.compute(), "inception_score": score.compute()[0]}
         if labels is not None and self.extractor.knows_labels:
             values["label_consistency"] = sum(gather_objects(trainer, right)) / self.num
+        calls = sum(gather_objects(trainer, counted.evaluations)) / self.num
         if trainer.is_global_zero:
-            self._save(trainer, values, weights, sampling, int(distance.real_n))
+            self._save(trainer, values, weights, sampling, int(distance.real_n), calls)
 
     def _with_reference(self, trainer: Trainer, task: DiffusionTask) -> FrechetDistance:
         """A distance that knows the training set, each rank its part; the features are extracted once."""
@@ -114,7 +117,13 @@ class GenerationMetrics(Periodic):
         return copy.deepcopy(self._real)
 
     def _save(
-        self, trainer: Trainer, values: dict[str, float], weights: str, sampling: Sampling, reference: int
+        self,
+        trainer: Trainer,
+        values: dict[str, float],
+        weights: str,
+        sampling: Sampling,
+        reference: int,
+        calls: float,
     ) -> None:
         entry: dict[str, Any] = {
             "step": trainer.global_step,
@@ -124,7 +133,9 @@ class GenerationMetrics(Periodic):
             "extractor": self.extractor.name,
             "weights": weights,
             **asdict(sampling),
+            "steps": sampling.step_count,
             "evaluations": sampling.evaluations,
+            "network_calls": calls,  # for each image, both halves of guidance
             "seed": self.seed,
         }
         path = self.folder / "generation.json"

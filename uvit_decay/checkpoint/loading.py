@@ -58,7 +58,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     except RuntimeError as error:
         raise UserError(f"{path}: the weights do not fit the network that it describes: {one_line(error)}") from error
     try:
-        sampling = Sampling(**description["sampling"])
+        sampling = Sampling.restored(description["sampling"])
         latents = LatentSpace(**description["latents"]) if description.get("latents") else None
     except TypeError as error:
         raise UserError(f"{path} was written by another version of this project: {one_line(error)}") from error
