@@ -35,7 +35,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
         "--sampler",
         help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde(-heun)",
     )
-    parser.add_argument("--steps", type=int, help="steps of the sampler; default: its own, or the checkpoint's")
+    parser.add_argument("--steps", type=int, help="steps; default: the checkpoint's, or another sampler's own")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--batch-size", type=int, default=64, help="images at a time; changes no image; default: 64")
     parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
@@ -65,11 +65,11 @@ def choose_classes(words: str | None, num_classes: int) -> list[int]:
     return classes
 
 
-def chosen_sampling(options: argparse.Namespace) -> dict[str, Any]:
+def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, Any]:
     """What the options change of the sampling that a checkpoint recommends."""
     names = ("sampler", "steps", "guidance", "guidance_channels")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.sampler is not None:  # another sampler has its own number of steps, and its own SDE if any
+    if options.sampler not in (None, recommended):  # another one has its own number of steps, and its own SDE if any
         given = {"steps": None, "sde": None, **given}
     if options.guidance_interval is not None:
         try:
@@ -118,7 +118,7 @@ def main(args: Sequence[str]) -> None:
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
     processes = PartialState(cpu=not torch.cuda.is_available())
     source = found.source(pick_device(options.device, processes.local_process_index))
-    sampling = replace(source.unguided(found.sampling), **chosen_sampling(options))
+    sampling = replace(source.unguided(found.sampling), **chosen_sampling(options, found.sampling.sampler))
     source.check(sampling)
     if options.vae is not None and not found.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")

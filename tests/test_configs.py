@@ -198,6 +198,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--trainer.precision", "bf16-true"], "train in 32-true or bf16-mixed"),
         (["fit", "--model.net.heads", "0"], "must be positive"),
         (["fit", "--trainer.strategy", "fsdp"], "not of shards: use ddp"),
+        (["fit", "--config", str(ROOT / "configs/digits_sit.yaml"), "--model.sampling.sampler", "uvit-em"], "infinite"),
         (["fit", "--model.weighting", "velocity", "--model.prediction", "velocity"], "weighting"),
         (["fit", "--config", str(ROOT / "configs/digits_sit.yaml"), "--model.net.depth", "3"], "depth must be even"),
         (["fit", "--model.optim.betas", "[2, 3]"], "betas lie in [0, 1)"),

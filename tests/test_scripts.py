@@ -240,6 +240,12 @@ def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp
     assert "this checkpoint makes pixels" in capsys.readouterr().err
 
 
+def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, tmp_path, monkeypatch, capsys):
+    for flags, wanted in ((["dpm++"], "dpm++4_w2"), (["dpm++", "--steps", "3"], "dpm++3_w2"), (["ddim"], "ddim25_w2")):
+        sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "1", "--sampler", *flags)
+        assert wanted in capsys.readouterr().err
+
+
 def test_a_grid_is_as_wide_as_its_images(trained, tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "3")
     assert Image.open(tmp_path / "samples.png").size == (3 * 68 + 4, 22 + 68 + 4)

@@ -232,3 +232,26 @@ def test_noise_rows_come_from_their_own_generators():
     rows = normal_like(x, streams(3))
     assert torch.equal(rows[1:2], normal_like(x[:1], [generator("sde", 1)]))
     assert len(rows.flatten(1).unique(dim=0)) == 3
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("path", [Linear(), GVP()], ids=lambda path: type(path).__name__)
+def test_heun_without_a_last_step_of_its_own_stays_finite(path, form):
+    if form == "sbdm":
+        pytest.skip("not sound on interpolants")
+
+    def denoise(x_t, t):
+        return x_t, torch.zeros_like(x_t)
+
+    flow = Flow(denoise, path, low=0.0, high=1.0)
+    x = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
+    generators = [torch.Generator().manual_seed(i) for i in range(2)]
+    *_, (time, end) = SDE(form, last_step="none", heun=True).run(flow, x, 5, generators)
+    assert time == 0.0
+    assert torch.isfinite(end).all()
+
+
+def test_a_last_step_longer_than_the_way_is_refused():
+    flow = Flow(lambda x_t, t: (x_t, x_t), Linear(), low=1e-3, high=0.999)
+    with pytest.raises(UserError, match="last_time 0.9995 is not below 0.999"):
+        list(SDE(last_time=0.9995).run(flow, torch.zeros(1, 1, 2, 2), 5, [torch.Generator()]))

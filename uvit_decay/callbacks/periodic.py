@@ -32,6 +32,10 @@ class Periodic(Callback):
         self._seen_step = -1
         self._announced = False
 
+    def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
+        """Find now, not at the first look, a sampler that the path or the network cannot have."""
+        task.source().check(self.sampling_for(task))
+
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         """Network evaluations, of single images, of one look over all ranks."""

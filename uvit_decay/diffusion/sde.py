@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.flow import Flow, Generators, Trajectory, linspace, normal_like, times_like
+from uvit_decay.diffusion.loss import EDGE
 from uvit_decay.diffusion.path import Interpolant, Path, Times, expand
 from uvit_decay.errors import UserError
 
@@ -83,7 +84,10 @@ class SDE:
         """The trajectory in `steps` steps."""
         self.check(flow.path)
         alike = self.last_step == "none"
-        times = linspace(flow.high, flow.low if alike else self.last_time, steps + alike)
+        if not alike and self.last_time >= flow.high:
+            raise UserError(f"last_time {self.last_time} is not below {flow.high}, where this network is first asked")
+        # the score has no value at t = 0, where Heun's method would ask for it
+        times = linspace(flow.high, max(flow.low, EDGE) if alike else self.last_time, steps + alike)
         for now, after in pairwise(times):
             x = (
                 self._heun(flow, x, now, after, generators)

@@ -76,6 +76,8 @@ class DiffusionTask(Task):
         self.label_dropout, self.sampling = label_dropout, sampling
 
     def setup(self, stage: str) -> None:
+        source = self.source()
+        source.check(source.unguided(self.sampling))
         data: ImageData = self.trainer.datamodule
         wanted = {"image_size": data.image_size, "channels": data.channels}
         if self.net.num_classes:
