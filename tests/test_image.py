@@ -125,3 +125,8 @@ def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
     for file, image in zip(files, images, strict=True):
         read = torch.from_numpy(np.asarray(Image.open(file)).copy()).reshape(8, 8, channels)
         assert torch.equal(read.permute(2, 0, 1), image)
+
+
+def test_a_name_is_written_smaller_before_it_is_cut():
+    whole, cut = (labelled_grid(pictures(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
+    assert not np.array_equal(np.asarray(whole), np.asarray(cut))

@@ -40,9 +40,11 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
         row, column = divmod(i, columns)
         picture = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
         canvas.paste(picture, (gap + column * (side + gap), header + gap + row * (side + gap)))
-    draw, font = ImageDraw.Draw(canvas), ImageFont.load_default(size=14)
+    draw = ImageDraw.Draw(canvas)
     for column, name in enumerate(names[:columns]):
-        while font.getlength(name) > side:
+        sizes = (ImageFont.load_default(size=size) for size in range(14, 8, -1))
+        font = next((font for font in sizes if font.getlength(name) <= side), ImageFont.load_default(size=9))
+        while font.getlength(name) > side:  # a smaller one would not be read
             name = name[:-1]
         draw.text((gap + column * (side + gap) + side // 2, header - 4), name, fill="black", font=font, anchor="ms")
     return canvas

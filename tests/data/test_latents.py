@@ -185,6 +185,13 @@ def test_a_damaged_shard_says_how_to_mend_it(encoded, pictures, vae, tmp_path):
     assert contents(tmp_path) == contents(encoded)
 
 
+def test_latents_do_not_go_among_the_pictures(pictures, vae):
+    for target in (pictures, pictures / "latents"):
+        with pytest.raises(UserError, match="is the pictures' own folder, or in it"):
+            encode(pictures, target, vae)
+    assert not (pictures / "latents").exists()
+
+
 def test_the_spelling_of_a_class_list_does_not_matter(pictures, vae, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.txt").write_text("dog\n")

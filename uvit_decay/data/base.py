@@ -75,7 +75,7 @@ class ImageData(LightningDataModule):
         if self.train is None:
             self.load()
         if stage == "validate" and self.test is None:
-            raise UserError("validate needs test pictures: set --data.test_path or --data.holdout 0.1")
+            raise UserError("validate needs test data: set --data.test_path or, where the data have it, --data.holdout")
         sampler = self._train_sampler()  # a batch size that does not fit is found now, before anything takes time
         if stage == "fit" and self.trainer is not None:
             self._accumulate(sampler)

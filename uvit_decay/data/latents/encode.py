@@ -66,6 +66,8 @@ def encode(
     Raises:
         UserError: the folder cannot be written or holds other latents, or a picture cannot be read or encoded.
     """
+    if folder.resolve().is_relative_to(listing.path.resolve()):
+        raise UserError(f"{folder} is the pictures' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
     manifest.check_continues(folder)
     missing = [k for k, (name, _) in enumerate(manifest.shards) if not (folder / name).exists()]
