@@ -130,5 +130,5 @@ class DiffusionTask(Task):
             "class_names": list(data.class_names) if self.net.num_classes else [],
             "class_hash": class_hash(data.class_names),
             "data": data.name,
-            "latents": data.latents and data.latents.describe(),
+            "latents": data.latents and dataclasses.asdict(data.latents),
         }
