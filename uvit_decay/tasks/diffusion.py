@@ -24,7 +24,7 @@ from uvit_decay.diffusion.loss import (
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
-from uvit_decay.specs import spec
+from uvit_decay.specs import of_this_version, spec
 from uvit_decay.tasks.base import Optimization, Task
 
 
@@ -100,7 +100,9 @@ class DiffusionTask(Task):
             kinds = ("latents", "pixels") if trained else ("pixels", "latents")
             raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
         if trained:
-            LatentSpace(**trained).check_same(data.latents, "the checkpoint", data.name)
+            with of_this_version("the checkpoint"):
+                space = LatentSpace(**trained)
+            space.check_same(data.latents, "the checkpoint", data.name)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         x = batch.images
