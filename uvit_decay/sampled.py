@@ -65,7 +65,7 @@ class Sampled:
         """
         check_numbers(options)
         found = checkpoint.load(ckpt, options.weights, options.trust)
-        source = found.source(_pick_device(options.device, local_rank))
+        source = found.source(pick_device(options.device, local_rank))
         sampling = replace(source.unguided(found.sampling), **chosen_sampling(options, found.sampling.sampler))
         source.check(sampling)
         classes = choose_classes(options.classes, source.num_classes)
@@ -142,7 +142,8 @@ class Sampled:
             torch.set_num_threads(before)
 
 
-def _pick_device(name: str | None, local_rank: int) -> torch.device:
+def pick_device(name: str | None, local_rank: int) -> torch.device:
+    """The device of that name, else the GPU of this process, else the CPU. Raises a UserError where there is none."""
     if name is None:
         name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
     try:

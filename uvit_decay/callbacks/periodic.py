@@ -38,6 +38,10 @@ class Periodic(Callback):
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         """Network evaluations, of single images, of one look over all ranks."""
 
+    def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
+        """What a look costs besides these, in seconds."""
+        return 0.0
+
     @abstractmethod
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Do it; called on all ranks."""
@@ -73,7 +77,7 @@ class Periodic(Callback):
 
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
-        seconds = count / trainer.world_size * seconds_per_image(task.source())
+        seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
 
 
