@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.features import Extractor
     from uvit_decay.processes import Processes
 
+GREY = 1  # channel of the digits
+
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,25 +65,28 @@ def _add_feature_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--compile", action="store_true", help="torch.compile for Inception")
 
 
-def extractor_for(options: argparse.Namespace, spatial: bool, device: "torch.device") -> "Extractor":
-    """The chosen features, ready on `device`."""
+def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
+    """The chosen features, not yet loaded."""
+    from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
+
+    if options.features == "inception":
+        return Inception(options.inception_weights, options.protocol, spatial, options.compile)
+    return SmallClassifier() if options.features == "digits" else CustomExtractor(options.features)
+
+
+def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
+    """Load what the extractor needs to take such pictures, or train it on the digits."""
     import torch
 
     from uvit_decay.data import Digits
-    from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 
-    images, labels = torch.zeros(0, 3, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-    if options.features == "inception":
-        extractor = Inception(options.inception_weights, options.protocol, spatial, options.compile)
-    elif options.features == "digits":
+    if extractor.knows_labels:
         digits = Digits()
         digits.setup()
-        images, labels = digits.train[list(range(len(digits.train)))]
-        extractor = SmallClassifier()
+        extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
     else:
-        extractor = CustomExtractor(options.features)
-    extractor.prepare(images, labels, device)
-    return extractor
+        empty = torch.zeros(0, *pictures.shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+        extractor.prepare(*empty, device)
 
 
 def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "Pictures":
@@ -107,9 +112,11 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
     from uvit_decay.sampled import pick_device
 
     device = pick_device(options.device, processes.local_rank)
-    extractor = extractor_for(options, "sfid" in (options.metrics or ""), device)
-    samples = samples_for(options, extractor.channels, processes)
-    file, reference = open_reference(options.reference, extractor.channels, options.image_size)
+    extractor = extractor_for(options, "sfid" in (options.metrics or ""))
+    channels = extractor.channels or GREY
+    samples = samples_for(options, channels, processes)
+    file, reference = open_reference(options.reference, channels, options.image_size)
+    prepare(extractor, samples, device)
     metrics = chosen_metrics(options.metrics, extractor, reference is not None)
     comparison = Comparison(
         samples, file, reference, extractor, metrics, device, options.batch_size, options.kid_subset, options.allow_few
@@ -143,8 +150,9 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
 
     check_writable(options.out)
     device = pick_device(options.device, processes.local_rank)
-    extractor = extractor_for(options, options.spatial, device)
-    pictures = open_pictures(options.reference, extractor.channels, options.image_size)
+    extractor = extractor_for(options, options.spatial)
+    pictures = open_pictures(options.reference, extractor.channels or GREY, options.image_size)
+    prepare(extractor, pictures, device)
     keep = ["features", *(["spatial"] if options.spatial else [])]
     store = cached_features(pictures, extractor, keep, options.batch_size, processes, device)
     if processes.first:

@@ -59,8 +59,10 @@ class Pictures(ABC):
 
 
 def as_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; others as they are."""
-    return images if images.shape[1] == channels else repeat(images, "n 1 h w -> n c h w", c=channels)
+    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; with ordinary strides, on which rounding depends."""
+    if images.shape[1] != channels:
+        images = repeat(images, "n 1 h w -> n c h w", c=channels)
+    return images.clone(memory_format=torch.contiguous_format)
 
 
 class OfFiles(Pictures):
