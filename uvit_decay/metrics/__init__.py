@@ -1,1 +1,1 @@
-"""Judgement on plain tensors: features, Frechet distance, Inception Score, probes, rank. Never imports Lightning."""
+"""Judgement on plain tensors: features, distances, scores, neighbours, probes, rank. Never imports Lightning."""
