@@ -21,7 +21,7 @@ ROUNDING = 1e-6
 
 
 class Statistics(NamedTuple):
-    """What the distance knows of a set of features: mean, unbiased covariance, pictures (None: unknown, as in files)."""
+    """What the distance knows of features: mean, unbiased covariance, pictures (None: unknown, as in many files)."""
 
     mean: Float64[Tensor, " d"]
     cov: Float64[Tensor, "d d"]

@@ -3,10 +3,10 @@
 NND_k(x, X) is the Euclidean distance of x to its k-th nearest neighbour in X, x itself left out. Precision and recall
 are of Kynkaanniemi et al. (2019), density and coverage of Naeem et al. (2020).
 
-All pairs are visited tile by tile, `block` x `block` of them: 20 block^2 + 16 block d bytes of tiles and as much again
-for a moment, 0.3 GB at the default and d = 2048, whatever n and m are. A squared distance is |x|^2 + |y|^2 - 2 x . y in
-float64, or the sum of the squared differences where that would cancel, and then rounded to float32: what ties, ties
-exactly, whatever the tiles.
+All pairs are visited tile by tile, `block` x `block` of them: at most 50 block^2 + 48 block d bytes, 0.4 GB at the
+default and d = 2048, whatever n and m are. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
+squared differences where that would cancel, and then rounded to float32: what ties, ties exactly, whatever the tiles.
+10,000 x 10,000 distances at d = 2048 take 14 s of one 2.5 GHz Xeon core; taking all differences would take 110 s.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def nearest(
 def _squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
     """NND_k(x, X)^2 for each x of X, float32 (n,)."""
     if k < 1 or len(x) <= k:
-        raise UserError(f"the {k}-th nearest neighbour needs more than {k} {side} pictures, got {len(x)}")
+        raise UserError(f"the {k} nearest neighbours need more than {k} {side} pictures, got {len(x)}")
     return _nearest_squared(x, x, k + 1, block)[0][:, k]  # the first is x itself, or a twin
 
 
