@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from uvit_decay.errors import UserError, user_errors
@@ -10,6 +11,7 @@ from uvit_decay.processes import Processes
 
 def main(jobs: int, fails: str, result: Path) -> None:
     processes = Processes.launched()
+    import_module("torch.distributed.nn.functional")  # as parts of torch do: it would keep the process group for ever
 
     def work(job: int) -> tuple[int, int]:
         if fails == f"job {job}":
@@ -24,8 +26,10 @@ def main(jobs: int, fails: str, result: Path) -> None:
     shared = processes.share({"from": processes.rank})
     joined = Processes.joined()
     seen = [processes.rank, processes.size, joined.rank, joined.size, joined.local_rank]
-    result.with_suffix(f".{processes.rank}").write_text(json.dumps({"done": done, "shared": shared, "seen": seen}))
     processes.end()
+    threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
+    found = {"done": done, "shared": shared, "seen": seen, "threads": threads}
+    result.with_suffix(f".{processes.rank}").write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

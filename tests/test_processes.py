@@ -69,6 +69,7 @@ def test_three_processes_have_their_results_in_order_on_the_first(tmp_path):
     for rank, found in enumerate(ranks):
         assert found["seen"] == [rank, 3, rank, 3, rank]
         assert found["shared"] == {"from": 0}
+        assert not [name for name in found["threads"] if "gloo" in name]  # they would abort Python's exit now and then
         assert rank == 0 or not found["done"]
 
 

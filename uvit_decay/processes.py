@@ -66,6 +66,9 @@ class Processes:
         Raises:
             UserError: there are fewer, or not those that are wanted.
         """
+        # Its defaults keep the process group that it finds when it is imported, which others do at some time. A group
+        # so kept never ends, nor do its threads, and now and then they abort the process when Python exits.
+        import torch.distributed.nn.functional
         from accelerate import PartialState
 
         owned = not dist.is_initialized()
