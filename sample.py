@@ -97,7 +97,8 @@ def main(args: Sequence[str]) -> None:
     else:
         seconds = sampled.seconds(num) / processes.size
         if seconds > LONG:
-            print(f"{num} images take about {seconds / 60:.0f} minutes", file=sys.stderr)
+            each = f"{num} images, each {sampled.sampling.evaluations or 'adaptively many'} network evaluations"
+            print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
         what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"
         with tqdm(total=num, unit="image", desc=what) as bar:
             write(options.out, sampled, num, shown(parts, bar))

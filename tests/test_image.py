@@ -1,10 +1,13 @@
 """Pictures at the borders: the uint8 conversion, grids, files."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from uvit_decay.errors import UserError
 from uvit_decay.image import (
     grid_columns,
     labelled_grid,
@@ -114,6 +117,33 @@ def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
         array = file["arr_0"]
     assert (array.dtype, array.shape) == (np.uint8, (5, 6, 8, channels))
     assert np.array_equal(array, images.permute(0, 2, 3, 1).numpy())
+
+
+def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
+    images, labels, alive = pictures(40, 3, 8), [*range(40)], []
+
+    def batches():
+        for i in range(0, 40, 2):
+            batch = images[i : i + 2].clone()
+            alive.append(weakref.ref(batch))
+            yield batch
+            assert sum(ref() is not None for ref in alive) <= 3
+
+    save_npz(tmp_path / "ours.npz", batches(), 40, labels)
+    arrays = images.permute(0, 2, 3, 1).numpy(), np.array(labels)
+    np.savez(tmp_path / "theirs.npz", *arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+
+
+def test_an_npz_is_whole_or_not_there(tmp_path):
+    def stops():
+        yield pictures(2, 1, 8)
+        raise UserError("stopped")
+
+    for batches, error in ((stops(), UserError), ([pictures(2, 1, 8)], ValueError)):
+        with pytest.raises(error):
+            save_npz(tmp_path / "samples.npz", batches, 4)
+        assert not (tmp_path / "samples.npz").exists()
 
 
 @pytest.mark.parametrize("channels", [1, 3])

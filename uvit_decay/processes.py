@@ -7,6 +7,7 @@ refused: `accelerate launch --num_processes 2 script.py` silently starts one whe
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,13 @@ COUNTS = {  # what launchers tell the processes that they start
     "SLURM_STEP_NUM_TASKS": "srun",  # not SLURM_NTASKS, which a batch script that calls torchrun has, too
 }
 
+# A command line, its words joined by NUL, that is `accelerate launch` in one of its spellings; and its arguments.
+ACCELERATE = re.compile(
+    r"(?:^|[/\\\0])(?:accelerate(?:_cli)?(?:\.exe|\.py)?\0launch|accelerate-launch(?:\.exe)?"
+    r"|accelerate\.commands\.accelerate_cli\0launch|accelerate\.commands\.launch|accelerate/commands/launch\.py)\0(.+)",
+    re.DOTALL,
+)
+
 
 @dataclass(frozen=True)
 class Processes:
@@ -58,6 +66,9 @@ class Processes:
         Raises:
             UserError: there are fewer, or not those that are wanted.
         """
+        # Its defaults keep the process group that it finds when it is imported, which others do at some time. A group
+        # so kept never ends, nor do its threads, and now and then they abort the process when Python exits.
+        import torch.distributed.nn.functional
         from accelerate import PartialState
 
         owned = not dist.is_initialized()
@@ -111,14 +122,19 @@ class Processes:
             dist.destroy_process_group()
 
     def _check(self, wanted: int | None) -> None:
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if 0 < gpus < here:
+            mend = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+            raise UserError(
+                f"{here} processes on a machine with {gpus} GPUs would wait for each other for ever: {mend}"
+            )
         asked, launcher = (wanted, "--processes") if wanted else asked_for()
         if self.size < asked or (wanted and self.size != wanted):
             script = Path(sys.argv[0]).name
-            options = "--num_machines 1 --mixed_precision no --dynamo_backend no"
-            mend = f"use `torchrun --nproc_per_node {asked} -- {script} ...` or `accelerate launch --multi_gpu "
-            mend += f"--num_processes {asked} {options} {script} ...`, without GPUs, too"
-            what = f"{launcher} asks for {asked} processes, but this program has {self.size}"
-            raise UserError(f"{what}: {mend if asked > 1 else 'start it with python'}")
+            lines = f"`torchrun --nproc_per_node {asked} -- {script} ...` or `accelerate launch --multi_gpu "
+            lines += f"--num_processes {asked} --num_machines 1 --mixed_precision no --dynamo_backend no {script} ...`"
+            mend = f"start it with {lines}, even without GPUs" if asked > 1 else "start it with python"
+            raise UserError(f"{launcher} asks for {asked} processes, but this program has {self.size}: {mend}")
 
 
 @contextmanager
@@ -127,7 +143,7 @@ def _others_alive() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise UserError(f"another process of this program has ended early: {one_line(error)}") from error
+        raise UserError(f"another process of this program may have ended: {one_line(error, 120)}") from error
 
 
 def batches(count: int, batch_size: int, processes: int) -> list[range]:
@@ -155,17 +171,13 @@ def _accelerate_was_asked_for() -> int:
 
     for parent in psutil.Process().parents():
         try:
-            words = parent.cmdline()
-        except psutil.Error:
+            found = ACCELERATE.search("\0".join(parent.cmdline()))
+        except psutil.Error:  # it has ended, or is another user's
             continue
-        names = [Path(word).name for word in words]
-        commands = ("launch", "accelerate-launch", "accelerate.commands.launch", "launch.py")
-        place = next((i for i, name in enumerate(names) if name in commands), None)
-        if place is None or not any("accelerate" in word for word in words[: place + 1]):
-            continue
-        options, _ = launch_command_parser().parse_known_args(words[place + 1 :])
-        file = options.config_file or (default_config_file if not options.cpu else None)
-        if options.num_processes is None and file and Path(file).is_file():
-            return load_config_from_file(file).num_processes or 1
-        return options.num_processes or 1
+        if found:
+            options, _ = launch_command_parser().parse_known_args(found[1].split("\0"))
+            file = options.config_file or (None if options.cpu else default_config_file)
+            if options.num_processes is None and file and Path(file).is_file():
+                return load_config_from_file(file).num_processes or 1
+            return options.num_processes or 1
     return 1
