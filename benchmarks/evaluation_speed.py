@@ -17,7 +17,6 @@ import torch
 import torch_fidelity
 
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.measure import measure
 from uvit_decay.evaluation.sources import open_pictures
 from uvit_decay.image import save_pngs
 from uvit_decay.metrics import Inception
@@ -66,7 +65,7 @@ def ours(samples: Path, reference: Path, weights: Path, batch: int, subset: int,
         options = {"batch_size": batch, "kid_subset": subset, "allow_few": True}
         comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, **options)
         store, against = comparison.extracted(Path(folder) / "samples", Processes(), show=False)
-        return measure(comparison.metrics, store, against, subset)
+        return comparison.measure(store, against)
 
 
 def theirs(samples: Path, reference: Path, weights: Path, batch: int, subset: int, cuda: bool) -> dict[str, float]:

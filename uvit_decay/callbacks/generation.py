@@ -23,7 +23,6 @@ from uvit_decay.data.steps import subset
 from uvit_decay.diffusion.generate import Counted, Sampling, generate, image_evaluations
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.measure import measure
 from uvit_decay.evaluation.pictures import OfSet, Pictures, as_channels
 from uvit_decay.evaluation.sources import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
@@ -162,7 +161,7 @@ class GenerationMetrics(Periodic):
             comparison = self._comparison(task, sampling)
             store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
             if processes.first:
-                values = measure(comparison.metrics, store, reference, comparison.kid_subset)
+                values = comparison.measure(store, reference)
                 if self.extractor.knows_labels and task.net.num_classes:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())

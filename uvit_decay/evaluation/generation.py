@@ -72,6 +72,9 @@ class Comparison:
                     f"{pictures.name} has {len(pictures)} pictures: the covariance of {max(dims)} features needs more, "
                     "and the distance of fewer says little; take more, --metrics kid, or --allow-few"
                 )
+            if "kid" in self.metrics and len(pictures) < self.kid_subset:
+                few = f"{pictures.name} has {len(pictures)} pictures, KID takes subsets of {self.kid_subset}"
+                raise UserError(f"{few}: --kid-subset {len(pictures) // 2} or less")
 
     def extracted(
         self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
@@ -91,9 +94,14 @@ class Comparison:
         keep = ["features", *(["spatial"] if "sfid" in self.metrics else [])]
         return cached_features(self.reference, self.extractor, keep, self.batch_size, processes, self.device, show)
 
+    def measure(self, samples: Store, reference: Reference) -> dict[str, float]:
+        """The values, on the first process, once all features are there."""
+        where = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
+        return measure(self.metrics, samples, reference, self.kid_subset, where)
+
     def report(self, samples: Store, reference: Reference) -> Report:
         """On the first process, once all features are there."""
-        values = measure(self.metrics, samples, reference, self.kid_subset)
+        values = self.measure(samples, reference)
         shown = torch.cat(list(samples.iterate("pictures")))[:SHOWN]
         names, columns = self._columns()
         return Report(

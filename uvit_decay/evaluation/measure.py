@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from uvit_decay.errors import UserError
@@ -69,7 +70,9 @@ def chosen_metrics(words: str | None, extractor: Extractor, pictures: bool) -> t
     return names
 
 
-def measure(metrics: Sequence[str], samples: Store, reference: Reference, kid_subset: int) -> dict[str, float]:
+def measure(
+    metrics: Sequence[str], samples: Store, reference: Reference, kid_subset: int, device: torch.device
+) -> dict[str, float]:
     """Values by name; `is` and `kid` come with a standard deviation, over splits and over subsets.
 
     Args:
@@ -77,11 +80,15 @@ def measure(metrics: Sequence[str], samples: Store, reference: Reference, kid_su
         samples: complete, with the tensors that these need.
         reference: likewise.
         kid_subset: pictures in each of the 100 random subsets of KID.
+        device: where pairs of pictures are compared, in float64.
 
     Raises:
         UserError: too few pictures for a metric.
     """
     found: dict[str, float] = {}
+    pair = ()
+    if any(METRICS[name].reference for name in metrics):
+        pair = tuple(side.tensor("features").to(device) for side in (reference, samples))
     for name in metrics:
         if name in ("fid", "sfid"):
             kind = METRICS[name].statistics
@@ -89,9 +96,7 @@ def measure(metrics: Sequence[str], samples: Store, reference: Reference, kid_su
         elif name == "is":
             found["is"], found["is_std"] = inception_score(samples.tensor("logits"))
         elif name == "kid":
-            pair = reference.tensor("features"), samples.tensor("features")
             found["kid"], found["kid_std"] = kernel_distance(*pair, subset_size=kid_subset)
         else:
-            pair = reference.tensor("features"), samples.tensor("features")
             found["precision"], found["recall"] = precision_recall(*pair)
     return found
