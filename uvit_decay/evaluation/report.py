@@ -23,6 +23,7 @@ ALL_CLASSES = 100  # up to so many classes have a bar each
 EXTREMES = 20  # of more classes: the worst and the best
 BINS = 10
 THUMBNAIL = 128  # pixels; larger neighbours are shrunk to it
+PIXELATED = 64  # pixels; smaller neighbours are shown with their pixels
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ MEANINGS = {
     "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference pictures"),
     "recall": Meaning("Recall", 3, "higher", "share of reference pictures that lie among the samples"),
     "density": Meaning(
-        "Density", 3, "higher", "how many reference pictures are near a sample; 1 is as in the reference"
+        "Density", 3, "higher", "how densely the samples lie among the reference pictures; 1 is as these do"
     ),
     "coverage": Meaning("Coverage", 3, "higher", "share of reference pictures that have a sample near by"),
     "label_consistency": Meaning("Label consistency", 3, "higher", "share of samples of the class that was asked for"),
@@ -104,6 +105,7 @@ def write_html(path: Path, report: Report) -> None:
         grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
         sample_count=len(report.samples),
         neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
+        pixelated=report.samples.shape[-1] < PIXELATED,
         coverage=_coverage_bars(report.coverage) if report.coverage else None,
         protocol={name: _plain(value) for name, value in report.protocol.items()},
     )
