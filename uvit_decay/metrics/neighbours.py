@@ -6,7 +6,7 @@ are of Kynkaanniemi et al. (2019), density and coverage of Naeem et al. (2020).
 All pairs are visited tile by tile, `block` x `block` of them: at most 50 block^2 + 48 block d bytes, 0.4 GB at the
 default and d = 2048, whatever n and m are. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
 squared differences where that would cancel, and then rounded to float32: what ties, ties exactly, whatever the tiles.
-10,000 x 10,000 distances at d = 2048 take 14 s of one 2.5 GHz Xeon core; taking all differences would take 110 s.
+10,000 x 10,000 distances at d = 2048 take 14 s of a CPU core; taking all differences would take 110 s.
 """
 
 from __future__ import annotations
