@@ -157,6 +157,11 @@ def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
         assert torch.equal(read.permute(2, 0, 1), image)
 
 
+def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
+    with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
+        save_pngs(tmp_path / "gone", [pictures(2, 1, 8)])
+
+
 def test_a_name_is_written_smaller_before_it_is_cut():
     whole, cut = (labelled_grid(pictures(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))

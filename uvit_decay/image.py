@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from uvit_decay.disk import replacing
+from uvit_decay.errors import UserError, one_line
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -86,4 +87,8 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
 def save_pngs(folder: Path, batches: Iterable[Tensor]) -> None:
     """One PNG each, written as they come and named by its number: 000000.png, 000001.png, ..."""
     for number, image in enumerate(itertools.chain.from_iterable(batches)):
-        to_pil(image).save(folder / f"{number:06d}.png")
+        path = folder / f"{number:06d}.png"
+        try:
+            to_pil(image).save(path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or one_line(error)}") from error
