@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from uvit_decay.diffusion.generate import (
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_uint8
 from uvit_decay.sampling_options import check_numbers, choose_classes, chosen_sampling
+from uvit_decay.threads import threads
 
 TINY = 5_000_000  # parameters
 
@@ -129,17 +130,10 @@ class Sampled:
             parts.append(f"{len(self.classes)}of{self.source.num_classes}classes")
         return "_".join(parts)
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Tiny networks get one thread: more only wait for each other, up to 3 times slower on a busy machine."""
-        before = torch.get_num_threads()
-        tiny = sum(p.numel() for p in self.found.net.parameters()) < TINY
-        if tiny and self.source.device.type == "cpu" and not self.found.latents:
-            torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+    def _threads(self) -> AbstractContextManager[None]:
+        """One for tiny networks: more only wait for each other, up to 3 times slower on a busy machine."""
+        tiny = self.source.device.type == "cpu" and not self.found.latents
+        return threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
 
 
 def pick_device(name: str | None, local_rank: int) -> torch.device:

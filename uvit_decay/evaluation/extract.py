@@ -54,7 +54,7 @@ def extract(
     Raises:
         UserError: pictures that cannot be read, or what `Store.open` raises.
     """
-    lock = FileLock(store.folder.with_name(store.folder.name + ".lock")) if processes.first else None
+    lock = FileLock(store.lock) if processes.first else None
     if lock is not None:
         store.folder.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire()  # two evaluations may want the same reference

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -126,13 +127,15 @@ class Comparison:
         return tuple(self.samples.class_names[i % count] for i in range(columns)), columns
 
     def _neighbours(self, shown: torch.Tensor, samples: Store, reference: Reference) -> Neighbours | None:
-        """The reference pictures that are most like some samples: copies of training pictures would show here."""
+        """Of the samples that are shown, those nearest to reference pictures: copies would be among them."""
         if reference.store is None:
             return None
         keys = reference.tensor("features")
-        distances, indices = nearest(next(samples.iterate("features"))[:ROWS], keys, min(NEAREST, len(keys)))
-        found = torch.stack([self.reference.read(row.tolist()).cpu() for row in indices])
-        return Neighbours(shown[: len(found)], found, distances.float())
+        features = torch.cat(list(itertools.islice(samples.iterate("features"), SHOWN)))[: len(shown)]
+        distances, indices = nearest(features, keys, min(NEAREST, len(keys)))
+        rows = distances[:, 0].argsort(stable=True)[:ROWS]
+        found = torch.stack([self.reference.read(row.tolist()).cpu() for row in indices[rows]])
+        return Neighbours(shown[rows], found, distances[rows].float())
 
     def _coverage(self, samples: Store, reference: Reference) -> dict[str, float] | None:
         """Of each class, the share of reference pictures that have a sample of the class among their neighbours."""

@@ -72,7 +72,7 @@ class Meaning(NamedTuple):
 
 
 MEANINGS = {
-    "fid": Meaning("FID", 2, "lower", "Fréchet distance between Inception features of samples and reference"),
+    "fid": Meaning("FID", 2, "lower", "Fréchet distance between the features of samples and reference"),
     "sfid": Meaning("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
     "frechet_distance": Meaning("Fréchet distance", 2, "lower", "between features of samples and reference; no FID"),
     "is": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),

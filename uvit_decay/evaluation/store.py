@@ -106,6 +106,12 @@ class Store:
     def remove(self) -> None:
         """Delete the folder."""
         shutil.rmtree(self.folder)
+        self.lock.unlink(missing_ok=True)
+
+    @property
+    def lock(self) -> Path:
+        """Held by the program that fills the store."""
+        return self.folder.with_name(self.folder.name + ".lock")
 
 
 def _large(parts: Iterator[Tensor], rows: int = 4096) -> Iterator[Tensor]:

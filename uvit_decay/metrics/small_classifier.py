@@ -9,11 +9,18 @@ from torch import Tensor, nn
 from uvit_decay.image import to_float
 from uvit_decay.metrics.precision import full_float32
 from uvit_decay.randomness import generator
+from uvit_decay.threads import threads
 
 
 def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: int, steps: int) -> nn.Sequential:
     """A classifier of these pictures, the same at each call, whatever random state and modes are around."""
-    with torch.random.fork_rng(), torch.enable_grad(), torch.inference_mode(False), full_float32(images.device):
+    with (
+        torch.random.fork_rng(),
+        torch.enable_grad(),
+        torch.inference_mode(False),
+        full_float32(images.device),
+        threads(1),  # with more, sums round otherwise
+    ):
         torch.manual_seed(0)
         return _train(images, labels, dim, steps)
 
