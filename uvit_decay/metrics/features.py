@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from einops import repeat
@@ -19,8 +19,13 @@ from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_float
 from uvit_decay.metrics import resize
 from uvit_decay.metrics.precision import full_float32
+from uvit_decay.randomness import generator
+
+if TYPE_CHECKING:
+    from uvit_decay.metrics.inception_v3 import InceptionV3
 
 Pictures = UInt8[Tensor, "n c h w"]
+_AT_ONCE = 16  # pictures in Inception on a CPU: its caches hold no more, and 256 would take gigabytes
 
 
 class Features(NamedTuple):
@@ -81,11 +86,9 @@ class Inception:
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the Inception weights {weights} do not exist")
-        if protocol not in resize.RESIZE:
-            raise UserError(f"the Inception protocol is one of {', '.join(resize.RESIZE)}, not {protocol}")
         self.weights, self.protocol, self.spatial, self.compile = weights, protocol, spatial, compile
         self.name = f"inception-v3-{protocol}"
-        self.net: nn.Module | None = None
+        self.net: InceptionV3 | None = None
 
     def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self.net is None:
@@ -98,15 +101,17 @@ class Inception:
             if self.compile:
                 net.compile(backend="inductor" if self.compile is True else self.compile)
             self.net = net
-        self.net.to(device)
+        self.net.place(device)
 
     def identity(self) -> str:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
     def __call__(self, images: Pictures) -> Features:
+        at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
         with full_float32(images.device):
-            return Features(*self.net(_rgb(images, self.name)))
+            parts = zip(*(self.net(part) for part in _rgb(images, self.name).split(at_once)), strict=True)
+            return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
 
 
 def _rgb(images: Tensor, who: str) -> Tensor:
@@ -186,7 +191,8 @@ class CustomExtractor:
         from uvit_decay.metrics.custom import load
 
         self._program, self._device, self._sha256 = load(self.path, device), device, checksum(self.path)
-        trial = torch.randint(256, (2, 3, *images.shape[2:]), dtype=torch.uint8, generator=torch.Generator())
+        size = [max(length, 1) for length in images.shape[2:]]
+        trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
         try:
             found = self(trial.to(device))
         except UserError:
