@@ -85,9 +85,10 @@ class GenerationMetrics(Periodic):
         score = InceptionScore().to(_metric_device(task.device))
         mine = self.my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
         labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
-        right, source = 0, task.source()
-        counted = Counted(source.net)
+        right = 0
         with averaged(trainer, task) as weights:
+            source = task.source()
+            counted = Counted(source.net)
             batches = generate(replace(source, net=counted), sampling, mine, labels, self.seed, self.batch_size)
             for k, batch in enumerate(batches):
                 found = self.extractor(to_uint8(batch))

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
+from uvit_decay.tasks.sharding import full, local
 
 MEND = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
@@ -132,7 +133,7 @@ class Task(LightningModule):
             # Of the whole global batch: each piece and each device sees a part of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), prog_bar=True, sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
-            self.log("train/grad_norm", get_total_norm(gradients))
+            self.log("train/grad_norm", full(get_total_norm(gradients)))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -174,7 +175,7 @@ class Task(LightningModule):
 
     def _check_weights(self) -> None:
         """Raise a UserError on all ranks if any of them has seen a bad loss, or if the weights are not finite."""
-        finite = torch.stack([torch.isfinite(p.detach()).all() for p in self.net.parameters()]).all()
+        finite = torch.stack([torch.isfinite(local(p.detach())).all() for p in self.net.parameters()]).all()
         bad = not finite or (self._bad_step is not None and int(self._bad_step) >= 0)
         if self.trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
             self.raise_if_not_finite()
