@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.callbacks.ema import averaged
 from uvit_decay.diffusion.generate import Sampling, Source, share
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -75,7 +76,8 @@ class Periodic(Callback):
 
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
-        seconds = count / trainer.world_size * seconds_per_image(task.source())
+        with averaged(trainer, task):
+            seconds = count / trainer.world_size * seconds_per_image(task.source())
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
 
 

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
-from uvit_decay.tasks.sharding import full, local
+from uvit_decay.tasks.sharding import Sharded, compile_blocks, full, local
 
 MEND = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
@@ -71,18 +71,24 @@ class Task(LightningModule):
         net: the network.
         optim: optimizer and learning rate.
         compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
-            and sampling do not notice.
+            and sampling do not notice. A sharded network is compiled block by block.
         seed: of all random numbers of training.
     """
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
-        if compile:
-            self.net.compile(backend="inductor" if compile is True else compile)
+        self._backend = "inductor" if compile is True else compile
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
+
+    def configure_model(self) -> None:
+        backend, self._backend = self._backend, False  # once, however often this task is trained
+        if backend and isinstance(self.trainer.strategy, Sharded):
+            compile_blocks(self.net, backend)
+        elif backend:
+            self.net.compile(backend=backend)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""

@@ -15,7 +15,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 
@@ -30,7 +30,8 @@ class Sharded(DDPStrategy):
     """
 
     def configure_ddp(self) -> None:
-        shard(self.lightning_module.net, init_device_mesh(self.root_device.type, (self.world_size,)))
+        mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        shard(self.lightning_module.net, mesh, bf16=self.precision_plugin.precision == "bf16-mixed")
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
         return gathered(super().lightning_module_state_dict())
@@ -53,20 +54,42 @@ class Sharded(DDPStrategy):
         self.checkpoint_io.teardown()
 
 
-def shard(net: nn.Module, mesh: DeviceMesh) -> None:
+def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     """Keep of each parameter the rows of this process; the values are those of process 0, as under DDP.
 
-    The blocks of a network with stages are gathered one at a time, any other network at once.
+    Blocks are gathered one at a time, and a network without stages at once. With `bf16`, for training
+    under autocast to it, blocks of linear maps alone are gathered in it: autocast would round them to the same numbers,
+    but gather twice the bytes, and keep its copies of all blocks until the backward pass has used them.
     """
     if is_sharded(net):
         return
     for value in net.state_dict().values():
         distributed.broadcast(value, 0)
+    half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
+    for module in (*_blocks(net), net):
+        policy = half if bf16 and module is not net and _is_linear(module) else MixedPrecisionPolicy()
+        # The net, too: by default it stays gathered after a forward pass, and without a backward pass for ever.
+        fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+
+
+def _blocks(net: nn.Module) -> list[nn.Module]:
     stages = net.stages if isinstance(net, Tapped) else ()
-    blocks = [net.get_submodule(stage.name) for stage in stages if stage.kind != "embeddings"]
-    for module in (*blocks, net):
-        # Also what is no block: a network that is not followed by its backward pass must not stay half gathered.
-        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    return [net.get_submodule(stage.name) for stage in stages if stage.kind != "embeddings"]
+
+
+def compile_blocks(net: nn.Module, backend: str) -> None:
+    """Compile in place, before `shard`, what is gathered alone; one graph cannot hold the gathering."""
+    blocks = _blocks(net) or [net]
+    # Each block has its own alphas, and so its own graph, more than one for other batch sizes and without gradients.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(blocks))
+    for block in blocks:
+        block.compile(backend=backend)
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Whether all its parameters are those of linear maps: norms are kept in float32."""
+    owners = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
+    return all(isinstance(part, nn.Linear) for part in owners)
 
 
 def is_sharded(net: nn.Module) -> bool:
