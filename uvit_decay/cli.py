@@ -115,7 +115,7 @@ class CLI(LightningCLI):
             raise (cause or error) from None
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
-        """A flag that Lightning refuses is the user's to mend; fsdp is ours, so that the saved config still names it."""
+        """A flag that Lightning refuses is the user's to mend; `fsdp` is ours, here and not in the saved config."""
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
         try:

@@ -22,7 +22,7 @@ from uvit_decay.metrics.features import SmallClassifier
 from uvit_decay.nn import SiT
 from uvit_decay.tasks.sharding import Sharded, local
 
-STEPS, HALF = 8, 4
+STEPS, HALF = 6, 3
 
 
 def sit_task(depth=4, compile=False, **options):
@@ -33,12 +33,13 @@ def sit_task(depth=4, compile=False, **options):
 
 # How the task of shards, and if that is another the task of DDP, is made, and options of the run.
 VARIANTS = {
-    "uvit": ([tiny_task], {}),
-    "uvit-clip": ([tiny_task], {"gradient_clip_val": 0.05}),
+    "uvit": ([tiny_task], {"gradient_clip_val": 0.05}),
     "uvit-bf16": ([tiny_task], {"precision": "bf16-mixed"}),
     "sit": ([sit_task], {}),
-    "sit-pieces": ([partial(sit_task, checkpointing=True)], {"device_batch_size": 8, "gradient_clip_val": 0.05}),
-    "sit-learnable": ([partial(sit_task, schedule="learnable")], {}),
+    "sit-pieces": (
+        [partial(sit_task, checkpointing=True, schedule="learnable")],
+        {"device_batch_size": 8, "gradient_clip_val": 0.05},
+    ),
     "sit-bf16": ([partial(sit_task, checkpointing=True)], {"precision": "bf16-mixed"}),
     "sit-compiled": ([partial(sit_task, 2, "aot_eager"), partial(sit_task, 2)], {}),
 }
@@ -99,23 +100,19 @@ def work(rank: int, address: str, folder: Path) -> None:
     def run(name, task, *callbacks, strategy="fsdp", **options) -> None:
         kind = Sharded() if strategy == "fsdp" else strategy
         place = f"{name} {strategy}"
-        import time
-        start=time.time()
         found[place] = fit(folder / place, task, *callbacks, devices=2, strategy=kind, **options)
-        if rank == 0: open("/tmp/times","a").write(f"{place} {time.time()-start:.1f}\n")
 
     for name, (makers, options) in VARIANTS.items():
         run(name, makers[0](), **options)
         run(name, makers[-1](), strategy="ddp", **options)
     for strategy in ("fsdp", "ddp"):
         run("looking", sit_task(), *looking(), strategy=strategy, **LOOKING)
-    run("half", sit_task(), StopAt(HALF))
-    run("rest", sit_task(), ckpt_path=folder / "half fsdp" / "checkpoints" / "last.ckpt")
-    run("rest of one", sit_task(), ckpt_path=folder / "half of one" / "checkpoints" / "last.ckpt")
     other = sit_task()
     with torch.no_grad():
         other.net.pos_embed.add_(rank)
-    run("other start", other)
+    run("half", other, StopAt(HALF))
+    run("rest", sit_task(), ckpt_path=folder / "half fsdp" / "checkpoints" / "last.ckpt")
+    run("rest of one", sit_task(), ckpt_path=folder / "half of one" / "checkpoints" / "last.ckpt")
     (folder / str(rank)).write_text(json.dumps(found))
 
 
@@ -134,7 +131,7 @@ def checkpoint(folder):
 def trained(folder):
     """What a checkpoint holds but for the counts of Lightning, which number the epochs of a resumed run otherwise."""
     contents = checkpoint(folder)
-    return {key: contents[key] for key in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers", "uvit_decay")}
+    return {name: contents[name] for name in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers")}
 
 
 def leaves(tree, name=""):
@@ -238,4 +235,4 @@ def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):
 def test_weights_start_as_process_0_has_them(runs):
     _, ranks = runs
     for rank in ranks:
-        assert rank["other start fsdp"]["losses"] == rank["sit fsdp"]["losses"]
+        assert rank["half fsdp"]["losses"] == rank["sit fsdp"]["losses"][:HALF]

@@ -23,8 +23,8 @@ class EMA(Callback):
 
     The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that short runs are not held at their
     initial weights. `state_dict` of a checkpoint holds the raw weights, the callback's state the average. Whoever wants
-    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does. Where the weights are sharded, so
-    is the average.
+    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does. The average of sharded weights
+    is sharded as they are.
 
     Args:
         decay: the final decay, in [0, 1).

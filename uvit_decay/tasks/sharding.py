@@ -1,7 +1,7 @@
 """FSDP: of every weight, gradient, optimizer state and average, each process holds only its part.
 
-A block's weights are gathered when it runs and freed after it (PyTorch's `fully_shard`, FSDP2). Checkpoints are whole: the
-same files that one device or DDP writes and reads.
+A block's weights are gathered when it runs and freed after it (PyTorch's `fully_shard`, FSDP2). Checkpoints are whole:
+the same files that one device or DDP writes and reads.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
@@ -25,9 +26,16 @@ from uvit_decay.nn.tap import Tapped
 class Sharded(DDPStrategy):
     """DDP, but for the network, which is cut into shards where DDP would wrap it.
 
-    So whatever is done in which order, a resumption too, is as under DDP. Lightning's FSDPStrategy is of FSDP1 and needs
-    GPUs; its ModelParallelStrategy loads a checkpoint into the network, key by key, before the task may refuse it.
+    So whatever is done in which order, a resumption too, is as under DDP. Lightning's FSDPStrategy is of FSDP1 and
+    needs GPUs; its ModelParallelStrategy loads a checkpoint, key by key, before the task may refuse it.
     """
+
+    def setup(self, trainer: Trainer) -> None:
+        if trainer.state.fn == TrainerFn.FITTING or not is_sharded(self.lightning_module.net):
+            super().setup(trainer)
+        else:  # validated after it was trained: it is where it should be
+            self.accelerator.setup(trainer)
+            self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
