@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Losses, same, tiny_task, tiny_trainer
+from conftest import Losses, run_script, same, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
@@ -236,3 +236,16 @@ def test_weights_start_as_process_0_has_them(runs):
     _, ranks = runs
     for rank in ranks:
         assert rank["half fsdp"]["losses"] == rank["sit fsdp"]["losses"][:HALF]
+
+
+@pytest.mark.slow
+def test_fsdp_is_a_flag_and_leaves_a_checkpoint_that_is_sampled_from(tmp_path):
+    flags = ["--trainer.strategy=fsdp", "--trainer.devices=2", "--trainer.max_steps=3", "--trainer.limit_val_batches=0"]
+    small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint"]
+    trained = run_script("train.py", "fit", *flags, *small, cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    run = tmp_path / "runs" / "digits" / "version_0"
+    assert "strategy: fsdp\n" in (run / "config.yaml").read_text()
+    last = str(run / "checkpoints" / "last.ckpt")
+    sampled = run_script("sample.py", "--ckpt", last, "--num", "2", "--steps", "2", cwd=tmp_path)
+    assert sampled.returncode == 0, sampled.stderr
