@@ -84,7 +84,8 @@ class Task(LightningModule):
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def configure_model(self) -> None:
-        backend, self._backend = self._backend, False  # once, however often this task is trained
+        """Compile, now that it is known whether the network will be sharded; once, however often it is trained."""
+        backend, self._backend = self._backend, False
         if backend and isinstance(self.trainer.strategy, Sharded):
             compile_blocks(self.net, backend)
         elif backend:

@@ -65,9 +65,9 @@ class Sharded(DDPStrategy):
 def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     """Keep of each parameter the rows of this process; the values are those of process 0, as under DDP.
 
-    Blocks are gathered one at a time, and a network without stages at once. With `bf16`, for training
-    under autocast to it, blocks of linear maps alone are gathered in it: autocast would round them to the same numbers,
-    but gather twice the bytes, and keep its copies of all blocks until the backward pass has used them.
+    Blocks are gathered one at a time, and a network without stages at once. With `bf16`, for training under autocast to
+    it, blocks of linear maps alone are gathered in it: autocast would round them to the same numbers, but of twice the
+    bytes, and keep its copies of all blocks until the end of the step.
     """
     if is_sharded(net):
         return
