@@ -18,8 +18,9 @@ from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.errors import UserError
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.sharding import Sharded
 
-SHARDED = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
+SHARDING = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -88,10 +89,8 @@ class CLI(LightningCLI):
         if config.seed_everything < 0:
             raise UserError(f"--seed_everything takes a number from 0, got {config.seed_everything}")
         strategy = config.trainer.strategy
-        if any(word in str(strategy).lower() for word in SHARDED):
-            raise UserError(
-                f"--trainer.strategy {strategy}: averages and checkpoints are of whole networks, not of shards: use ddp"
-            )
+        if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
+            raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
         if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
             raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
 
@@ -116,7 +115,9 @@ class CLI(LightningCLI):
             raise (cause or error) from None
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
-        """A flag that Lightning refuses is the user's to mend."""
+        """A flag that Lightning refuses is the user's to mend; `fsdp` is ours, here and not in the saved config."""
+        if self._get(self.config, "trainer").strategy == "fsdp":
+            options["strategy"] = Sharded()
         try:
             return super().instantiate_trainer(**options)
         except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:

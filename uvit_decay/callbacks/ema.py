@@ -6,8 +6,8 @@ leaves the weights swapped, buffers are averaged, and a run that ends early keep
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from uvit_decay.errors import UserError
+from uvit_decay.tasks.sharding import gathered, like, local, whole
 
 
 class EMA(Callback):
@@ -22,7 +23,8 @@ class EMA(Callback):
 
     The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that short runs are not held at their
     initial weights. `state_dict` of a checkpoint holds the raw weights, the callback's state the average. Whoever wants
-    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does.
+    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does. The average of sharded weights
+    is sharded as they are.
 
     Args:
         decay: the final decay, in [0, 1).
@@ -42,7 +44,7 @@ class EMA(Callback):
         parameters = dict(task.net.named_parameters())
         if not self.shadow:
             self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
-        self.shadow = {name: self.shadow[name].to(p.device) for name, p in parameters.items()}
+        self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = trainer.global_step  # not restored before, when a run is resumed
@@ -52,19 +54,18 @@ class EMA(Callback):
             return
         self._seen_step = trainer.global_step
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
-        weights = [p.detach().float() for p in task.net.parameters()]
-        torch._foreach_lerp_(list(self.shadow.values()), weights, 1.0 - decay)
+        weights = [local(p.detach()).float() for p in task.net.parameters()]
+        torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 
     @torch.no_grad()
     def _enter(self, task: LightningModule) -> None:
-        parameters = list(task.net.parameters())
-        self._raw = [p.detach().clone() for p in parameters]
-        torch._foreach_copy_(parameters, list(self.shadow.values()))
+        self._raw = [p.detach().clone() for p in task.net.parameters()]
+        torch._foreach_copy_(_parts(task.net.parameters()), _parts(self.shadow.values()))
 
     @torch.no_grad()
     def _leave(self, task: LightningModule) -> None:
-        torch._foreach_copy_(list(task.net.parameters()), self._raw)
+        torch._foreach_copy_(_parts(task.net.parameters()), _parts(self._raw))
         self._raw = None
 
     @contextmanager
@@ -93,27 +94,31 @@ class EMA(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._raw is not None:  # somebody saves during validation
-            for (name, _), raw in zip(task.net.named_parameters(), self._raw, strict=True):
-                checkpoint["state_dict"][f"net.{name}"] = raw
+            names = [f"net.{name}" for name, _ in task.net.named_parameters()]
+            checkpoint["state_dict"] |= gathered(dict(zip(names, self._raw, strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shadow": self.shadow, "updates": self.updates}
+        return {"shadow": gathered(self.shadow), "updates": self.updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.shadow, self.updates = state["shadow"], state["updates"]
 
 
+def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [local(tensor) for tensor in tensors]
+
+
 @contextmanager
 def averaged(trainer: Trainer, task: LightningModule) -> Iterator[str]:
-    """The network in eval mode with EMA weights where the run keeps them, else as it is; yields "ema" or "raw"."""
+    """The network in eval mode with EMA weights where the run keeps them, else as it is; yields "ema" or "raw".
+
+    Within, it is `task.net`, and whole: processes may call it unequally often. All of them must enter and leave.
+    """
     ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
     training = task.net.training
     task.net.eval()
     try:
-        if ema is None:
-            yield "raw"
-        else:
-            with ema.averaged(task):
-                yield "ema"
+        with ema.averaged(task) if ema else nullcontext(), whole(task):
+            yield "ema" if ema else "raw"
     finally:
         task.net.train(training)

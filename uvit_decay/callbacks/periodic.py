@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.callbacks.ema import averaged
 from uvit_decay.diffusion.generate import Sampling, seconds_per_image, share
-from uvit_decay.diffusion.generate import image_evaluations as image_evaluations
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -77,7 +77,8 @@ class Periodic(Callback):
 
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
-        seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(trainer, task)
+        with averaged(trainer, task):
+            seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
 
 

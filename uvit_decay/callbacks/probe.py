@@ -87,13 +87,13 @@ class LinearProbes(Periodic):
         mine = self.my_share(trainer, len(self.times))
         features: dict[int, tuple[Tensor, Tensor]] = {}
         rows: list[Tensor] = []
-        for level in mine:
-            with averaged(trainer, task):
-                pair = (
+        with averaged(trainer, task):  # once, since levels may be more on one rank than on another
+            for level in mine:
+                features[level] = (
                     self._features(task, data.train, train, "train", level),
                     self._features(task, data.test, test, "test", level),
                 )
-            features[level] = pair
+        for pair in features.values():
             scores = ridge_probe(pair[0], labels, pair[1], test_labels)
             ranks = torch.tensor([effective_rank(cell, centre="feature", exp=True) for cell in pair[1]])
             rows.append(torch.stack([scores.held_out, scores.test, scores.ridge, ranks]))

@@ -64,8 +64,8 @@ class Official:
     def description(self, origin: str) -> dict[str, Any]:
         """What a checkpoint of this project says of itself, but for its weights and step."""
         return {
-            "net": spec(self.net, self.net.config),
-            "path": spec(PATHS[self.path], asdict(PATHS[self.path])),
+            "net": spec(type(self.net), self.net.config),
+            "path": spec(type(PATHS[self.path]), asdict(PATHS[self.path])),
             "prediction": self.prediction,
             "sampling": asdict(self.sampling),
             "class_names": [str(label) for label in range(self.net.num_classes)],

@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
+from uvit_decay.tasks.sharding import Sharded, compile_blocks, full, local
 
 MEND = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
@@ -70,18 +71,25 @@ class Task(LightningModule):
         net: the network.
         optim: optimizer and learning rate.
         compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
-            and sampling do not notice.
+            and sampling do not notice. A sharded network is compiled block by block.
         seed: of all random numbers of training.
     """
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
-        if compile:
-            self.net.compile(backend="inductor" if compile is True else compile)
+        self._backend = "inductor" if compile is True else compile
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
+
+    def configure_model(self) -> None:
+        """Compile, now that it is known whether the network will be sharded; once, however often it is trained."""
+        backend, self._backend = self._backend, False
+        if backend and isinstance(self.trainer.strategy, Sharded):
+            compile_blocks(self.net, backend)
+        elif backend:
+            self.net.compile(backend=backend)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""
@@ -132,7 +140,7 @@ class Task(LightningModule):
             # Of the whole global batch: each piece and each device sees a part of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), prog_bar=True, sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
-            self.log("train/grad_norm", get_total_norm(gradients))
+            self.log("train/grad_norm", full(get_total_norm(gradients)))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
@@ -174,7 +182,7 @@ class Task(LightningModule):
 
     def _check_weights(self) -> None:
         """Raise a UserError on all ranks if any of them has seen a bad loss, or if the weights are not finite."""
-        finite = torch.stack([torch.isfinite(p.detach()).all() for p in self.net.parameters()]).all()
+        finite = torch.stack([torch.isfinite(local(p.detach())).all() for p in self.net.parameters()]).all()
         bad = not finite or (self._bad_step is not None and int(self._bad_step) >= 0)
         if self.trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
             self.raise_if_not_finite()

@@ -26,6 +26,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
 from uvit_decay.specs import of_this_version, spec
 from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.sharding import original_class
 
 
 class DiffusionTask(Task):
@@ -125,8 +126,8 @@ class DiffusionTask(Task):
     def describe(self) -> dict[str, Any]:
         data: ImageData = self.trainer.datamodule
         return {
-            "net": spec(self.net, self.net.config),
-            "path": spec(self.path, dataclasses.asdict(self.path)),
+            "net": spec(original_class(self.net), self.net.config),
+            "path": spec(type(self.path), dataclasses.asdict(self.path)),
             "prediction": self.prediction,
             "sampling": dataclasses.asdict(self.sampling),
             "class_names": list(data.class_names) if self.net.num_classes else [],
