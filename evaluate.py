@@ -1,7 +1,7 @@
 """Judge generated pictures: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
 
-X is a folder, zip or tar of pictures, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they are
-made. Y is one of these too, a data set such as cifar100:train, a configuration's (configs/cifar100_uvit_s.yaml:train),
+X is a folder, zip or tar of pictures, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they
+are made. Y is one of these too, a data set such as cifar100:train, a configuration's (configs/cifar100_uvit_s.yaml:train),
 or an .npz of statistics, which `python evaluate.py statistics Y --out stats.npz` writes. On several GPUs:
 torchrun --nproc_per_node 8 -- evaluate.py ...
 """
@@ -53,14 +53,18 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def _add_feature_options(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--features", default="inception", help="inception (default), digits, or a TorchScript or .pt2 file")
+    group.add_argument(
+        "--features", default="inception", help="inception (default), digits, or a TorchScript or .pt2 file"
+    )
     group.add_argument(
         "--protocol",
         choices=("pytorch-fid", "adm", "clean"),
         default="pytorch-fid",
         help="how Inception's pictures are resized: pytorch-fid as U-ViT, adm as SiT; default: pytorch-fid",
     )
-    group.add_argument("--inception-weights", help="the file that torch-fidelity uses; default: torch's cache, or download")
+    group.add_argument(
+        "--inception-weights", help="the file that torch-fidelity uses; default: torch's cache, or download"
+    )
     group.add_argument("--image-size", type=int, help="crop pictures of files to this size, as ADM does")
     group.add_argument("--compile", action="store_true", help="torch.compile for Inception")
 

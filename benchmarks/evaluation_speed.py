@@ -2,8 +2,8 @@
 
 python benchmarks/evaluation_speed.py [--weights FILE] [--images 128] [--size 32] [--threads 2] [--repeats 3]
 
-Random pictures as PNGs; without --weights random ones in the file's layout: the work is the same. Each repeat runs both,
-one after the other, with nothing cached; medians are of the repeats.
+Random pictures as PNGs; without --weights random ones in the file's layout: the work is the same. Each repeat runs
+both, one after the other, with nothing cached; medians are of the repeats.
 """
 
 import argparse
@@ -33,8 +33,9 @@ def random_weights(path: Path) -> Path:
     from torch_fidelity import feature_extractor_inceptionv3 as inception
 
     torch.manual_seed(0)
-    with patch.object(inception, "load_state_dict_from_url", return_value={}), patch.object(
-        inception.FeatureExtractorInceptionV3, "load_state_dict"
+    with (
+        patch.object(inception, "load_state_dict_from_url", return_value={}),
+        patch.object(inception.FeatureExtractorInceptionV3, "load_state_dict"),
     ):
         net = inception.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"])
     for name, value in net.state_dict().items():
@@ -56,7 +57,9 @@ def pictures(folder: Path, seed: int, count: int, size: int) -> Path:
     return folder
 
 
-def ours(samples: Path, reference: Path, weights: Path, batch: int, subset: int, device: torch.device) -> dict[str, float]:
+def ours(
+    samples: Path, reference: Path, weights: Path, batch: int, subset: int, device: torch.device
+) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         extractor = Inception(str(weights), "adm")
@@ -117,7 +120,9 @@ def main() -> None:
         total = 2 * options.images
         rates = {name: total / statistics.median(seconds) for name, seconds in times.items()}
         ratios = sorted(b / a for a, b in zip(times["ours"], times["theirs"], strict=True))
-        print(f"{rates['ours']:.2f} images/s, torch-fidelity {rates['theirs']:.2f}: {statistics.median(ratios):.2f} times")
+        print(
+            f"{rates['ours']:.2f} images/s, torch-fidelity {rates['theirs']:.2f}: {statistics.median(ratios):.2f} times"
+        )
         print(f"ratios of the repeats {ratios[0]:.2f} to {ratios[-1]:.2f}; {device}, {torch.get_num_threads()} threads")
 
 

@@ -7,8 +7,8 @@ import pytest
 import scipy.linalg
 import torch
 import torch_fidelity
+from evaluations import evaluate
 from inception_files import random_weights
-from runs import evaluate
 
 from uvit_decay.image import save_pngs
 from uvit_decay.metrics import Inception
@@ -67,7 +67,9 @@ def test_all_metrics_are_those_of_torch_fidelity_and_of_numpy(files, tmp_path, m
     for name, key in THEIRS.items():
         assert found[name] == pytest.approx(theirs[key], rel=1e-4, abs=1e-7), name
     extractor = Inception(str(files / "inception.pth"), "adm")
-    extractor.prepare(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), torch.device("cpu"))
+    extractor.prepare(
+        torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), torch.device("cpu")
+    )
     sides = [extractor(smooth(*side)).features.double().numpy() for side in ((1, 0.1), (2, 0.0))]
     assert found["fid"] == pytest.approx(independent_fid(*sides), rel=1e-6)
     assert found["sfid"] > 0

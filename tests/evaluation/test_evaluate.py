@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, run_script
+from evaluations import digit_pictures, evaluate, refused
 from PIL import Image
-from runs import digit_pictures, evaluate, refused
 
 from uvit_decay.image import save_npz, save_pngs
 
@@ -117,7 +117,19 @@ def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
-    options = ["--ckpt", trained, "--num", "240", "--steps", "100", "--sampler", "euler", *DIGITS, "--metrics", "fid,is"]
+    options = [
+        "--ckpt",
+        trained,
+        "--num",
+        "240",
+        "--steps",
+        "100",
+        "--sampler",
+        "euler",
+        *DIGITS,
+        "--metrics",
+        "fid,is",
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, str(ROOT / "evaluate.py"), "generation", *map(str, options), "--out"]
     killed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
@@ -153,7 +165,10 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "sigma holds NaN"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "other.npz"], r"statistics of features \(2048,\)"),
-        (["--samples", "digits:test", *DIGITS[2:], "--reference", "told.npz"], "has statistics of inception-v3-adm-6726"),
+        (
+            ["--samples", "digits:test", *DIGITS[2:], "--reference", "told.npz"],
+            "has statistics of inception-v3-adm-6726",
+        ),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
         (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--num and --batch-size must be at least 1"),
@@ -185,5 +200,13 @@ def test_help_is_quick_and_whole(tmp_path):
     shown = run_script("evaluate.py", "generation", "--help", cwd=tmp_path)
     assert time.monotonic() - start < 10
     assert shown.returncode == 0
-    for option in ("--samples", "--ckpt", "--reference", "--metrics", "--protocol", "--inception-weights", "--guidance"):
+    for option in (
+        "--samples",
+        "--ckpt",
+        "--reference",
+        "--metrics",
+        "--protocol",
+        "--inception-weights",
+        "--guidance",
+    ):
         assert option in shown.stdout

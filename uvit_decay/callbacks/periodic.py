@@ -78,7 +78,9 @@ class Periodic(Callback):
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
         with averaged(trainer, task):
-            seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(trainer, task)
+            seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(
+                trainer, task
+            )
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
 
 

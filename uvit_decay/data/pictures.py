@@ -115,8 +115,9 @@ def size_of(listing: Listing) -> int:
     name = listing.members[0]
     _load_plugins()
     with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
-        with _reading(name), Image.open(BytesIO(_fetch_one(fetch, 0, name))) as image:
-            width, height = image.size
+        content = BytesIO(_fetch_one(fetch, 0, name))
+    with _reading(name), Image.open(content) as image:
+        width, height = image.size
     if width != height:
         raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
     return width
@@ -148,7 +149,9 @@ def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = Fa
         image.load()
         picture = _eight_bits(image, "L" if channels == 1 else "RGB")
     if exact and picture.size != (size, size):
-        raise UserError(f"{name}: {picture.width}x{picture.height}, not {size}x{size}: --image-size N crops all to one size")
+        raise UserError(
+            f"{name}: {picture.width}x{picture.height}, not {size}x{size}: --image-size N crops all to one size"
+        )
     pixels = np.asarray(centre_crop(picture, size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -196,7 +199,8 @@ def read(
 ) -> Tensor:
     """The pictures (all, or those at `indices` in that order) as uint8 (n, channels, size, size), decoded by threads.
 
-    Works in forked and spawned workers. `progress` None shows a bar for more than 2000 pictures; `exact` as in `decode`.
+    Works in forked and spawned workers. `progress` None shows a bar for more than 2000 pictures; `exact` as in
+    `decode`.
     Raises UserError, after trying them all, that counts the pictures that cannot be read and explains the first.
     """
     _check_shape(size, channels)

@@ -122,7 +122,9 @@ class Comparison:
         count = len(self.samples.class_names)
         columns = grid_columns(count) if 0 < count <= 10 else 10
         labels = self.samples.labels
-        if labels is None or not torch.equal(labels[:SHOWN], torch.arange(len(labels[:SHOWN])) % columns % max(count, 1)):
+        if labels is None or not torch.equal(
+            labels[:SHOWN], torch.arange(len(labels[:SHOWN])) % columns % max(count, 1)
+        ):
             return (), 10
         return tuple(self.samples.class_names[i % count] for i in range(columns)), columns
 

@@ -59,7 +59,7 @@ class Pictures(ABC):
 
 
 def as_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; with ordinary strides, on which rounding depends."""
+    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; with plain strides: rounding depends on them."""
     if images.shape[1] != channels:
         images = repeat(images, "n 1 h w -> n c h w", c=channels)
     return images.clone(memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # ADM's
 
 
 def save_statistics(path: Path, found: dict[str, Statistics], about: dict[str, Any]) -> None:
-    """Write an .npz: `mu` (d,) and `sigma` (d, d), float64, for "features"; `mu_s`, `sigma_s` for "spatial"; `about`."""
+    """Write an .npz: `mu` (d,), `sigma` (d, d), float64, of "features"; `mu_s`, `sigma_s` of "spatial"; and `about`."""
     arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps(about))}
     for kind, statistics in found.items():
         mean, cov = NAMES[kind]
@@ -55,7 +55,9 @@ class StatisticsFile:
             raise UserError(f"{self.path} has statistics of {found}, these features are of {wanted}")
         if self.has("features") and self._arrays["mu"].shape != (extractor.dim,):
             shape = self._arrays["mu"].shape
-            raise UserError(f"{self.path} has statistics of features {shape}, {extractor.name} gives ({extractor.dim},)")
+            raise UserError(
+                f"{self.path} has statistics of features {shape}, {extractor.name} gives ({extractor.dim},)"
+            )
         for name, array in self._arrays.items():
             if not (np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all()):
                 raise UserError(f"{self.path}: {name} holds NaN, infinity or no numbers")

@@ -59,7 +59,9 @@ class Store:
         wanted = json.loads(json.dumps(self.about))
         if path.exists():
             if json.loads(path.read_text()) != wanted:
-                raise UserError(f"{self.folder} keeps the features of another evaluation: remove it, or name another --out")
+                raise UserError(
+                    f"{self.folder} keeps the features of another evaluation: remove it, or name another --out"
+                )
         else:
             if any(self.folder.iterdir()):
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")

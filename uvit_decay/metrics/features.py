@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from einops import repeat
@@ -36,6 +36,7 @@ class Features(NamedTuple):
     spatial: Float32[Tensor, "n 2023"] | None = None
 
 
+@runtime_checkable
 class Extractor(Protocol):
     """`name` goes into every number's key; `dim` is d; `knows_labels` if its k classes are those of the data.
 

@@ -3,6 +3,7 @@
 import runpy
 import sys
 
+import pytest
 import torch
 from conftest import ROOT
 from sklearn.datasets import load_digits
@@ -18,14 +19,12 @@ def evaluate(monkeypatch, folder, *args):
 
 def refused(monkeypatch, folder, capsys, *args) -> str:
     """The one line that it ends with."""
-    try:
+    with pytest.raises(SystemExit) as end:
         evaluate(monkeypatch, folder, *args)
-    except SystemExit as end:
-        assert end.code == 2
-        line = capsys.readouterr().err.strip().splitlines()[-1]
-        assert line.startswith("error: ")
-        return line
-    raise AssertionError("it was not refused")
+    assert end.value.code == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
 
 
 def digit_pictures(count: int, noise: float = 0.0) -> torch.Tensor:
