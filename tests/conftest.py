@@ -29,6 +29,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory) -> None:
+    """What is kept between runs is kept away from the user's."""
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+
+
 def tiny_net(num_classes: int = 10, **options) -> UViT:
     torch.manual_seed(0)
     options = {"alpha_min": 0.7, "init": "xavier", **options}

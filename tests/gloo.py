@@ -6,17 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import multiprocessing
 
 # Clean processes like those of spawn, but what is slow to import is imported once for all tests.
-IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet", "uvit_decay.metrics.inception"]
+IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet"]
 
 
-def on_two_processes(work: Callable[[int, str, Path], None], folder: Path) -> list[Any]:
-    """What `work(rank, address, folder)` has written as JSON to folder / str(rank), for both ranks."""
+def on_two_processes(work: Callable[[int], Any], folder: Path) -> list[Any]:
+    """What `work(rank)` returns on both ranks, through JSON; `work` is a function of a test module."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED_ONCE)
-    multiprocessing.start_processes(work, (address, folder), nprocs=2, start_method="forkserver")
+    multiprocessing.start_processes(_one_of_two, (work, address, folder), nprocs=2, start_method="forkserver")
     return [json.loads((folder / str(rank)).read_text()) for rank in range(2)]
+
+
+def _one_of_two(rank: int, work: Callable[[int], Any], address: str, folder: Path) -> None:
+    dist.init_process_group("gloo", address, rank=rank, world_size=2)
+    (folder / str(rank)).write_text(json.dumps(work(rank)))
+    dist.destroy_process_group()

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from reference import attention, block_shapes, linear, random_inputs, random_values
 from torch.nn import functional
 
 from uvit_decay.nn import SiT
@@ -62,10 +63,7 @@ def official_shapes(
     if wiring == "decayed":
         blocks = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(depth // 2)]
     for block in blocks:
-        shapes |= {f"{block}.attn.qkv.weight": (3 * dim, dim), f"{block}.attn.qkv.bias": (3 * dim,)}
-        shapes |= {f"{block}.attn.proj.weight": (dim, dim), f"{block}.attn.proj.bias": (dim,)}
-        shapes |= {f"{block}.mlp.fc1.weight": (hidden, dim), f"{block}.mlp.fc1.bias": (hidden,)}
-        shapes |= {f"{block}.mlp.fc2.weight": (dim, hidden), f"{block}.mlp.fc2.bias": (dim,)}
+        shapes |= block_shapes(block, dim, hidden, qkv_bias=True)
         shapes |= {f"{block}.adaLN_modulation.1.weight": (6 * dim, dim)}
         shapes |= {f"{block}.adaLN_modulation.1.bias": (6 * dim,)}
         if block.startswith("dec"):
@@ -74,34 +72,13 @@ def official_shapes(
 
 
 def random_state(seed=0, **options):
-    """A random state_dict in the published layout, scaled so that every part matters and no gate is shut."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {}
-    for name, shape in official_shapes(**options).items():
-        values = torch.randn(shape, generator=generator)
-        if name.endswith("bias"):
-            state[name] = (0.3 if "adaLN" in name else 0.1) * values
-        elif name == "pos_embed" or name.startswith("y_embedder"):
-            state[name] = 0.5 * values
-        else:
-            state[name] = values / math.sqrt(math.prod(shape[1:]))
-    return state
-
-
-def linear(w, name, h):
-    return functional.linear(h, w[name + ".weight"], w[name + ".bias"])
+    """A random state_dict in the published layout."""
+    return random_values(official_shapes(**options), seed)
 
 
 def modulated(h, shift, scale):
     h = functional.layer_norm(h, h.shape[-1:], eps=1e-6)
     return h * (1 + scale.unsqueeze(1)) + shift.unsqueeze(1)
-
-
-def attention(w, name, h, heads):
-    count, tokens, dim = h.shape
-    q, k, v = linear(w, name + ".qkv", h).reshape(count, tokens, 3, heads, dim // heads).permute(2, 0, 3, 1, 4)
-    weights = (q * (dim // heads) ** -0.5 @ k.transpose(-2, -1)).softmax(-1)
-    return linear(w, name + ".proj", (weights @ v).transpose(1, 2).reshape(count, tokens, dim))
 
 
 def mlp(w, name, h):
@@ -162,9 +139,7 @@ def official_forward(
 
 
 def inputs(image_size=8, channels=4, num_classes=3, count=3, **_):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(count, channels, image_size, image_size, generator=generator)
-    return x, torch.tensor([0.02, 0.4, 0.997])[:count], torch.arange(count) % num_classes if num_classes else None
+    return random_inputs(image_size, channels, num_classes, [0.02, 0.4, 0.997][:count])
 
 
 def loaded(**options):

@@ -1,10 +1,13 @@
 """Pictures at the borders: the uint8 conversion, grids, files."""
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from uvit_decay.errors import UserError
 from uvit_decay.image import (
     grid_columns,
     labelled_grid,
@@ -108,7 +111,7 @@ def test_a_grid_has_whole_turns_of_classes(classes, wanted, columns):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
     images = pictures(5, channels, 8)[:, :, :6]
-    save_npz(tmp_path / "samples.npz", images)
+    save_npz(tmp_path / "samples.npz", images.split(2), 5)
     with np.load(tmp_path / "samples.npz") as file:
         assert file.files == ["arr_0"]
         array = file["arr_0"]
@@ -116,15 +119,47 @@ def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
     assert np.array_equal(array, images.permute(0, 2, 3, 1).numpy())
 
 
+def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
+    images, labels, alive = pictures(40, 3, 8), [*range(40)], []
+
+    def batches():
+        for i in range(0, 40, 2):
+            batch = images[i : i + 2].clone()
+            alive.append(weakref.ref(batch))
+            yield batch
+            assert sum(ref() is not None for ref in alive) <= 3
+
+    save_npz(tmp_path / "ours.npz", batches(), 40, labels)
+    arrays = images.permute(0, 2, 3, 1).numpy(), np.array(labels)
+    np.savez(tmp_path / "theirs.npz", *arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+
+
+def test_an_npz_is_whole_or_not_there(tmp_path):
+    def stops():
+        yield pictures(2, 1, 8)
+        raise UserError("stopped")
+
+    for batches, error in ((stops(), UserError), ([pictures(2, 1, 8)], ValueError)):
+        with pytest.raises(error):
+            save_npz(tmp_path / "samples.npz", batches, 4)
+        assert not (tmp_path / "samples.npz").exists()
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
     images = pictures(11, channels, 8)
-    save_pngs(tmp_path, images)
+    save_pngs(tmp_path, images.split(4))
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"{i:06d}.png" for i in range(11)]
     for file, image in zip(files, images, strict=True):
         read = torch.from_numpy(np.asarray(Image.open(file)).copy()).reshape(8, 8, channels)
         assert torch.equal(read.permute(2, 0, 1), image)
+
+
+def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
+    with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
+        save_pngs(tmp_path / "gone", [pictures(2, 1, 8)])
 
 
 def test_a_name_is_written_smaller_before_it_is_cut():

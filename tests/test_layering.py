@@ -23,6 +23,9 @@ WITHOUT_LIGHTNING = (
     "checkpoint",
     "randomness.py",
     "errors.py",
+    "processes.py",
+    "sampled.py",
+    "sampling_options.py",
     "disk.py",
     "download.py",
 )

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shlex
 import signal
 import subprocess
@@ -12,13 +11,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, save_tiny_vae, tiny_net, tiny_task, tiny_trainer
+from conftest import ROOT, run_script, save_tiny_vae
 from PIL import Image
-
-from uvit_decay.data import Digits
-from uvit_decay.diffusion.path import Linear
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.nn import SiT
 
 SMALL = [
     "--model.net.dim=16",
@@ -27,21 +21,6 @@ SMALL = [
     "--trainer.val_check_interval=10",
     "--trainer.log_every_n_steps=5",
 ]
-
-
-def sample(monkeypatch, folder, *args):
-    """`python sample.py ...` in this process, in `folder`."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "sample.py"), *map(str, args)])
-    threads = torch.get_num_threads()
-    try:
-        runpy.run_path(str(ROOT / "sample.py"), run_name="__main__")
-    finally:
-        torch.set_num_threads(threads)
-
-
-def pixels(path):
-    return np.load(path)["arr_0"]
 
 
 @pytest.mark.slow
@@ -92,121 +71,6 @@ def test_ctrl_c_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path):
     assert last["global_step"] == step + 5
 
 
-def test_help_imports_no_more_than_it_needs():
-    code = "import sys; sys.argv = ['sample.py', '--help']; import runpy\n"
-    code += f"try: runpy.run_path({str(ROOT / 'sample.py')!r}, run_name='__main__')\n"
-    code += "except SystemExit: print('torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert result.stdout.strip().endswith("False")
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_ten_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
-    for size in (1, 3, 10):
-        args = ["--ckpt", trained, "--num", 10, "--batch-size", size, "--sampler", sampler, "--steps", 4]
-        sample(monkeypatch, tmp_path, *args, "--out", f"{size}.npz")
-    one, three, ten = (pixels(tmp_path / f"{size}.npz") for size in (1, 3, 10))
-    assert one.shape == (10, 8, 8, 1)
-    assert np.array_equal(one, three)
-    assert np.array_equal(one, ten)
-
-
-def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class(trained, tmp_path, monkeypatch):
-    base = ["--ckpt", trained, "--classes", "3"]
-    for name, args in {
-        "few": ["--num", 2],
-        "many": ["--num", 5],
-        "seed": ["--num", 2, "--seed", 8],
-        "class": ["--num", 2, "--classes", "4"],
-        "raw": ["--num", 2, "--weights", "raw"],
-    }.items():
-        sample(monkeypatch, tmp_path, *base, *args, "--out", f"{name}.npz")
-    few = pixels(tmp_path / "few.npz")
-    assert np.array_equal(few, pixels(tmp_path / "many.npz")[:2])
-    for other in ("seed", "class", "raw"):
-        assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
-
-
-def test_the_command_of_the_readme_makes_a_grid(trained, tmp_path, monkeypatch):
-    options = "--num 64 --classes 0,1,2 --guidance 2 --sampler dpm++ --steps 25 --seed 7 --out new/grid.png"
-    sample(monkeypatch, tmp_path, "--ckpt", trained, *options.split())
-    grid = Image.open(tmp_path / "new" / "grid.png")
-    assert grid.size == (9 * 68 + 4, 22 + 8 * 68 + 4)  # 9 columns of 3 classes, 8 rows
-
-
-def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "pictures")
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "array.npz")
-    names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
-    assert names == [f"{i:06d}.png" for i in range(12)]
-    read = np.stack([np.asarray(Image.open(tmp_path / "pictures" / name)) for name in names])
-    assert np.array_equal(read[..., None], pixels(tmp_path / "array.npz"))
-
-
-@pytest.mark.slow
-def test_two_processes_sample_what_one_does(trained, tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 11, "--out", "one.npz")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    command = [*torchrun, "--", str(ROOT / "sample.py"), "--ckpt", str(trained), "--num", "11", "--out", "two.npz"]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert result.returncode == 0, result.stderr
-    assert np.array_equal(pixels(tmp_path / "one.npz"), pixels(tmp_path / "two.npz"))
-
-
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--classes", "10"], "this checkpoint has the classes 0 to 9"),
-        (["--classes", "-1"], "this checkpoint has the classes 0 to 9"),
-        (["--classes", "cat"], "--classes takes numbers"),
-        (["--num", "0"], "at least 1"),
-        (["--seed", "-1"], "--seed at least 0"),
-        (["--out", "b.jpg"], "a .png (grid), an .npz (array) or a folder"),
-        (["--out", "full"], "the folder is not empty"),
-        (["--batch-size", "0"], "at least 1"),
-        (["--steps", "0"], "steps must lie between 1 and 1000"),
-        (["--sampler", "magic"], "unknown sampler 'magic'"),
-        (["--guidance", "nan"], "guidance must be a number"),
-        (["--device", "nowhere"], "--device nowhere"),
-        (["--out", "/proc/no/where.png"], "cannot write"),
-        (["--ckpt", "missing.ckpt"], "does not exist"),
-    ],
-)
-def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypatch, capsys, args, message):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "old.png").touch()
-    with pytest.raises(SystemExit) as stop:
-        sample(monkeypatch, tmp_path, "--ckpt", trained, *args)
-    assert stop.value.code == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
-    assert error.startswith("error: ")
-    assert message in error
-
-
-def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_path, monkeypatch, capsys):
-    tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
-    ckpt = tmp_path / "checkpoints" / "last.ckpt"
-    for args, message in ((["--guidance", "2"], "unconditional: use guidance 1"), (["--classes", "1"], "leave out")):
-        with pytest.raises(SystemExit) as stop:
-            sample(monkeypatch, tmp_path, "--ckpt", ckpt, *args)
-        assert stop.value.code == 2
-        assert message in capsys.readouterr().err
-    sample(monkeypatch, tmp_path, "--ckpt", ckpt, "--num", 3)
-
-
-def test_the_bundled_checkpoint_is_what_its_card_says(tmp_path, monkeypatch):
-    import hashlib
-
-    import yaml
-
-    card = yaml.safe_load((ROOT / "checkpoints" / "cards.yaml").read_text())["digits"]
-    path = ROOT / "checkpoints" / card["file"]
-    assert hashlib.sha256(path.read_bytes()).hexdigest() == card["sha256"]
-    assert path.stat().st_size < 4 * 2**20
-    sample(monkeypatch, tmp_path, "--num", 20)
-    assert (tmp_path / "samples.png").exists()
-
-
 @pytest.mark.slow
 def test_pictures_become_latents_a_network_and_pictures_again(pictures, tmp_path):
     vae = save_tiny_vae(tmp_path / "vae")
@@ -225,73 +89,10 @@ def test_pictures_become_latents_a_network_and_pictures_again(pictures, tmp_path
         flags = ["--ckpt", checkpoint, "--num", "3", "--steps", "3", "--out", out]
         sampled = run_script("sample.py", *flags, *options, cwd=tmp_path)
         assert sampled.returncode == 0, sampled.stderr
-    own, other = pixels(tmp_path / "own.npz"), pixels(tmp_path / "other.npz")
+    own, other = (np.load(tmp_path / name)["arr_0"] for name in ("own.npz", "other.npz"))
     assert own.shape == other.shape == (3, 64, 64, 3)
     assert not np.array_equal(own, other)
     vae.rename(tmp_path / "moved")
     refused = run_script("sample.py", "--ckpt", checkpoint, cwd=tmp_path)
     assert refused.returncode == 2
     assert "with --vae" in refused.stderr.splitlines()[-1]
-
-
-def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit):
-        sample(monkeypatch, tmp_path, "--ckpt", trained, "--vae", "somewhere")
-    assert "this checkpoint makes pixels" in capsys.readouterr().err
-
-
-def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, tmp_path, monkeypatch, capsys):
-    for flags, wanted in ((["dpm++"], "dpm++4_w2"), (["dpm++", "--steps", "3"], "dpm++3_w2"), (["ddim"], "ddim25_w2")):
-        sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "1", "--sampler", *flags)
-        assert wanted in capsys.readouterr().err
-
-
-def test_a_grid_is_as_wide_as_its_images(trained, tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "3")
-    assert Image.open(tmp_path / "samples.png").size == (3 * 68 + 4, 22 + 68 + 4)
-
-
-def tiny_sit_checkpoint(folder):
-    """A .ckpt of a few steps of a decayed SiT on velocities."""
-    net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.8, wiring="decayed")
-    task = tiny_task(net, path=Linear(), prediction="velocity")
-    tiny_trainer(folder, max_steps=3).fit(task, Digits(32))
-    return folder / "checkpoints" / "last.ckpt"
-
-
-@pytest.mark.parametrize(
-    ("flags", "calls"),
-    [
-        (["--sampler", "sit-sde", "--steps", "250"], 250),
-        (["--sampler", "sit-sde"], 250),
-        (["--sampler", "sit-ode"], 250),
-        (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20),
-    ],
-)
-def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, flags, calls):
-    checkpoint, sizes = tiny_sit_checkpoint(tmp_path), []
-
-    def count(module, args, output) -> None:
-        if isinstance(module, SiT):
-            sizes.append(len(args[0]))
-
-    handle = torch.nn.modules.module.register_module_forward_hook(count)
-    try:
-        sample(monkeypatch, tmp_path, "--ckpt", checkpoint, "--num", "3", "--guidance", "1", *flags)
-    finally:
-        handle.remove()
-    assert sizes == [6 if "2" in flags else 3] * calls
-    assert (tmp_path / "samples.png").exists()
-
-
-def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, capsys):
-    flags = ["--ckpt", trained, "--num", "3", "--sampler", "euler", "--steps", "6"]
-    for out, scale, interval in (("no", "1", "0,1"), ("some", "3", "0.3,0.7"), ("all", "3", "0,1")):
-        guided = ["--guidance", scale, "--guidance-interval", interval]
-        sample(monkeypatch, tmp_path, *flags, *guided, "--out", f"{out}.npz")
-    no, some, every = (pixels(tmp_path / f"{name}.npz") for name in ("no", "some", "all"))
-    assert not np.array_equal(no, some)
-    assert not np.array_equal(some, every)
-    with pytest.raises(SystemExit):
-        sample(monkeypatch, tmp_path, *flags, "--guidance-interval", "often")
-    assert "takes two times such as 0.1,0.6" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from reference import attention, block_shapes, linear, random_inputs, random_values
 from torch.nn import functional
 
 from uvit_decay.nn import UViT
@@ -63,37 +64,15 @@ def official_shapes(
     sides = [f"{side}_blocks.{i}" for side in ("in", "out") for i in range(depth // 2)]
     for block in [*sides, "mid_block"]:
         shapes |= {f"{block}.{norm}.{kind}": (dim,) for norm in ("norm1", "norm2") for kind in ("weight", "bias")}
-        shapes |= {f"{block}.attn.qkv.weight": (3 * dim, dim)}
-        shapes |= {f"{block}.attn.proj.weight": (dim, dim), f"{block}.attn.proj.bias": (dim,)}
-        shapes |= {f"{block}.mlp.fc1.weight": (hidden, dim), f"{block}.mlp.fc1.bias": (hidden,)}
-        shapes |= {f"{block}.mlp.fc2.weight": (dim, hidden), f"{block}.mlp.fc2.bias": (dim,)}
-        if qkv_bias:
-            shapes[f"{block}.attn.qkv.bias"] = (3 * dim,)
+        shapes |= block_shapes(block, dim, hidden, qkv_bias)
         if skip and block.startswith("out"):
             shapes |= {f"{block}.skip_linear.weight": (dim, 2 * dim), f"{block}.skip_linear.bias": (dim,)}
     return shapes
 
 
 def random_state(seed=0, **options):
-    """A random state_dict in the official layout, scaled so that every part matters in the output."""
-    generator = torch.Generator().manual_seed(seed)
-    state = {}
-    for name, shape in official_shapes(**options).items():
-        values = torch.randn(shape, generator=generator)
-        if "norm" in name:
-            state[name] = 0.1 * values + (1.0 if name.endswith("weight") else 0.0)
-        elif name.endswith("bias"):
-            state[name] = 0.1 * values
-        elif name in ("pos_embed", "label_emb.weight"):
-            state[name] = 0.5 * values
-        else:
-            state[name] = values / math.sqrt(math.prod(shape[1:]))
-    return state
-
-
-def linear(w, name, h):
-    out = h @ w[name + ".weight"].T
-    return out + w[name + ".bias"] if name + ".bias" in w else out
+    """A random state_dict in the official layout."""
+    return random_values(official_shapes(**options), seed)
 
 
 def norm(w, name, h):
@@ -101,19 +80,10 @@ def norm(w, name, h):
     return centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[name + ".weight"] + w[name + ".bias"]
 
 
-def official_trunk(w, h, *, dim, depth, heads, alphas=None, betas=None):
+def official_trunk(w, h, *, depth, heads, alphas=None, betas=None):
     """The blocks between the embeddings and the last norm, with one alpha and beta a branch."""
     alphas = iter(alphas or [1.0] * (2 * depth + 2))
     betas = iter(betas or [1.0] * (2 * depth + 2))
-
-    def attention(name, h):
-        q, k, v = linear(w, name + ".qkv", h).split(dim, dim=-1)
-        head, width = [], dim // heads
-        for i in range(0, dim, width):
-            scores = q[..., i : i + width] @ k[..., i : i + width].transpose(1, 2) / math.sqrt(width)
-            weights = (scores - scores.amax(-1, keepdim=True)).exp()
-            head.append(weights / weights.sum(-1, keepdim=True) @ v[..., i : i + width])
-        return linear(w, name + ".proj", torch.cat(head, -1))
 
     def mlp(name, h):
         h = linear(w, name + ".fc1", h)
@@ -122,7 +92,7 @@ def official_trunk(w, h, *, dim, depth, heads, alphas=None, betas=None):
     def block(name, h, skip=None):
         if name + ".skip_linear.weight" in w:
             h = linear(w, name + ".skip_linear", torch.cat([h, skip], -1))
-        h = next(alphas) * h + next(betas) * attention(name + ".attn", norm(w, name + ".norm1", h))
+        h = next(alphas) * h + next(betas) * attention(w, name + ".attn", norm(w, name + ".norm1", h), heads)
         return next(alphas) * h + next(betas) * mlp(name + ".mlp", norm(w, name + ".norm2", h))
 
     memory = []
@@ -148,7 +118,7 @@ def official_forward(w, x, t, y=None, *, dim, depth, heads, patch_size, time_sca
         time = linear(w, "time_embed.2", time / (1 + torch.exp(-time)))
     extra = [time] if y is None else [w["label_emb.weight"][y], time]
     h = torch.cat([torch.stack(extra, 1), h], 1) + w["pos_embed"]
-    h = official_trunk(w, h, dim=dim, depth=depth, heads=heads, alphas=alphas, betas=betas)
+    h = official_trunk(w, h, depth=depth, heads=heads, alphas=alphas, betas=betas)
     h = linear(w, "decoder_pred", norm(w, "norm", h))[:, len(extra) :]
 
     image = torch.empty(count, channels, size, size)
@@ -164,9 +134,7 @@ def official_forward(w, x, t, y=None, *, dim, depth, heads, patch_size, time_sca
 
 
 def inputs(image_size=8, channels=3, num_classes=0, count=3, **_):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(count, channels, image_size, image_size, generator=generator)
-    return x, torch.tensor([0.02, 0.5, 0.997])[:count], torch.arange(count) % num_classes if num_classes else None
+    return random_inputs(image_size, channels, num_classes, [0.02, 0.5, 0.997][:count])
 
 
 def loaded(**options):

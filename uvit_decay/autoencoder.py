@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -73,10 +72,6 @@ class LatentSpace:
         weights = torch.tensor(self.rgb, device=x.device)
         rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
         return to_uint8(rgb)
-
-    def describe(self) -> dict[str, Any]:
-        """Plain values, for checkpoints and manifests."""
-        return asdict(self)
 
     def check_same(self, other: LatentSpace, mine: str, theirs: str) -> None:
         """Raise a UserError with both values where a network for one cannot work on the other."""

@@ -27,13 +27,24 @@ def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
+def agrees(found: str, expected: str) -> bool:
+    """Whether a checksum is the expected one, or begins with it: torch's files carry the first 8 digits in their names.
+
+    Raises:
+        ValueError: fewer than 8 digits, which would let other files pass.
+    """
+    if len(expected) < 8:
+        raise ValueError(f"{expected!r} is too short for a checksum, 8 digits at least")
+    return found.startswith(expected)
+
+
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
-    """Raise a UserError with both values unless the file has the `expected` checksum."""
+    """Raise a UserError with both values unless the file has the `expected` checksum (or one that begins so)."""
     try:
         found = checksum(path, algorithm)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-    if found != expected:
+    if not agrees(found, expected):
         size = f"{path.stat().st_size:,} bytes"
         reason = f"its {algorithm} is {found}, expected {expected} ({size}: cut short, or another file)"
         raise UserError(f"{path} is not the file it should be: {reason}; move it away and fetch it again")
@@ -49,7 +60,7 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
     Args:
         url: http or https address.
         target: path of the file; missing folders are made.
-        expected: hexadecimal checksum of the whole file.
+        expected: hexadecimal checksum of the whole file, or its first 8 digits or more.
         algorithm: which checksum that is.
         timeout: seconds without any byte after which the server counts as gone.
 
@@ -79,11 +90,11 @@ def _lock(target: Path) -> AcquireReturnProxy:
 
 def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
     """Make `partial` the whole file; without the network if it is that already."""
-    if partial.exists() and checksum(partial, algorithm) == expected:
+    if partial.exists() and agrees(checksum(partial, algorithm), expected):
         return
     _fetch(url, partial, target, timeout)
     found = checksum(partial, algorithm)
-    if found != expected:
+    if not agrees(found, expected):
         partial.unlink()
         reason = f"the {algorithm} of what came is {found}, expected {expected}"
         raise UserError(f"{url}: {reason}; it was removed, run again to fetch it anew")

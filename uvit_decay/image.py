@@ -5,13 +5,18 @@ Inside networks a picture is float in [-1, 1]; on disk and in metrics it is uint
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import zipfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
+
+from uvit_decay.disk import replacing
+from uvit_decay.errors import UserError, one_line
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -55,12 +60,35 @@ def grid_columns(classes: int, wanted: int = 10) -> int:
     return classes * max(1, wanted // classes) if classes else wanted
 
 
-def save_npz(path: Path, images: Tensor) -> None:
-    """The layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c)."""
-    np.savez(path, arr_0=images.permute(0, 2, 3, 1).cpu().numpy())
+def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:
+    """The layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c), and `arr_1`, int64 (n), if there are labels.
+
+    The `count` pictures of all `batches`, uint8 (b, c, h, w), are written as they come: no more than a batch is in
+    memory. The file takes the place of `path` once it is whole.
+    """
+    batches = iter(batches)
+    first = next(batches)
+    channels, height, width = first.shape[1:]
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with archive.open("arr_0.npy", "w", force_zip64=True) as entry:  # as np.savez does: it may exceed 4 GiB
+            header = {"descr": "|u1", "fortran_order": False, "shape": (count, height, width, channels)}
+            np.lib.format.write_array_header_1_0(entry, header)
+            written = 0
+            for batch in itertools.chain([first], batches):
+                entry.write(batch.permute(0, 2, 3, 1).contiguous().cpu().numpy())
+                written += len(batch)
+        if written != count:
+            raise ValueError(f"{written} pictures instead of {count}")
+        if labels is not None:
+            with archive.open("arr_1.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
 
 
-def save_pngs(folder: Path, images: Tensor) -> None:
-    """One PNG each, named by its number: 000000.png, 000001.png, ..."""
-    for number, image in enumerate(images):
-        to_pil(image).save(folder / f"{number:06d}.png")
+def save_pngs(folder: Path, batches: Iterable[Tensor]) -> None:
+    """One PNG each, written as they come and named by its number: 000000.png, 000001.png, ..."""
+    for number, image in enumerate(itertools.chain.from_iterable(batches)):
+        path = folder / f"{number:06d}.png"
+        try:
+            to_pil(image).save(path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror or one_line(error)}") from error

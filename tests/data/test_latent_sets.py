@@ -10,6 +10,7 @@ from latent_files import COUNT, encode, open_set
 from PIL import Image
 
 from uvit_decay.callbacks import LinearProbes, Preview
+from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.steps import StepLoader, StepSampler
 from uvit_decay.diffusion.generate import Sampling
@@ -103,6 +104,21 @@ def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, 
     other = encode(pictures, tmp_path / "other", save_tiny_vae(tmp_path / "vae", seed=1))
     with pytest.raises(UserError, match="the checkpoint has latents with sha256 .* other "):
         fit(tmp_path / "c", Latents(str(other), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
+
+
+@pytest.mark.parametrize("change", [lambda latents: latents.update(groups=2), lambda latents: latents.pop("scale")])
+def test_a_checkpoint_of_another_version_is_refused_in_one_line_by_training_and_by_sampling(encoded, tmp_path, change):
+    data = Latents(str(encoded), batch_size=11, num_workers=0)
+    _, path = fit(tmp_path / "a", data)
+    contents = torch.load(path, weights_only=True)
+    change(contents["uvit_decay"]["latents"])
+    torch.save(contents, path)
+    for use in (lambda: fit(tmp_path / "b", data, max_steps=6, ckpt_path=path), lambda: load(path)):
+        with pytest.raises(
+            UserError, match=r"was written by another version of this project: .*(groups|scale)"
+        ) as error:
+            use()
+        assert "\n" not in str(error.value)
 
 
 def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, pictures, vae, tmp_path):

@@ -1,15 +1,15 @@
-"""The small classifier on the digits, and Inception against torch-fidelity's own extractor with random weights."""
+"""The small classifier, on the digits."""
 
-import urllib.error
+import re
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from uvit_decay.errors import UserError
-from uvit_decay.metrics.features import Features, Inception, SmallClassifier
+from uvit_decay.metrics.features import Features, SmallClassifier
 
 CPU = torch.device("cpu")
-NO_PICTURES, NO_LABELS = torch.zeros(1, 3, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -101,132 +101,26 @@ def test_the_classifier_takes_rgb_pictures(digits):
     assert classifier(rgb[:4]).features.shape == (4, 64)
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A file of random weights in torch-fidelity's layout, written by its own network."""
-    from torch_fidelity import feature_extractor_inceptionv3 as fidelity
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fidelity, "load_state_dict_from_url", lambda *args, **options: {})
-        patch.setattr(fidelity.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
-        state = fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).state_dict()
-    g = torch.Generator().manual_seed(0)
-    for name, value in state.items():
-        if value.ndim > 1:  # He-normal: features stay of order one through the depth
-            gain = 1 if name == "fc.weight" else 2
-            value.normal_(std=(gain / value[0].numel()) ** 0.5, generator=g)
-    path = tmp_path_factory.mktemp("inception") / "weights.pth"
-    torch.save(state, path)
-    return path
+def test_channels_are_those_of_the_training_set(classifier):
+    assert SmallClassifier().channels is None
+    assert classifier.channels == 1
+    assert classifier.has_logits
 
 
-@pytest.fixture(scope="module")
-def inception(weights):
-    extractor = Inception(str(weights))
-    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
-    return extractor
+def test_the_identity_tells_weights_apart(digits):
+    one, again, other = (prepared(digits, steps) for steps in (3, 3, 4))
+    assert one.identity() == again.identity() != other.identity()
+    assert re.fullmatch(r"small-cnn-[0-9a-f]{12}", one.identity())
 
 
-@pytest.fixture(scope="module")
-def photographs():
-    g = torch.Generator().manual_seed(1)
-    return torch.randint(256, (2, 3, 32, 32), generator=g, dtype=torch.uint8)
-
-
-@pytest.fixture(scope="module")
-def found(inception, photographs):
-    return inception(photographs)
-
-
-def test_the_file_has_the_real_layout(weights):
-    state = torch.load(weights, weights_only=True)
-    assert len(state) == 566
-    assert {"Conv2d_1a_3x3.conv.weight", "Mixed_7c.branch_pool.bn.running_var", "fc.bias"} <= set(state)
-    assert sum(value.numel() for value in state.values()) == pytest.approx(23.9e6, rel=0.01)
-
-
-def test_inception_is_the_extractor_of_torch_fidelity(weights, photographs, found):
-    from torch_fidelity.utils import create_feature_extractor
-
-    theirs = create_feature_extractor(
-        "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(weights), cuda=False
-    )
-    features, logits = theirs(photographs)
-    assert torch.equal(found.features, features)
-    assert torch.equal(found.logits, logits)
-
-
-def test_inception_features_tell_pictures_apart(found, inception):
-    assert found.features.shape == (2, inception.dim) == (2, 2048)
-    assert found.logits.shape == (2, 1008)
-    assert found.features.dtype == found.logits.dtype == torch.float32
-    assert (found.features[0] - found.features[1]).norm() > 0.01 * found.features[0].norm() > 0
-    assert not inception.knows_labels
-
-
-def test_grey_pictures_are_repeated_to_rgb(inception, photographs):
-    grey = photographs[:1, :1]
-    assert same(inception(grey), inception(grey.expand(-1, 3, -1, -1)))
-
-
-def test_autocast_around_inception_changes_nothing(inception, photographs, found):
-    with torch.autocast("cpu", torch.bfloat16):
-        assert same(inception(photographs), found)
-
-
-def test_inception_is_frozen_in_eval_mode_and_loaded_once(inception):
-    net = inception.net
-    inception.prepare(NO_PICTURES, NO_LABELS, CPU)
-    assert inception.net is net
-    assert not any(p.requires_grad for p in net.parameters())
-    assert not any(module.training for module in net.modules())
-
-
-def test_a_missing_file_is_a_user_error_at_once(tmp_path):
-    for path in (tmp_path / "missing.pth", tmp_path):
-        with pytest.raises(UserError, match=r"^the Inception weights [^\n]* do not exist$"):
-            Inception(str(path))
-
-
-@pytest.mark.parametrize("kind", ["wrapped", "other", "one missing", "another shape"])
-def test_a_file_of_another_layout_is_a_user_error(kind, weights, tmp_path):
-    state = torch.load(weights, weights_only=True)
-    content = {
-        "wrapped": {"state_dict": {"fc.bias": state["fc.bias"]}},
-        "other": {"conv1.weight": torch.zeros(64, 3, 7, 7)},
-        "one missing": {name: value for name, value in state.items() if name != "fc.bias"},
-        "another shape": {**state, "fc.bias": torch.zeros(1000)},
-    }[kind]
-    path = tmp_path / "weights.pth"
-    torch.save(content, path)
-    extractor = Inception(str(path))
-    with pytest.raises(UserError, match=rf"^{path} does not hold torch-fidelity's Inception weights: [^\n]+$"):
-        extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
-    assert extractor.net is None
-
-
-def test_no_weights_and_no_network_are_a_user_error(monkeypatch, tmp_path):
-    def unreachable(*args, **options):
-        raise urllib.error.URLError("no network")
-
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))  # an empty cache
-    monkeypatch.setattr(torch.hub, "urlopen", unreachable)
-    with pytest.raises(UserError, match=r"^the Inception weights cannot be downloaded \(.*no network.*\)[^\n]+$"):
-        Inception().prepare(NO_PICTURES, NO_LABELS, CPU)
-
-
-class Evil:
-    def __reduce__(self):
-        return exec, ("raise SystemExit('code ran')",)
-
-
-@pytest.mark.parametrize("kind", ["text", "empty", "list", "code"])
-def test_a_file_that_is_no_state_dict_is_a_user_error_and_never_runs(kind, tmp_path):
-    path = tmp_path / "weights.pth"
-    if kind in ("text", "empty"):
-        path.write_text("<html>not found</html>" if kind == "text" else "")
-    else:
-        torch.save([1.0] if kind == "list" else {"fc.weight": Evil()}, path)
-    images = torch.zeros(1, 3, 8, 8, dtype=torch.uint8)
-    with pytest.raises(UserError, match=rf"^the Inception weights {path} [^\n]+$"):
-        Inception(str(path)).prepare(images, torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
+def test_importing_metrics_is_light():
+    """Parsers of options and a rank's few lines need no networks."""
+    heavy = ("torch_fidelity", "torchvision", "torchmetrics", "lightning", "sklearn", "torch.export", "urllib.request")
+    code = f"""
+import sys, torch
+with_torch = set(sys.modules)
+import uvit_decay.metrics.rank
+print(sorted(set({heavy}) & set(sys.modules) - with_torch))
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "[]\n"

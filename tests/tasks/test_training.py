@@ -66,7 +66,7 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
 def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
     looking = (
         Preview(every_n_steps=5, rows=1),
-        GenerationMetrics(SmallClassifier(steps=20), num=20, every_n_steps=5),
+        GenerationMetrics(SmallClassifier(steps=20), num=20, allow_few=True, every_n_steps=5),
         LinearProbes(times=(0.1,), every_n_steps=5, max_train=100, max_test=50),
     )
     watched = fit(tmp_path / "watched", *looking, max_steps=12, limit_val_batches=2, val_check_interval=4)
@@ -81,7 +81,10 @@ def test_an_extractor_that_needs_no_training_pictures_judges_a_set_in_memory(tmp
     class Pixels:
         """Like Inception: ready as it is, with classes of its own."""
 
-        name, dim, knows_labels = "pixels", 64, False
+        name, dim, channels, knows_labels, has_logits = "pixels", 64, 1, False, True
+
+        def identity(self) -> str:
+            return "pixels-0"
 
         def prepare(self, images, labels, device) -> None:
             assert len(images) == len(labels) == 0
@@ -90,9 +93,9 @@ def test_an_extractor_that_needs_no_training_pictures_judges_a_set_in_memory(tmp
             flat = images.flatten(1).float()
             return Features(flat, flat[:, :10] / 100)
 
-    fit(tmp_path, GenerationMetrics(Pixels(), num=20, reference=50), max_steps=2)
+    fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
     (found,) = json.loads((tmp_path / "generation.json").read_text())
-    assert found["frechet_distance"] > 0
+    assert found["fid"] > 0
     assert "label_consistency" not in found
 
 
@@ -107,7 +110,7 @@ from uvit_decay.data import Digits
 from uvit_decay.metrics.features import SmallClassifier
 if __name__ == "__main__":
     devices, folder = int(sys.argv[1]), sys.argv[2]
-    looking = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=21),
+    looking = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=71),
                LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50))
     strategy = "ddp" if devices > 1 else "auto"
     trainer = tiny_trainer(folder, EMA(0.9), *looking, max_steps=20, devices=devices, strategy=strategy)
@@ -125,7 +128,7 @@ if __name__ == "__main__":
     for name, value in one["callbacks"]["EMA"]["shadow"].items():
         torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
     scores = [json.loads((tmp_path / str(devices) / "generation.json").read_text())[0] for devices in (1, 2)]
-    for name in ("frechet_distance", "inception_score", "label_consistency"):
+    for name in ("fid", "is", "label_consistency"):
         assert scores[1][name] == pytest.approx(scores[0][name], rel=1e-3)
     images = [np.asarray(Image.open(tmp_path / str(devices) / "samples.png")).astype(int) for devices in (1, 2)]
     assert abs(images[0] - images[1]).max() <= 1

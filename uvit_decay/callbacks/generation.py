@@ -1,10 +1,13 @@
-"""How good the samples are while the network trains: Frechet distance, Inception Score, label consistency."""
+"""How good the samples are while the network trains: a cheap version of what evaluate.py measures, by the same code."""
 
 from __future__ import annotations
 
-import copy
 import json
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -12,143 +15,178 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from uvit_decay.autoencoder import decoder
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
-from uvit_decay.data.steps import ImageSet, subset
-from uvit_decay.diffusion.generate import Counted, Sampling, generate
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.data import ImageData
+from uvit_decay.data.steps import subset
+from uvit_decay.diffusion.generate import Counted, Sampling, generate, image_evaluations
 from uvit_decay.errors import UserError
+from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.pictures import OfSet, Pictures, as_channels
+from uvit_decay.evaluation.sources import open_reference
+from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.image import to_uint8
-from uvit_decay.metrics.features import Extractor, Inception, SmallClassifier
-from uvit_decay.metrics.frechet import FrechetDistance
-from uvit_decay.metrics.inception import InceptionScore
+from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
+from uvit_decay.processes import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
+class _OfTask(Pictures):
+    """The samples of a network in training, with the weights that it holds when they are read."""
+
+    ahead = False
+    name = "samples"
+
+    def __init__(
+        self,
+        task: DiffusionTask,
+        sampling: Sampling,
+        num: int,
+        seed: int,
+        finish: Callable[[Tensor], Tensor],
+        shape: tuple[int, int, int],
+    ) -> None:
+        self.counted = Counted(task.net)
+        self.source = replace(task.source(), net=self.counted)
+        self.sampling, self.num, self.seed, self.finish, self.shape = sampling, num, seed, finish, shape
+        if self.source.num_classes:
+            self.labels = torch.arange(num) % self.source.num_classes
+
+    def __len__(self) -> int:
+        return self.num
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        labels = None if self.labels is None else self.labels[list(indices)].tolist()
+        made = generate(self.source, self.sampling, indices, labels, self.seed, len(indices))
+        return as_channels(torch.cat([self.finish(batch) for batch in made]), self.shape[0])
+
+    @property
+    def calls(self) -> int:
+        return self.counted.evaluations
+
+    def identity(self) -> dict[str, Any]:
+        return {"sampled": asdict(self.sampling), "seed": self.seed}
+
+    def describe(self) -> dict[str, Any]:
+        own = {"steps": self.sampling.step_count, "evaluations": self.sampling.evaluations, "seed": self.seed}
+        return {**super().describe(), **asdict(self.sampling), **own}
+
+
 class GenerationMetrics(Periodic):
-    """Samples `num` images on all ranks and compares them with the training set; writes generation.json.
+    """Samples `num` images on all ranks and compares them with a reference; writes generation.json.
 
     A class-conditional network is asked for its classes in turn. All numbers are proxies of the published protocols:
-    their keys say how they were made.
+    their keys say how they were made. Features of the reference are kept in the cache of this machine. Networks on
+    latents are judged by what their autoencoder decodes, against the `reference` that is named.
 
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.
-        num: images.
-        reference: at most so many training pictures to compare with, a fixed random choice.
+        num: images; FID needs more than the extractor has features.
+        reference: what to compare with, as evaluate.py's --reference; null: the training pictures.
+        max_reference: at most so many training pictures, a fixed random choice.
         every_n_steps: optimizer steps between measurements; 0 means only at the end.
         at_end: measure when training ends, too.
         sampling: null means the task's.
         seed: of the samples.
         batch_size: images at a time on each device.
+        allow_few: allow fewer images than features, for a trial.
 
     Raises:
-        UserError: fewer than 10 images, which the Inception Score splits, or fewer than devices; latents instead of
-            pictures.
+        UserError: too few images; latents without a reference; or what the reference lacks.
     """
 
     def __init__(
         self,
-        extractor: Inception | SmallClassifier,
-        num: int = 2000,
-        reference: int = 50_000,
+        extractor: Inception | SmallClassifier | CustomExtractor,
+        num: int = 5000,
+        reference: str | None = None,
+        max_reference: int = 50_000,
         every_n_steps: int = 0,
         at_end: bool = True,
         sampling: Sampling | None = None,
         seed: int = 1,
         batch_size: int = 256,
+        allow_few: bool = False,
     ) -> None:
         super().__init__(every_n_steps, at_end, sampling)
-        self.extractor: Extractor = extractor
-        self.num, self.reference, self.seed, self.batch_size = num, reference, seed, batch_size
-        self._real: FrechetDistance | None = None
+        self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
+        self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
+        self._against: tuple[StatisticsFile | None, Pictures | None] = (None, None)
+        self._finish: Callable[[Tensor], Tensor] = to_uint8
+        self._size = 0  # of the pictures, in pixels
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         return image_evaluations(self.num, self.sampling_for(task))
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Get the extractor ready now: missing weights are found before the training, not after."""
-        if self.num < max(trainer.world_size, 10):
-            raise UserError(f"generation metrics need 10 images, and one for each device; got num {self.num}")
-        if trainer.datamodule.latents:
-            raise UserError("generation metrics compare pictures, and these data are latents: remove GenerationMetrics")
+        """Get everything ready now: what is missing is found before the training, not after."""
         steps = trainer.estimated_stepping_batches
-        if not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps):
-            train: ImageSet = trainer.datamodule.train
-            if self.extractor.knows_labels and len(trainer.datamodule.class_names) < 2:
-                raise UserError(f"{self.extractor.name} features need training pictures of two classes or more")
-            chosen = subset(train, self.reference, "reference") if self.extractor.knows_labels else []
-            images, labels = train[chosen]
-            self.extractor.prepare(images, labels, task.device)
+        if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
+            return
+        data: ImageData = trainer.datamodule
+        self._size = data.image_size
+        if data.latents:
+            if self.reference is None:
+                raise UserError("generation metrics of latents need a reference: set its init_args.reference")
+            autoencoder = decoder(data.latents, None, task.device)
+            self._finish, self._size = autoencoder.decode, data.image_size * autoencoder.space.factor
+        self._prepare_extractor(data, task.device)
+        self._against = self._open_reference(data)
+        self._comparison(task, self.sampling_for(task)).check()
+
+    def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
+        if self.extractor.knows_labels and len(data.class_names) < 2:
+            raise UserError(f"{self.extractor.name} features need training pictures of two classes or more")
+        chosen = subset(data.train, self.max_reference, "reference") if self.extractor.knows_labels else []
+        self.extractor.prepare(*data.train[chosen], device)
+
+    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Pictures | None]:
+        channels = self.extractor.channels
+        if self.reference is not None:
+            return open_reference(self.reference, channels)
+        chosen = subset(data.train, self.max_reference, "reference")
+        return None, OfSet(f"{data.name}-train", data.train, channels, data.class_names, chosen)
+
+    def _comparison(self, task: DiffusionTask, sampling: Sampling) -> Comparison:
+        metrics = ("fid", "is") if self.extractor.has_logits else ("fid",)
+        shape = (self.extractor.channels, self._size, self._size)
+        samples = _OfTask(task, sampling, self.num, self.seed, self._finish, shape)
+        options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
+        return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        sampling = self.sampling_for(task)
-        distance = self._with_reference(trainer, task)
-        score = InceptionScore().to(_metric_device(task.device))
-        mine = self.my_share(trainer, self.num)  # contiguous: the Inception Score depends on the order
-        labels = [i % task.net.num_classes for i in mine] if task.net.num_classes else None
-        right = 0
-        with averaged(trainer, task) as weights:
-            source = task.source()
-            counted = Counted(source.net)
-            batches = generate(replace(source, net=counted), sampling, mine, labels, self.seed, self.batch_size)
-            for k, batch in enumerate(batches):
-                found = self.extractor(to_uint8(batch))
-                distance.update(found.features.to(distance.device), real=False)
-                score.update(found.logits.to(score.device))
-                if labels is not None and self.extractor.knows_labels:
-                    wanted = torch.tensor(labels[k * self.batch_size :][: len(batch)], device=batch.device)
-                    right += int((found.logits.argmax(1) == wanted).sum())
-        values = {"frechet_distance": distance.compute(), "inception_score": score.compute()[0]}
-        if labels is not None and self.extractor.knows_labels:
-            values["label_consistency"] = sum(gather_objects(trainer, right)) / self.num
-        calls = sum(gather_objects(trainer, counted.evaluations)) / self.num
-        if trainer.is_global_zero:
-            self._save(trainer, values, weights, sampling, int(distance.real_n), calls)
+        sampling, processes = self.sampling_for(task), Processes.joined()
+        with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
+            comparison = self._comparison(task, sampling)
+            store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
+            if processes.first:
+                values = comparison.measure(store, reference)
+                if self.extractor.knows_labels and task.net.num_classes:
+                    right = store.tensor("logits").argmax(1) == comparison.samples.labels
+                    values["label_consistency"] = float(right.double().mean())
+                calls = float(store.tensor("calls").sum()) / self.num
+                self._save(trainer, values, weights, sampling, {**comparison.protocol(), "network_calls": calls})
 
-    def _with_reference(self, trainer: Trainer, task: DiffusionTask) -> FrechetDistance:
-        """A distance that knows the training set, each rank its part; the features are extracted once."""
-        if self._real is None:
-            train: ImageSet = trainer.datamodule.train
-            self._real = FrechetDistance(self.extractor.dim).to(_metric_device(task.device))
-            chosen = subset(train, self.reference, "reference")
-            mine = [chosen[i] for i in self.my_share(trainer, len(chosen))]
-            for start in range(0, len(mine), self.batch_size):
-                images: Tensor = train[mine[start : start + self.batch_size]][0]
-                features = self.extractor(images.to(task.device)).features
-                self._real.update(features.to(self._real.device), real=True)
-        return copy.deepcopy(self._real)
+    def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
+        """To extract the features of the samples, and of the reference at most."""
+        pictures = self._against[1]
+        one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
+        self.extractor(one)
+        start = time.perf_counter()
+        self.extractor(one).features.sum().item()
+        each = (time.perf_counter() - start) / len(one)
+        return each * (self.num + (0 if pictures is None else len(pictures))) / trainer.world_size
 
     def _save(
-        self,
-        trainer: Trainer,
-        values: dict[str, float],
-        weights: str,
-        sampling: Sampling,
-        reference: int,
-        calls: float,
+        self, trainer: Trainer, values: dict[str, float], weights: str, sampling: Sampling, protocol: dict[str, Any]
     ) -> None:
-        entry: dict[str, Any] = {
-            "step": trainer.global_step,
-            **values,
-            "n": self.num,
-            "reference": f"{trainer.datamodule.name} train, {reference} pictures",
-            "extractor": self.extractor.name,
-            "weights": weights,
-            **asdict(sampling),
-            "steps": sampling.step_count,
-            "evaluations": sampling.evaluations,
-            "network_calls": calls,  # for each image, both halves of guidance
-            "seed": self.seed,
-        }
+        entry = {"step": trainer.global_step, **values, "weights": weights, **protocol}
         path = self.folder / "generation.json"
         entries = json.loads(path.read_text()) if path.exists() else []
         path.write_text(json.dumps([*entries, entry], indent=2) + "\n")
-        protocol = f"{self.extractor.name}_n{self.num}_{weights}_{sampling.describe()}"
+        key = f"{self.extractor.name}_n{self.num}_{weights}_{sampling.describe()}_seed{self.seed}"
         for logger in trainer.loggers:
-            logger.log_metrics({f"{name}/{protocol}": v for name, v in values.items()}, trainer.global_step)
+            logger.log_metrics({f"{name}/{key}": value for name, value in values.items()}, trainer.global_step)
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
-        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({protocol})")
-
-
-def _metric_device(device: torch.device) -> torch.device:
-    """Sums are float64, which Apple's GPUs do not have."""
-    return torch.device("cpu") if device.type == "mps" else device
+        rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.generate import Sampling, Source, share
+from uvit_decay.diffusion.generate import Sampling, seconds_per_image, share
 from uvit_decay.tasks.diffusion import DiffusionTask
-
-ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for the estimate of a look's cost
 
 
 class Periodic(Callback):
@@ -40,6 +37,10 @@ class Periodic(Callback):
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         """Network evaluations, of single images, of one look over all ranks."""
+
+    def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
+        """What a look costs besides these, in seconds."""
+        return 0.0
 
     @abstractmethod
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
@@ -77,25 +78,8 @@ class Periodic(Callback):
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
         with averaged(trainer, task):
-            seconds = count / trainer.world_size * seconds_per_image(task.source())
+            seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
-
-
-@torch.no_grad()
-def seconds_per_image(source: Source, batch: int = 16) -> float:
-    """Seconds of one network evaluation for one image, timed on a batch after a warm-up."""
-    x = torch.zeros(batch, *source.shape, device=source.device)
-    t = torch.full((batch,), 0.5, device=source.device)
-    y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
-    source.net(x, t, y).sum().item()
-    start = time.perf_counter()
-    source.net(x, t, y).sum().item()
-    return (time.perf_counter() - start) / batch
-
-
-def image_evaluations(count: int, sampling: Sampling) -> int:
-    """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
-    return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)
 
 
 def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:

@@ -9,8 +9,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects, image_evaluations
-from uvit_decay.diffusion.generate import Sampling, generate
+from uvit_decay.callbacks.periodic import Periodic, gather_objects
+from uvit_decay.diffusion.generate import Sampling, generate, image_evaluations
 from uvit_decay.image import grid_columns, labelled_grid
 from uvit_decay.tasks.diffusion import DiffusionTask
 

@@ -14,7 +14,7 @@ CONTENTS = {
     "config.yaml": "the whole configuration",
     "metrics.csv": "all logged numbers, also as TensorBoard events",
     "samples.png": "samples",
-    "generation.json": "Frechet distance, Inception Score and how they were measured",
+    "generation.json": "FID, Inception Score and how they were measured",
     "probes.png": "linear probes, layer x noise level",
     "probes.csv": "the same as numbers, with effective ranks",
 }

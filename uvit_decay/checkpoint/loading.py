@@ -15,7 +15,7 @@ from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.path import Path as NoisePath
 from uvit_decay.errors import UserError, one_line
-from uvit_decay.specs import build
+from uvit_decay.specs import build, of_this_version
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,9 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         net.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"{path}: the weights do not fit the network that it describes: {one_line(error)}") from error
-    try:
+    with of_this_version(str(path)):
         sampling = Sampling.restored(description["sampling"])
         latents = LatentSpace(**description["latents"]) if description.get("latents") else None
-    except TypeError as error:
-        raise UserError(f"{path} was written by another version of this project: {one_line(error)}") from error
     return Checkpoint(
         net.eval(),
         build(description["path"], NoisePath, "uvit_decay.diffusion.path", ()),

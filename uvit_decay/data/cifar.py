@@ -10,7 +10,7 @@ import sys
 import tarfile
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -37,10 +37,23 @@ class _File(NamedTuple):
 
 
 class _CIFAR(ImageData):
-    """What the two sets share."""
+    """What the two sets share; command lines show these lines with those of either set.
+
+    Args:
+        batch_size: global batch size, over all devices.
+        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
+        flip: mirror half of the training pictures.
+        seed: of the order and the flips.
+    """
 
     def __init__(
-        self, path: str, download: bool, batch_size: int, device_batch_size: int | None, flip: bool, seed: int
+        self,
+        path: str = "data",
+        download: bool = False,
+        batch_size: int = 128,
+        device_batch_size: int | None = None,
+        flip: bool = True,
+        seed: int = 0,
     ) -> None:
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
         self.path, self.download = Path(path).expanduser(), download
@@ -137,25 +150,10 @@ class CIFAR10(_CIFAR):
     Args:
         path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that holds one of them.
         download: fetch the archive (170 MB) into that folder if nothing is there.
-        batch_size: global batch size, over all devices.
-        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
-        flip: mirror half of the training pictures.
-        seed: of the order and the flips.
 
     Raises:
         UserError: nothing there, another archive, or files that are no CIFAR batches.
     """
-
-    def __init__(
-        self,
-        path: str = "data",
-        download: bool = False,
-        batch_size: int = 128,
-        device_batch_size: int | None = None,
-        flip: bool = True,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(path, download, batch_size, device_batch_size, flip, seed)
 
     def official(self) -> type[datasets.CIFAR10]:
         from torchvision import datasets
@@ -173,26 +171,16 @@ class CIFAR100(_CIFAR):
         path: cifar-100-python, cifar-100-python.tar.gz, or the folder that holds one of them.
         download: fetch the archive (169 MB) into that folder if nothing is there.
         labels: the 100 classes ("fine") or the 20 groups ("coarse").
-        batch_size: global batch size, over all devices.
-        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
-        flip: mirror half of the training pictures.
-        seed: of the order and the flips.
+        options: batch_size, device_batch_size, flip and seed, as above.
 
     Raises:
         UserError: nothing there, another archive, or files that are no CIFAR batches.
     """
 
     def __init__(
-        self,
-        path: str = "data",
-        download: bool = False,
-        labels: Literal["fine", "coarse"] = "fine",
-        batch_size: int = 128,
-        device_batch_size: int | None = None,
-        flip: bool = True,
-        seed: int = 0,
+        self, path: str = "data", download: bool = False, labels: Literal["fine", "coarse"] = "fine", **options: Any
     ) -> None:
-        super().__init__(path, download, batch_size, device_batch_size, flip, seed)
+        super().__init__(path, download, **options)
         self.labels = labels
 
     @property

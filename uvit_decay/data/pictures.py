@@ -8,8 +8,9 @@ the ADM pipeline whose crop this is and against whose reference statistics FIDs 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -109,22 +110,45 @@ def _check_folders(path: Path, folders: set[str]) -> None:
         seen[name] = folder
 
 
-def decode(file: BinaryIO, name: str, size: int, channels: int) -> np.ndarray:
-    """One picture as uint8 (channels, size, size): grey for channels = 1, RGB for 3, cropped by `centre_crop`.
+def size_of(listing: Listing) -> int:
+    """Width and height of the first picture. Raises UserError if it is not square or cannot be read."""
+    name = listing.members[0]
+    _load_plugins()
+    with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
+        with _reading(name), Image.open(BytesIO(_fetch_one(fetch, 0, name))) as image:
+            width, height = image.size
+    if width != height:
+        raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
+    return width
 
-    Any format and mode of PIL, the first frame of animations, transparency on white. 16-bit grey and mode I are taken
-    as 0..65535, float pictures as 0..1. (PIL itself cuts 16-bit colour to its high bytes while it reads.)
-    Raises UserError that starts with `name` if the bytes cannot be decoded or if values are outside those ranges.
-    """
-    _check_shape(size, channels)
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Turns what PIL raises on damaged bytes into a UserError that starts with `name`."""
     try:
-        with Image.open(file) as image:
-            image.load()
-            picture = _eight_bits(image, "L" if channels == 1 else "RGB")
+        yield
     except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
         raise UserError(f"{name}: not a picture that PIL knows (empty, cut short or another kind of file)") from None
     except _DAMAGED as error:
         raise UserError(f"{name}: {one_line(error)}") from error
+
+
+def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = False) -> np.ndarray:
+    """One picture as uint8 (channels, size, size): grey for channels = 1, RGB for 3, cropped by `centre_crop`.
+
+    With `exact` nothing is cropped: the picture must have that size.
+
+    Any format and mode of PIL, the first frame of animations, transparency on white. 16-bit grey and mode I are taken
+    as 0..65535, float pictures as 0..1. (PIL itself cuts 16-bit colour to its high bytes while it reads.)
+    Raises UserError that starts with `name` if the bytes cannot be decoded, if values are outside those ranges, or if
+    the size is another than exactly that asked for.
+    """
+    _check_shape(size, channels)
+    with _reading(name), Image.open(file) as image:
+        image.load()
+        picture = _eight_bits(image, "L" if channels == 1 else "RGB")
+    if exact and picture.size != (size, size):
+        raise UserError(f"{name}: {picture.width}x{picture.height}, not {size}x{size}: --image-size N crops all to one size")
     pixels = np.asarray(centre_crop(picture, size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -163,11 +187,16 @@ def centre_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def read(
-    listing: Listing, size: int, channels: int, indices: Sequence[int] | None = None, progress: bool | None = None
+    listing: Listing,
+    size: int,
+    channels: int,
+    indices: Sequence[int] | None = None,
+    progress: bool | None = None,
+    exact: bool = False,
 ) -> Tensor:
     """The pictures (all, or those at `indices` in that order) as uint8 (n, channels, size, size), decoded by threads.
 
-    Works in forked and spawned workers. `progress` None shows a bar for more than 2000 pictures.
+    Works in forked and spawned workers. `progress` None shows a bar for more than 2000 pictures; `exact` as in `decode`.
     Raises UserError, after trying them all, that counts the pictures that cannot be read and explains the first.
     """
     _check_shape(size, channels)
@@ -183,7 +212,8 @@ def read(
             for row in rows:
                 name = listing.members[wanted[row]]
                 try:
-                    pixels[row] = decode(BytesIO(_fetch_one(fetch, wanted[row], name)), name, size, channels)
+                    content = BytesIO(_fetch_one(fetch, wanted[row], name))
+                    pixels[row] = decode(content, name, size, channels, exact)
                 except UserError as error:
                     failures.append(str(error))
             return failures

@@ -5,6 +5,7 @@ Notation as in path.py; b = batch, c = channels.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,8 @@ from uvit_decay.diffusion.sampler import SAMPLERS, Sampler, of_sde
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import generator
+
+ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for estimates of the cost
 
 
 @dataclass(frozen=True)
@@ -222,3 +225,20 @@ def _generate_batch(
     for _, state in sampling.method.run(flow, x, sampling.step_count, generators):
         x = state
     return x
+
+
+@torch.no_grad()
+def seconds_per_image(source: Source, batch: int = 16) -> float:
+    """Seconds of one network evaluation for one image, timed on a batch after a warm-up."""
+    x = torch.zeros(batch, *source.shape, device=source.device)
+    t = torch.full((batch,), 0.5, device=source.device)
+    y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
+    source.net(x, t, y).sum().item()
+    start = time.perf_counter()
+    source.net(x, t, y).sum().item()
+    return (time.perf_counter() - start) / batch
+
+
+def image_evaluations(count: int, sampling: Sampling) -> int:
+    """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
+    return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)

@@ -38,6 +38,8 @@ class Guided:
         labels = torch.cat([y, torch.full_like(y[rows], self.null_label)])
         cond, uncond = self.net(torch.cat([x, x[rows]]), torch.cat([t, t[rows]]), labels).split([len(x), len(x[rows])])
         guided = torch.lerp(uncond, cond[rows], self.scale)
+        if self.interval is None and self.channels is None:
+            return guided
         out = cond.clone()
         out[rows, : self.channels] = guided[:, : self.channels]
         return out

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from uvit_decay.diffusion.flow import Flow, linspace
 from uvit_decay.diffusion.generate import Sampling, Source
-from uvit_decay.diffusion.ode import ATOL, RTOL
+from uvit_decay.diffusion.ode import adaptive
 from uvit_decay.diffusion.path import Batch
 from uvit_decay.randomness import generator
 
@@ -61,18 +61,8 @@ def _heun(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
 
 def _dopri5(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
     """The same with torchdiffeq's adaptive steps, whatever `steps`; x is one image."""
-    from torchdiffeq import odeint
-
-    times = torch.tensor([flow.low, flow.high], dtype=torch.float64, device=x.device)
-    states, totals = odeint(
-        lambda t, state: _rates(flow, state[0], z, float(t)),
-        (x, x.new_zeros(1)),
-        times,
-        rtol=RTOL,
-        atol=ATOL,
-        method="dopri5",
-        options={"step_t": times[1:]},  # else it steps beyond
-    )
+    start, times = (x, x.new_zeros(1)), [flow.low, flow.high]
+    states, totals = adaptive(lambda state, time: _rates(flow, state[0], z, time), start, times, x.device)
     return states[-1], totals[-1]
 
 

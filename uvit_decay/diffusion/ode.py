@@ -5,7 +5,9 @@ Its slope comes from the velocity, which is finite at t = 1 where the drift of a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +16,8 @@ from uvit_decay.diffusion.flow import Flow, Generators, Trajectory, linspace, ti
 
 FIRST_TIME = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # of dopri5, as in SiT
+
+State = TypeVar("State", Tensor, tuple[Tensor, ...])
 
 
 def ddim(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
@@ -80,17 +84,23 @@ def dopri5(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Traject
 
 def _dopri5(flow: Flow, x: Tensor, times: list[float]) -> Tensor:
     """The states of one sample at all but the first of `times`; the last is taken on to t = 0 by an Euler step."""
-    from torchdiffeq import odeint
-
-    states = odeint(
-        lambda t, state: -flow.velocity(state, float(t)),
-        x,
-        torch.tensor(times, dtype=torch.float64, device=x.device),
-        rtol=RTOL,
-        atol=ATOL,
-        method="dopri5",
-        options={"step_t": torch.tensor(times[-1:], device=x.device, dtype=torch.float64)},  # else it steps beyond
-    )[1:]
+    states = adaptive(lambda state, time: -flow.velocity(state, time), x, times, x.device)[1:]
     if flow.low > 0:
         states[-1] += flow.low * flow.velocity(states[-1], flow.low)
     return states
+
+
+def adaptive(slope: Callable[[State, float], State], state: State, times: list[float], device: torch.device) -> State:
+    """torchdiffeq's dopri5 on d state / dt = slope(state, t): the states at all `times`, stacked."""
+    from torchdiffeq import odeint
+
+    grid = torch.tensor(times, dtype=torch.float64, device=device)
+    return odeint(
+        lambda t, at: slope(at, float(t)),
+        state,
+        grid,
+        rtol=RTOL,
+        atol=ATOL,
+        method="dopri5",
+        options={"step_t": grid[-1:]},  # else it steps beyond
+    )

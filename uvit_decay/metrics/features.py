@@ -1,105 +1,123 @@
 """Feature extractors for metrics: uint8 pictures to features and class logits, in float32 whatever is around.
 
-n = pictures, d = features, k = classes.
+n = pictures, d = features, k = classes. What they load is imported at first use: parsers of options import this file.
 """
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from einops import repeat
-from jaxtyping import Int64, UInt8
+from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_float
+from uvit_decay.metrics import resize
+from uvit_decay.metrics.precision import full_float32
 from uvit_decay.randomness import generator
 
+if TYPE_CHECKING:
+    from uvit_decay.metrics.inception_v3 import InceptionV3
+
 Pictures = UInt8[Tensor, "n c h w"]
+_AT_ONCE = 16  # pictures in Inception on a CPU: its caches hold no more, and 256 would take gigabytes
 
 
 class Features(NamedTuple):
-    """What an extractor says of pictures: features (n, d) and logits (n, k), float32."""
+    """What an extractor says of pictures, in float32 on their device; `spatial` is what sFID compares."""
 
-    features: Tensor
-    logits: Tensor
+    features: Float32[Tensor, "n d"]
+    logits: Float32[Tensor, "n k"] | None
+    spatial: Float32[Tensor, "n 2023"] | None = None
 
 
 class Extractor(Protocol):
-    """`name` goes into every number's key; `knows_labels` if its k classes are those of the data."""
+    """`name` goes into every number's key; `dim` is d; `knows_labels` if its k classes are those of the data.
+
+    `channels` of the pictures that it takes, None where only the data will tell; `has_logits` if it gives any. All of
+    them hold once it is prepared.
+    """
 
     name: str
     dim: int
+    channels: int | None
     knows_labels: bool
+    has_logits: bool
 
     def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         """Get ready on `device`; the data are the training set. May be called again, and then costs nothing."""
+
+    def identity(self) -> str:
+        """Name and the start of the weights' sha256, once prepared: numbers compare only where this is equal."""
 
     def __call__(self, images: Pictures) -> Features: ...
 
 
 class Inception:
-    """torch-fidelity's port of the TensorFlow Inception-v3 (pt_inception-2015-12-05), 2048 features after pool 3.
+    """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
 
-    Pictures are resized to 299x299 as TensorFlow 1 did (the `adm` protocol). FID compares only among equal protocols.
+    Grey pictures are repeated to RGB. FID compares only among equal protocols, which differ in how pictures become
+    299x299: `pytorch-fid` (U-ViT's numbers) bilinear between pixel centres, `adm` (SiT's, ADM's, torch-fidelity's) as
+    TensorFlow 1 did, `clean` (clean-fid) Pillow's antialiased bicubic.
 
     Args:
-        weights: path of the weights file; null downloads it, 96 MB, to torch's cache at first use.
+        weights: path of the weights file; null takes it from torch's cache, where it is downloaded, 96 MB, if missing.
+        protocol: how pictures are resized.
+        spatial: give the 2023 spatial features of sFID, too.
+        compile: compile the network with torch.compile: true, or the name of a backend.
 
     Raises:
-        UserError: the file is missing or has another layout, or it cannot be downloaded.
+        UserError: the file is missing, damaged or has another layout, or it cannot be downloaded.
     """
 
-    name, dim, knows_labels = "inception-v3-adm", 2048, False
+    dim, channels, knows_labels, has_logits = 2048, 3, False, True
 
-    def __init__(self, weights: str | None = None) -> None:
+    def __init__(
+        self,
+        weights: str | None = None,
+        protocol: resize.Protocol = "pytorch-fid",
+        spatial: bool = False,
+        compile: bool | str = False,
+    ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the Inception weights {weights} do not exist")
-        self.weights = weights
-        self.net: nn.Module | None = None
+        self.weights, self.protocol, self.spatial, self.compile = weights, protocol, spatial, compile
+        self.name = f"inception-v3-{protocol}"
+        self.net: InceptionV3 | None = None
 
     def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self.net is None:
-            self.net = self._load()
-        self.net.to(device)
+            from uvit_decay.download import checksum
+            from uvit_decay.metrics.inception_v3 import InceptionV3, weights_file
 
-    def _load(self) -> nn.Module:
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+            path = weights_file(self.weights)
+            net = InceptionV3(path, self.protocol, self.spatial)
+            self._sha256 = checksum(path)
+            if self.compile:
+                net.compile(backend="inductor" if self.compile is True else self.compile)
+            self.net = net
+        self.net.place(device)
 
-        if self.weights is not None:
-            _check_state_dict(self.weights)
-        features = ["2048", "logits_unbiased"]
-        try:
-            return FeatureExtractorInceptionV3("inception-v3-compat", features, self.weights).eval()
-        except (OSError, RuntimeError, KeyError, AttributeError) as error:
-            reason = one_line(error)
-            if self.weights is not None:
-                raise UserError(f"{self.weights} does not hold torch-fidelity's Inception weights: {reason}") from error
-            raise UserError(
-                f"the Inception weights cannot be downloaded ({reason}): fetch "
-                "weights-inception-2015-12-05-6726825d.pth from torch-fidelity's releases where there is a network, "
-                "and name it in the extractor's init_args.weights"
-            ) from error
+    def identity(self) -> str:
+        return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
     def __call__(self, images: Pictures) -> Features:
-        rgb = repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
-        with torch.autocast(images.device.type, enabled=False):
-            return Features(*self.net(rgb))
+        at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
+        with full_float32(images.device):
+            parts = zip(*(self.net(part) for part in _rgb(images, self.name).split(at_once)), strict=True)
+            return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
 
 
-def _check_state_dict(path: str) -> None:
-    """torch-fidelity would run what a pickle contains; only tensors get past this."""
-    try:
-        contents = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
-        raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
-    if not isinstance(contents, dict):
-        raise UserError(f"the Inception weights {path} are no state_dict but a {type(contents).__name__}")
+def _rgb(images: Tensor, who: str) -> Tensor:
+    if images.shape[1] not in (1, 3):
+        raise UserError(f"{who} takes RGB or grey pictures, these have {images.shape[1]} channels")
+    return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
 
 
 class SmallClassifier:
@@ -112,58 +130,84 @@ class SmallClassifier:
         steps: training steps, of 64 pictures each, on the CPU.
     """
 
-    name, dim, knows_labels = "small-cnn", 64, True
+    name, dim, knows_labels, has_logits = "small-cnn", 64, True, True
 
     def __init__(self, steps: int = 300) -> None:
         self.steps = steps
-        self.net: nn.Module | None = None
+        self.channels: int | None = None
+        self.net: nn.Sequential | None = None
 
     def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self.net is None:
-            with torch.random.fork_rng(), torch.enable_grad(), torch.inference_mode(False):
-                torch.manual_seed(0)
-                with torch.autocast("cpu", enabled=False):
-                    self.net = self._train(images, labels)
+            from uvit_decay.metrics.small_classifier import train
+
+            self.net, self.channels = train(images, labels, self.dim, self.steps), images.shape[1]
+            self._sha256 = _sha256(self.net.state_dict().values())
         self.net.to(device)
 
-    def _train(self, images: Tensor, labels: Tensor) -> nn.Module:
-        net = _small_cnn(images.shape[1], self.dim, int(labels.max()) + 1)
-        optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=self.steps)
-        for chosen in self._batches(len(images)):
-            x = to_float(images[chosen])
-            loss = nn.functional.cross_entropy(net(x), labels[chosen], label_smoothing=0.05)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            schedule.step()
-        return net.eval().requires_grad_(False)
-
-    def _batches(self, n: int) -> Iterator[Tensor]:
-        random = generator("small classifier")
-        for _ in range(self.steps):
-            yield torch.randint(n, (64,), generator=random)
+    def identity(self) -> str:
+        return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
     def __call__(self, images: Pictures) -> Features:
-        with torch.autocast(images.device.type, enabled=False):
+        with full_float32(images.device):
             features = self.net[:-1](to_float(images))
             return Features(features, self.net[-1](features))
 
 
-def _small_cnn(channels: int, dim: int, classes: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(channels, 32, 3, padding=1),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 3, padding=1),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, dim, 3, padding=1),
-        nn.BatchNorm2d(dim),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(dim, classes),
-    )
+def _sha256(tensors: Iterable[Tensor]) -> str:
+    found = hashlib.sha256()
+    for tensor in tensors:
+        found.update(tensor.cpu().numpy().tobytes())
+    return found.hexdigest()
+
+
+class CustomExtractor:
+    """A network of the user's: a TorchScript archive (clean-fid's and StyleGAN's files are) or torch.export's .pt2.
+
+    It maps uint8 (n, 3, h, w) to float features (n, d), or to those and logits (n, k). Such a file is a program: run
+    only what you trust.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        UserError: the file is missing or neither of these, or gives something else or values that are not finite.
+    """
+
+    channels, knows_labels = 3, False
+
+    def __init__(self, path: str) -> None:
+        if not Path(path).is_file():
+            raise UserError(f"the feature extractor {path} does not exist")
+        self.path = Path(path)
+        self.name, self.dim, self.has_logits = self.path.name, 0, False
+        self._program, self._device = None, None
+
+    def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+        if self._device == device:
+            return
+        from uvit_decay.download import checksum
+        from uvit_decay.metrics.custom import load
+
+        self._program, self._device, self._sha256 = load(self.path, device), device, checksum(self.path)
+        size = [max(length, 1) for length in images.shape[2:]]
+        trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
+        try:
+            found = self(trial.to(device))
+        except UserError:
+            raise
+        except Exception as error:  # any: it is the user's program
+            raise UserError(f"{self.path} cannot take {tuple(trial.shape)} pictures: {one_line(error)}") from error
+        self.dim, self.has_logits = found.features.shape[1], found.logits is not None
+
+    def identity(self) -> str:
+        return f"{self.name}-{self._sha256[:12]}"
+
+    @torch.no_grad()
+    def __call__(self, images: Pictures) -> Features:
+        from uvit_decay.metrics.custom import read_output
+
+        with full_float32(images.device):
+            output = self._program(_rgb(images, self.name))
+        return Features(*read_output(output, len(images), self.path))

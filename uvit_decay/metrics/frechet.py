@@ -2,10 +2,12 @@
 
     d^2 = |mu_1 - mu_2|^2 + tr(S_1 + S_2 - 2 (S_1 S_2)^(1/2))
 
-Only sums are kept, in float64, and added up over processes; n = pictures, d = features.
+n = pictures, d = features, mu = mean, S = covariance; everything in float64.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Float64
@@ -14,50 +16,95 @@ from torchmetrics import Metric
 
 from uvit_decay.errors import UserError
 
-Vector = Float64[Tensor, " d"]
-Matrix = Float64[Tensor, "d d"]
+# Of tr S_1 + tr S_2: below it, d^2 < 0 is rounding, and a covariance symmetric.
+ROUNDING = 1e-6
 
 
-def frechet_distance(mean1: Vector, cov1: Matrix, mean2: Vector, cov2: Matrix) -> float:
-    """d^2 of two Gaussians; the trace of the root is the sum of roots of the eigenvalues of R S_2 R, where R R = S_1.
+class Statistics(NamedTuple):
+    """What the distance knows of features: mean, unbiased covariance, pictures (None: unknown, as in many files)."""
 
-    Rank-deficient covariances need no regularisation.
+    mean: Float64[Tensor, " d"]
+    cov: Float64[Tensor, "d d"]
+    n: int | None
+
+
+def frechet_distance(a: Statistics, b: Statistics) -> float:
+    """d^2 of two Gaussians.
+
+    The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that rounding
+    cannot tell from 0 are left out: fewer pictures than features need no regularisation, and cost no accuracy.
+
+    Raises:
+        UserError: statistics that differ in d, hold NaN or infinity, or whose cov is no covariance.
     """
-    values, vectors = torch.linalg.eigh(cov1)
-    root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-    cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
-    return float((mean1 - mean2).square().sum() + cov1.trace() + cov2.trace() - 2 * cross)
+    _check("first", a)
+    _check("second", b)
+    if len(a.mean) != len(b.mean):
+        raise UserError(
+            f"the Frechet distance: the first statistics are of {len(a.mean)} features, the second of {len(b.mean)}"
+        )
+    cross = torch.linalg.svdvals(_root(a.cov).T @ _root(b.cov.to(a.cov.device))).sum()
+    total = a.cov.trace() + b.cov.trace().to(a.cov.device)
+    squared = float((a.mean - b.mean.to(a.mean.device)).square().sum() + total - 2 * cross)
+    if squared < -ROUNDING * float(total.abs()):
+        raise UserError("the Frechet distance: a covariance has negative eigenvalues, so it is none")
+    return max(squared, 0.0)
 
 
-class FrechetDistance(Metric):
-    """Streaming Frechet distance: update(features, real=True or False), then compute().
+def _check(which: str, s: Statistics) -> None:
+    problem = f"the Frechet distance: the {which} statistics"
+    if s.cov.shape != (len(s.mean), len(s.mean)):
+        raise UserError(f"{problem} have a mean of {len(s.mean)} features and a covariance of {tuple(s.cov.shape)}")
+    if not (s.mean.isfinite().all() and s.cov.isfinite().all()):
+        raise UserError(f"{problem} hold NaN or infinity")
+    if (s.cov - s.cov.T).abs().max() > ROUNDING * s.cov.abs().max():
+        raise UserError(f"{problem} have a covariance that is not symmetric")
+
+
+def _root(cov: Tensor) -> Tensor:
+    """U D^(1/2) of cov = U D U', (d, rank): the root up to a rotation, which no singular value sees."""
+    values, vectors = torch.linalg.eigh(cov)
+    known = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
+    return vectors[:, known] * values[known].sqrt()
+
+
+class Moments(Metric):
+    """Mean and covariance of features that come in batches and on many processes: update(features), then compute().
+
+    Only the sums of 1, x and x x' are kept, and added up over processes. Float64 has digits to spare for features with
+    a mean of many standard deviations: where that is 80, as in Inception's quietest, the covariance is good to 1e-11.
 
     Args:
-        dim: length d of a feature vector.
+        dim: length d of a feature vector, 2 or more.
     """
 
     full_state_update = False
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        for side in ("real", "fake"):
-            self.add_state(f"{side}_n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
-            self.add_state(f"{side}_sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
-            self.add_state(f"{side}_outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")
+        if dim < 2:  # torchmetrics returns tensors of one number without their shape
+            raise UserError(f"the Frechet distance needs features of two numbers or more, got {dim}")
+        self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, features: Float[Tensor, "n d"], real: bool) -> None:
-        side = "real" if real else "fake"
+    def update(self, features: Float[Tensor, "n d"]) -> None:
+        """Any float type; large batches are faster."""
+        if features.shape[1] != len(self.sum):
+            raise UserError(f"features of {features.shape[1]} numbers came where {len(self.sum)} were expected")
         x = features.double()
-        for name, value in ((f"{side}_n", len(x)), (f"{side}_sum", x.sum(0)), (f"{side}_outer", x.T @ x)):
-            getattr(self, name).add_(value)
+        self.n += len(x)
+        self.sum += x.sum(0)
+        self.outer += x.T @ x
 
-    def _statistics(self, side: str) -> tuple[Tensor, Tensor]:
-        """Mean and unbiased covariance."""
-        n = int(getattr(self, f"{side}_n"))
+    def compute(self) -> Statistics:
+        """Of all processes.
+
+        Raises:
+            UserError: fewer than two pictures.
+        """
+        n = int(self.n)
         if n < 2:
-            raise UserError(f"the Frechet distance needs at least two {side} pictures, got {n}")
-        mean = getattr(self, f"{side}_sum") / n
-        return mean, (getattr(self, f"{side}_outer") - n * torch.outer(mean, mean)) / (n - 1)
-
-    def compute(self) -> float:
-        return frechet_distance(*self._statistics("real"), *self._statistics("fake"))
+            raise UserError(f"the Frechet distance needs at least two pictures on each side, got {n}")
+        mean = self.sum / n
+        return Statistics(mean, (self.outer - n * torch.outer(mean, mean)) / (n - 1), n)

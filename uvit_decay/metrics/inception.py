@@ -4,46 +4,37 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.utilities import dim_zero_cat
 
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import generator
+
+# torch-fidelity's order of the pictures, which its numbers, and so the published ones, depend on.
+ORDER_SEED = 2020
 
 
 def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[float, float]:
-    """Mean and standard deviation (ddof 0) of the score over `splits` parts, in float64 and a fixed random order.
+    """Mean and standard deviation (ddof 0) of the score over `splits` parts, in float64.
+
+    Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
+    one part at a time.
 
     Raises:
-        UserError: fewer pictures than splits.
+        UserError: fewer pictures than splits; NaN or infinity.
     """
-    if len(logits) < splits:
-        raise UserError(f"the Inception Score over {splits} splits needs as many pictures, got {len(logits)}")
-    order = torch.randperm(len(logits), generator=generator("inception score"))
-    log_p = logits.double().cpu()[order].log_softmax(dim=1)
+    n = len(logits)
+    if n < splits:
+        raise UserError(f"the Inception Score over {splits} splits needs as many pictures, got {n}")
+    if not logits.isfinite().all():
+        raise UserError("the Inception Score: the logits hold NaN or infinity")
+    order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - theirs is the old stream
+    shuffled = logits.cpu()[order]
     scores = []
-    for part in log_p.tensor_split(splits):
-        log_marginal = part.logsumexp(dim=0) - math.log(len(part))
-        scores.append((part.exp() * (part - log_marginal)).sum(dim=1).mean().exp())
+    for i in range(splits):
+        log_p = shuffled[i * n // splits : (i + 1) * n // splits].double().log_softmax(dim=1)
+        log_marginal = log_p.logsumexp(dim=0) - math.log(len(log_p))
+        scores.append((log_p.exp() * (log_p - log_marginal)).sum(dim=1).mean().exp())
     values = torch.stack(scores)
     return float(values.mean()), float(values.std(correction=0))
-
-
-class InceptionScore(Metric):
-    """Collects logits over batches and processes; compute() is `inception_score` of them all."""
-
-    full_state_update = False
-
-    def __init__(self, splits: int = 10) -> None:
-        super().__init__()
-        self.splits = splits
-        self.add_state("logits", [], dist_reduce_fx="cat")
-
-    def update(self, logits: Float[Tensor, "n k"]) -> None:
-        self.logits.append(logits.float())
-
-    def compute(self) -> tuple[float, float]:
-        return inception_score(dim_zero_cat(self.logits), self.splits)

@@ -53,7 +53,7 @@ class UViT(DecayedNet):
         checkpointing: recompute blocks in the backward pass: less memory, more time; not reentrant, in training only.
 
     Raises:
-        UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide.
+        UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide, an unknown init.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class UViT(DecayedNet):
         check_sizes(image_size, patch_size, channels, dim, heads, num_classes)
         if depth < 2 or depth % 2:
             raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
+        if init not in _INITS:
+            raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
         self.null_label, self.extras = null_label and num_classes > 0, 1 + (num_classes > 0)

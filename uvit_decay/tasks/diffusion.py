@@ -24,7 +24,7 @@ from uvit_decay.diffusion.loss import (
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import BatchRandom
-from uvit_decay.specs import spec
+from uvit_decay.specs import of_this_version, spec
 from uvit_decay.tasks.base import Optimization, Task
 from uvit_decay.tasks.sharding import original_class
 
@@ -101,7 +101,9 @@ class DiffusionTask(Task):
             kinds = ("latents", "pixels") if trained else ("pixels", "latents")
             raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
         if trained:
-            LatentSpace(**trained).check_same(data.latents, "the checkpoint", data.name)
+            with of_this_version("the checkpoint"):
+                space = LatentSpace(**trained)
+            space.check_same(data.latents, "the checkpoint", data.name)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         x = batch.images
@@ -131,5 +133,5 @@ class DiffusionTask(Task):
             "class_names": list(data.class_names) if self.net.num_classes else [],
             "class_hash": class_hash(data.class_names),
             "data": data.name,
-            "latents": data.latents and data.latents.describe(),
+            "latents": data.latents and dataclasses.asdict(data.latents),
         }

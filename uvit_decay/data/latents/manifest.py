@@ -99,7 +99,7 @@ class Manifest:
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
     """All that is fixed before the first picture is encoded, by name."""
-    for name, value in manifest.latents.describe().items():
+    for name, value in asdict(manifest.latents).items():
         if name not in ("vae", "rgb"):  # the weights count, wherever they lie
             yield name, value
     for field in fields(manifest):

@@ -1,0 +1,177 @@
+"""Judge generated pictures: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
+
+X is a folder, zip or tar of pictures, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they are
+made. Y is one of these too, a data set such as cifar100:train, a configuration's (configs/cifar100_uvit_s.yaml:train),
+or an .npz of statistics, which `python evaluate.py statistics Y --out stats.npz` writes. On several GPUs:
+torchrun --nproc_per_node 8 -- evaluate.py ...
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uvit_decay.errors import UserError, user_errors
+from uvit_decay.sampling_options import add_sampling_options
+
+if TYPE_CHECKING:
+    import torch
+
+    from uvit_decay.evaluation.pictures import Pictures
+    from uvit_decay.metrics.features import Extractor
+    from uvit_decay.processes import Processes
+
+GREY = 1  # channel of the digits
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    generation = commands.add_parser("generation", help="FID, IS, KID, precision and recall, sFID, and a report")
+    judged = generation.add_argument_group("what is judged").add_mutually_exclusive_group(required=True)
+    judged.add_argument("--samples", help="folder, zip, tar, .npz or data set of pictures")
+    judged.add_argument("--ckpt", type=Path, help="a .ckpt or .safetensors: its samples, made now")
+    generation.add_argument("--reference", required=True, help="pictures or statistics to compare with")
+    generation.add_argument("--metrics", help="of fid,is,kid,prc,sfid; default: all but sfid that the reference allows")
+    generation.add_argument("--kid-subset", type=int, default=1000, help="pictures in each subset; default: 1000")
+    generation.add_argument("--allow-few", action="store_true", help="allow FID of fewer pictures than features")
+    generation.add_argument("--out", type=Path, help="report.json, with report.html beside it; default: a telling name")
+    sampling = generation.add_argument_group("how a checkpoint samples")
+    sampling.add_argument("-n", "--num", type=int, default=50_000, help="samples; default: 50,000")
+    sampling.add_argument("--save-samples", type=Path, help="keep the samples, too, as an .npz")
+    add_sampling_options(sampling)
+    statistics = commands.add_parser("statistics", help="mean and covariance of the features of a reference")
+    statistics.add_argument("reference", help="folder, zip, tar, .npz, data set or configuration")
+    statistics.add_argument("--out", type=Path, required=True, help="stats.npz")
+    statistics.add_argument("--spatial", action="store_true", help="with those of sFID")
+    statistics.add_argument("--batch-size", type=int, default=64, help="pictures at a time; default: 64")
+    statistics.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    for command in (generation, statistics):
+        _add_feature_options(command.add_argument_group("features"))
+    return parser.parse_args(args)
+
+
+def _add_feature_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--features", default="inception", help="inception (default), digits, or a TorchScript or .pt2 file")
+    group.add_argument(
+        "--protocol",
+        choices=("pytorch-fid", "adm", "clean"),
+        default="pytorch-fid",
+        help="how Inception's pictures are resized: pytorch-fid as U-ViT, adm as SiT; default: pytorch-fid",
+    )
+    group.add_argument("--inception-weights", help="the file that torch-fidelity uses; default: torch's cache, or download")
+    group.add_argument("--image-size", type=int, help="crop pictures of files to this size, as ADM does")
+    group.add_argument("--compile", action="store_true", help="torch.compile for Inception")
+
+
+def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
+    """The chosen features, not yet loaded."""
+    from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
+
+    if options.features == "inception":
+        return Inception(options.inception_weights, options.protocol, spatial, options.compile)
+    return SmallClassifier() if options.features == "digits" else CustomExtractor(options.features)
+
+
+def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
+    """Load what the extractor needs to take such pictures, or train it on the digits."""
+    import torch
+
+    from uvit_decay.data import Digits
+
+    if extractor.knows_labels:
+        digits = Digits()
+        digits.setup()
+        extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
+    else:
+        empty = torch.zeros(0, *pictures.shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+        extractor.prepare(*empty, device)
+
+
+def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "Pictures":
+    """What is judged."""
+    from uvit_decay.evaluation.generated import OfCheckpoint
+    from uvit_decay.evaluation.sources import open_pictures
+    from uvit_decay.sampled import Sampled
+
+    if options.ckpt is None:
+        return open_pictures(options.samples, channels, options.image_size)
+    sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
+    return OfCheckpoint(options.ckpt, sampled, options.num, channels)
+
+
+def generation(options: argparse.Namespace, processes: "Processes") -> None:
+    """FID and its kin, report.json and report.html."""
+    from uvit_decay.disk import check_writable
+    from uvit_decay.evaluation.generation import Comparison, save_json
+    from uvit_decay.evaluation.measure import chosen_metrics
+    from uvit_decay.evaluation.report import write_html
+    from uvit_decay.evaluation.sources import open_reference
+    from uvit_decay.image import save_npz
+    from uvit_decay.sampled import pick_device
+
+    device = pick_device(options.device, processes.local_rank)
+    extractor = extractor_for(options, "sfid" in (options.metrics or ""))
+    channels = extractor.channels or GREY
+    samples = samples_for(options, channels, processes)
+    file, reference = open_reference(options.reference, channels, options.image_size)
+    prepare(extractor, samples, device)
+    metrics = chosen_metrics(options.metrics, extractor, reference is not None)
+    comparison = Comparison(
+        samples, file, reference, extractor, metrics, device, options.batch_size, options.kid_subset, options.allow_few
+    )
+    comparison.check()
+    out = options.out or Path(f"{comparison.short()}.json")
+    check_writable(out)
+    folder = out.with_suffix(".features")
+    store, against = comparison.extracted(folder, processes, options.save_samples is not None)
+    if processes.first:
+        report = comparison.report(store, against)
+        save_json(out, comparison, report)
+        write_html(out.with_suffix(".html"), report)
+        if options.save_samples is not None:
+            save_npz(options.save_samples, store.iterate("pictures"), len(store), samples.labels)
+        store.remove()
+        for name, value in report.metrics.items():
+            print(f"{name} {value:.6g}")
+        for remark in report.remarks:
+            print(f"remark: {remark}", file=sys.stderr)
+        print(f"wrote {out} and {out.with_suffix('.html').name}")
+
+
+def statistics(options: argparse.Namespace, processes: "Processes") -> None:
+    """An .npz of reference statistics that says what it is of."""
+    from uvit_decay.disk import check_writable
+    from uvit_decay.evaluation.generation import cached_features
+    from uvit_decay.evaluation.sources import open_pictures
+    from uvit_decay.evaluation.statistics import save_statistics
+    from uvit_decay.sampled import pick_device
+
+    check_writable(options.out)
+    device = pick_device(options.device, processes.local_rank)
+    extractor = extractor_for(options, options.spatial)
+    pictures = open_pictures(options.reference, extractor.channels or GREY, options.image_size)
+    prepare(extractor, pictures, device)
+    keep = ["features", *(["spatial"] if options.spatial else [])]
+    store = cached_features(pictures, extractor, keep, options.batch_size, processes, device)
+    if processes.first:
+        about = {"extractor": extractor.identity(), **pictures.describe()}
+        save_statistics(options.out, {kind: store.statistics(kind) for kind in keep}, about)
+        print(f"wrote {options.out}: {len(pictures):,} pictures of {pictures.name}, {extractor.identity()}")
+
+
+def main(args: Sequence[str]) -> None:
+    options = parse(args)
+    if options.batch_size < 1 or getattr(options, "num", 1) < 1:
+        raise UserError("--num and --batch-size must be at least 1")
+    from uvit_decay.processes import Processes
+
+    processes = Processes.launched()
+    {"generation": generation, "statistics": statistics}[options.command](options, processes)
+    processes.end()
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main(sys.argv[1:])

@@ -1,0 +1,35 @@
+"""Small evaluations, as a user starts them."""
+
+import runpy
+import sys
+
+import torch
+from conftest import ROOT
+from sklearn.datasets import load_digits
+
+
+def evaluate(monkeypatch, folder, *args):
+    """`python evaluate.py ...` in this process, in `folder`, with a cache of its own there."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "evaluate.py"), *map(str, args)])
+    runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+
+
+def refused(monkeypatch, folder, capsys, *args) -> str:
+    """The one line that it ends with."""
+    try:
+        evaluate(monkeypatch, folder, *args)
+    except SystemExit as end:
+        assert end.code == 2
+        line = capsys.readouterr().err.strip().splitlines()[-1]
+        assert line.startswith("error: ")
+        return line
+    raise AssertionError("it was not refused")
+
+
+def digit_pictures(count: int, noise: float = 0.0) -> torch.Tensor:
+    """The first digits, uint8 (n, 1, 8, 8), perhaps with noise."""
+    pixels = torch.from_numpy(load_digits().images[:count] / 16 * 255).float()[:, None]
+    blurred = pixels + noise * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0))
+    return blurred.round().clamp(0, 255).to(torch.uint8)

@@ -1,0 +1,189 @@
+"""evaluate.py as a user runs it, on digits: the same numbers from every form, on any number of processes."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_script
+from PIL import Image
+from runs import digit_pictures, evaluate, refused
+
+from uvit_decay.image import save_npz, save_pngs
+
+DIGITS = ["--reference", "digits:train", "--features", "digits"]
+
+
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
+    """150 noisy digits as a folder of PNGs, a zip, an array, and as JPEGs."""
+    folder, images = tmp_path_factory.mktemp("forms"), digit_pictures(150, 30)
+    (folder / "pngs").mkdir()
+    (folder / "jpegs").mkdir()
+    save_pngs(folder / "pngs", [images])
+    for path in sorted((folder / "pngs").iterdir()):
+        Image.open(path).save(folder / "jpegs" / f"{path.stem}.jpg", quality=95)
+    with zipfile.ZipFile(folder / "zipped.zip", "w") as archive:
+        for path in sorted((folder / "pngs").iterdir()):
+            archive.write(path, path.name)
+    save_npz(folder / "array.npz", [images], len(images))
+    return folder
+
+
+def values(folder, name="report.json"):
+    return json.loads((folder / name).read_text())["values"]
+
+
+def test_a_folder_a_zip_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_path, monkeypatch, capsys):
+    found = []
+    for form in ("pngs", "zipped.zip", "array.npz"):
+        evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / form, *DIGITS, "--kid-subset", 50,
+                 "--out", "report.json")  # fmt: skip
+        found.append(values(tmp_path))
+    assert found[0] == found[1] == found[2]
+    assert set(found[0]) == {"fid", "is", "is_std", "kid", "kid_std", "precision", "recall"}
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert [key for key in report["metrics"] if key.startswith("fid/")] == [
+        "fid/array-150_vs_digits-train-1437_small-cnn"
+    ]
+    assert report["protocol"]["n"] == 150
+    assert report["protocol"]["reference"] == {"name": "digits-train", "n": 1437, "size": "8x8"}
+    assert any("below 10,000" in remark for remark in report["remarks"])
+    assert not (tmp_path / "report.features").exists()
+    html = (tmp_path / "report.html").read_text()
+    assert "digits-train" in html
+    assert "data:image/png" in html
+    output = capsys.readouterr()
+    assert "wrote report.json and report.html" in output.out
+    assert "not comparable" in output.err
+
+
+def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsys):
+    evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / "jpegs", "--reference", forms / "pngs",
+             "--features", "digits", "--metrics", "fid", "--out", "report.json")  # fmt: skip
+    assert "jpegs are JPEGs and the other side is not" in capsys.readouterr().err
+    assert values(tmp_path)["fid"] > 0
+
+
+def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, capsys):
+    evaluate(monkeypatch, tmp_path, "statistics", "digits:train", "--features", "digits", "--out", "stats.npz")
+    assert "1,437 pictures of digits-train" in capsys.readouterr().out
+    with np.load(tmp_path / "stats.npz") as found:
+        assert (found["mu"].shape, found["sigma"].shape, found["sigma"].dtype) == ((64,), (64, 64), np.float64)
+        about = json.loads(str(found["about"]))
+    assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
+    base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fid"]
+    evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "pictures.json")
+    evaluate(monkeypatch, tmp_path, *base, "--reference", "stats.npz", "--out", "stats.json")
+    assert values(tmp_path, "pictures.json")["fid"] == pytest.approx(values(tmp_path, "stats.json")["fid"], rel=1e-12)
+
+
+def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
+    base = ["--ckpt", trained, "--steps", 3, "--seed", 4]
+    evaluate(monkeypatch, tmp_path, "generation", *base, "--num", 120, *DIGITS, "--kid-subset", 50,
+             "--save-samples", "samples.npz", "--out", "direct.json")  # fmt: skip
+    evaluate(monkeypatch, tmp_path, "generation", "--samples", "samples.npz", *DIGITS, "--kid-subset", 50,
+             "--out", "array.json")  # fmt: skip
+    assert values(tmp_path, "direct.json") == values(tmp_path, "array.json")
+    report = json.loads((tmp_path / "direct.json").read_text())
+    (key,) = [key for key in report["metrics"] if key.startswith("fid/")]
+    assert key == "fid/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn"
+    assert report["protocol"]["network_calls"] == 6  # three steps, both halves of guidance
+    assert set(report["coverage"]) == set("0123456789")
+    assert np.load(tmp_path / "samples.npz")["arr_1"].tolist() == [i % 10 for i in range(120)]
+
+
+@pytest.mark.slow
+def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
+    found = []
+    for processes in (1, 2, 3):
+        command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", ROOT / "evaluate.py"]
+        options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
+        start = [sys.executable, *command, "generation", *options, "--out", f"{processes}.json"]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / str(processes))}
+        ended = subprocess.run([*map(str, start)], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+        found.append(values(tmp_path, f"{processes}.json"))
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-9)
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
+    options = ["--ckpt", trained, "--num", "240", "--steps", "100", "--sampler", "euler", *DIGITS, "--metrics", "fid,is"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    command = [sys.executable, str(ROOT / "evaluate.py"), "generation", *map(str, options), "--out"]
+    killed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    parts: list[Path] = []
+    while len(parts) < 3 and killed.poll() is None:
+        time.sleep(0.05)
+        parts = sorted((tmp_path / "killed.features").glob("*.safetensors"))
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert 3 <= len(parts) < 24
+    assert not (tmp_path / "killed.json").exists()
+    for part in parts:
+        os.utime(part, (1, 1))
+    resumed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
+    while len(list((tmp_path / "killed.features").glob("*.safetensors"))) <= len(parts):
+        assert resumed.poll() is None
+        time.sleep(0.01)
+    assert all(part.stat().st_mtime == 1 for part in parts)  # none was made anew
+    assert resumed.wait() == 0, resumed.stderr.read()
+    subprocess.run([*command, "undisturbed.json"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert values(tmp_path, "killed.json") == values(tmp_path, "undisturbed.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--samples", "nowhere", *DIGITS], "nowhere: nothing there"),
+        (["--samples", "digits:test", "--reference", "digits:train"], "Inception weights"),
+        (["--samples", "few.npz", *DIGITS], "few has 40 pictures: the covariance of 64 features needs more"),
+        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 picture, metrics need two or more"),
+        (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
+        (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid is of Inception's own middle features"),
+        (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "sigma holds NaN"),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "other.npz"], r"statistics of features \(2048,\)"),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "told.npz"], "has statistics of inception-v3-adm-6726"),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
+        (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
+        (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--num and --batch-size must be at least 1"),
+    ],
+)
+def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, message):
+    monkeypatch.setattr("torch.hub._hub_dir", str(tmp_path / "hub"))
+    monkeypatch.setattr("urllib.request.urlopen", no_network)
+    few = digit_pictures(40)
+    save_npz(tmp_path / "few.npz", [few], 40)
+    save_npz(tmp_path / "one.npz", [few[:1]], 1)
+    save_npz(tmp_path / "rgb.npz", [few.expand(-1, 3, -1, -1)], 40)
+    np.savez(tmp_path / "nan.npz", mu=np.zeros(64), sigma=np.full((64, 64), np.nan))
+    np.savez(tmp_path / "plain.npz", mu=np.zeros(64), sigma=np.eye(64))
+    np.savez(tmp_path / "other.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048)))
+    about = np.array(json.dumps({"extractor": "inception-v3-adm-6726825d0123", "n": 9}))
+    np.savez(tmp_path / "told.npz", mu=np.zeros(64), sigma=np.eye(64), about=about)
+    line = refused(monkeypatch, tmp_path, capsys, "generation", *options, "--out", "report.json")
+    assert re.search(message, line), line
+    assert not (tmp_path / "report.json").exists()
+
+
+def no_network(*args, **kwargs):
+    raise OSError("no network")
+
+
+def test_help_is_quick_and_whole(tmp_path):
+    start = time.monotonic()
+    shown = run_script("evaluate.py", "generation", "--help", cwd=tmp_path)
+    assert time.monotonic() - start < 10
+    assert shown.returncode == 0
+    for option in ("--samples", "--ckpt", "--reference", "--metrics", "--protocol", "--inception-weights", "--guidance"):
+        assert option in shown.stdout

@@ -1,0 +1,189 @@
+"""The report: what it shows, what it escapes, and that it needs nothing but itself."""
+
+import base64
+import io
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.report import MEANINGS, Neighbours, Report, write_html
+
+
+def pictures(*shape, seed=0):
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
+
+
+NEIGHBOURS = Neighbours(pictures(2, 3, 8, 8), pictures(2, 4, 3, 8, 8), torch.tensor([[5, 6, 7, 8.25], [1, 2, 3, 4]]))
+REPORT = Report(
+    title="Digits, step 2000",
+    metrics={"fid": 3.1149, "is": 9.2, "is_std": 0.104, "kid": -0.000123, "precision": 0.71234, "odd one": 12.34567},
+    protocol={"n": 2500, "samples": 50_000, "guidance": 1.5, "weights": "EMA", "seed": 2020, "cfg": None, "ok": True},
+    remarks=("n = 2,500 is below 10,000: not comparable with published numbers",),
+    samples=pictures(12, 3, 8, 8),
+    columns=4,
+    class_names=("a", "b", "c", "d"),
+    neighbours=NEIGHBOURS,
+    coverage={"one": 0.25, "two": 1.0, "three": 0.5},
+)
+
+
+class Page(HTMLParser):
+    """Texts, tags and attributes of a page whose tags must be balanced."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.texts, self.tags, self.attributes, self.open = [], [], [], []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(" ".join(data.split()))
+
+
+def written(tmp_path, report):
+    write_html(tmp_path / "report.html", report)
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def without_pictures(text):
+    return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:", text)
+
+
+def decoded(text):
+    found = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)
+    return [Image.open(io.BytesIO(base64.b64decode(part))) for part in found]
+
+
+def test_everything_is_there(tmp_path):
+    texts = Page(written(tmp_path, REPORT)).texts
+    for wanted in (
+        "Digits, step 2000",
+        *REPORT.remarks,
+        "Samples",
+        "Memorisation",
+        "Coverage of the classes",
+        "Protocol",
+    ):
+        assert wanted in texts
+    assert {"3.11", "9.20 ± 0.10", "−0.00012", "0.712", "12.35"} <= set(texts)
+    assert {
+        "lower is better",
+        "higher is better",
+        "8.25",
+        "25.0 %",
+        "100.0 %",
+        "1.5",
+        "50,000",
+        "2020",
+        "–",
+        "yes",
+    } <= set(texts)
+    assert "is_std" not in texts
+
+
+@pytest.mark.parametrize("key", MEANINGS)
+def test_every_metric_says_what_it_means(tmp_path, key):
+    page = " ".join(Page(written(tmp_path, replace(REPORT, metrics={key: 0.5}))).texts)
+    meaning = MEANINGS[key]
+    assert f"{meaning.name}  {0.5:.{meaning.decimals}f}  {meaning.phrase}; {meaning.better} is better" in page
+
+
+def test_the_pictures_are_inside(tmp_path):
+    """A grid, and for each sample itself and its neighbours; the sample nearest to the reference comes first."""
+    grid, *others = decoded(written(tmp_path, REPORT))
+    assert grid.width > 4 * 64
+    assert len(others) == 2 * (1 + 4)
+    first = torch.from_numpy(np.array(others[0])).permute(2, 0, 1)
+    assert torch.equal(first, NEIGHBOURS.samples[1])
+
+
+def test_grey_and_large_pictures(tmp_path):
+    large = Neighbours(pictures(1, 1, 300, 300), pictures(1, 2, 1, 300, 300), torch.rand(1, 2))
+    found = decoded(written(tmp_path, replace(REPORT, samples=pictures(4, 1, 8, 8), neighbours=large)))
+    assert [picture.size for picture in found[1:]] == [(128, 128)] * 3
+
+
+def test_it_needs_nothing_from_outside(tmp_path):
+    text = without_pictures(written(tmp_path, REPORT))
+    page = Page(text)
+    assert not {"script", "link", "iframe", "object", "a"} & set(page.tags)
+    assert {value for name, value in page.attributes if name in ("src", "href")} == {"data:"}
+    assert "http" not in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+HOSTILE = '<script>alert("1")</script>\' onload=x & {{ 7 * 7 }}'
+
+
+def test_names_are_escaped(tmp_path):
+    report = replace(
+        REPORT,
+        title=HOSTILE,
+        class_names=(HOSTILE,) * 4,
+        coverage={HOSTILE: 0.5},
+        remarks=(HOSTILE,),
+        protocol={HOSTILE: HOSTILE},
+        metrics={HOSTILE: 1.0},
+    )
+    page = Page(written(tmp_path, report))
+    assert "script" not in page.tags
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert page.texts.count(" ".join(HOSTILE.split())) == 7  # title and heading, remark, metric, class, name and value
+    assert ("title", HOSTILE) in page.attributes
+
+
+def names(page):
+    return [value for name, value in page.attributes if name == "title"]
+
+
+def test_up_to_a_hundred_classes_have_a_bar_each(tmp_path):
+    coverage = {f"class {i}": (i * 37 % 100) / 100 for i in range(100)}
+    page = Page(written(tmp_path, replace(REPORT, coverage=coverage)))
+    assert names(page) == sorted(coverage, key=coverage.get)
+    assert "Classes by coverage" not in page.texts
+
+
+def test_a_thousand_classes_are_both_ends_and_a_histogram(tmp_path):
+    coverage = {f"class {i}": i / 999 for i in range(1000)}
+    text = written(tmp_path, replace(REPORT, coverage=coverage))
+    page = Page(text)
+    assert names(page) == [f"class {i}" for i in [*range(20), *range(999, 979, -1)]]
+    assert page.texts.count("100") == 10  # classes in each bin
+    assert len(text) < 2_000_000
+
+
+def test_what_was_not_measured_is_left_out(tmp_path):
+    full = Page(written(tmp_path, REPORT)).texts
+    texts = Page(written(tmp_path, replace(REPORT, neighbours=None, coverage=None, remarks=()))).texts
+    assert {"Memorisation", "Coverage of the classes", *REPORT.remarks} <= set(full) - set(texts)
+
+
+def test_a_value_that_is_no_number_is_said(tmp_path):
+    assert "not a finite number" in Page(written(tmp_path, replace(REPORT, metrics={"fid": float("nan")}))).texts
+
+
+def test_an_old_report_is_replaced_and_nothing_else_is_left(tmp_path):
+    (tmp_path / "report.html").write_text("old")
+    assert written(tmp_path, REPORT).startswith("<!DOCTYPE html>")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path):
+    with pytest.raises(UserError, match="^cannot write .*no/report.html: "):
+        write_html(tmp_path / "no" / "report.html", REPORT)

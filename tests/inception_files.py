@@ -1,0 +1,32 @@
+"""A file of random Inception weights in torch-fidelity's layout, written by torch-fidelity's own network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+
+def random_weights(path: Path, seed: int = 0) -> Path:
+    """Write the file and return its path; features stay of order one through the depth."""
+    from torch_fidelity import feature_extractor_inceptionv3 as fidelity
+
+    with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
+        patch.setattr(fidelity, "load_state_dict_from_url", lambda *args, **options: {})
+        patch.setattr(fidelity.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
+        empty = fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).state_dict()
+    g = torch.Generator().manual_seed(seed)
+    torch.save({name: _random(name, value, g) for name, value in empty.items()}, path)
+    return path
+
+
+def _random(name: str, like: torch.Tensor, g: torch.Generator) -> torch.Tensor:
+    """He-normal kernels, and batch norms that do something: what ignores them, or swaps their parts, is found."""
+    value = torch.zeros(like.shape, dtype=like.dtype)
+    if like.ndim > 1:
+        gain = 1 if name == "fc.weight" else 2
+        return value.normal_(std=(gain / like[0].numel()) ** 0.5, generator=g)
+    if name.endswith(("bn.weight", "running_var")):
+        return value.uniform_(0.8, 1.25, generator=g)
+    return value.normal_(std=0.1, generator=g) if like.is_floating_point() else value

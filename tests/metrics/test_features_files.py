@@ -1,0 +1,137 @@
+"""Weights files of Inception that are missing, damaged or something else; no network is needed, and none used."""
+
+import hashlib
+import shutil
+
+import pytest
+import torch
+from inception_files import random_weights
+
+from uvit_decay import download
+from uvit_decay.errors import UserError
+from uvit_decay.metrics import Inception, inception_v3
+
+CPU = torch.device("cpu")
+NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return random_weights(tmp_path_factory.mktemp("inception") / "weights.pth")
+
+
+@pytest.fixture(scope="module")
+def state(weights):
+    return torch.load(weights, weights_only=True)
+
+
+def refused(path=None):
+    """The one line that `path` is refused with."""
+    extractor = Inception(None if path is None else str(path))
+    with pytest.raises(UserError) as caught:
+        extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    assert extractor.net is None
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_a_missing_file_is_a_user_error_at_once(tmp_path):
+    for path in (tmp_path / "missing.pth", tmp_path):
+        with pytest.raises(UserError, match=r"^the Inception weights [^\n]* do not exist$"):
+            Inception(str(path))
+
+
+LAYOUTS = {
+    "wrapped": (lambda state: {"state_dict": {"fc.bias": state["fc.bias"]}}, "'state_dict' is a dict"),
+    "other": (lambda state: {"conv1.weight": torch.zeros(64, 3, 7, 7)}, "472 tensors are missing"),
+    "one missing": (lambda state: {k: v for k, v in state.items() if k != "fc.bias"}, "missing, the first is fc.bias"),
+    "one more": (lambda state: {**state, "fc.gain": torch.zeros(1)}, "unknown, the first is fc.gain"),
+    "another shape": (lambda state: {**state, "fc.bias": torch.zeros(1000)}, r"fc.bias is (1000,), not (1008,)"),
+    "torchvision": (lambda state: {**state, "AuxLogits.fc.bias": torch.zeros(1000)}, "looks like torchvision's"),
+    "nan": (lambda state: {**state, "fc.bias": torch.full((1008,), torch.nan)}, "fc.bias has values that are not fin"),
+    "list": (lambda state: [1.0], "it is no state_dict but a list"),
+}
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_a_file_of_another_layout_is_refused(kind, state, tmp_path):
+    change, reason = LAYOUTS[kind]
+    path = tmp_path / "weights.pth"
+    torch.save(change(state), path)
+    message = refused(path)
+    assert message.startswith(f"{path} does not hold torch-fidelity's Inception weights: ")
+    assert reason in message
+
+
+def test_counters_of_batches_are_optional_and_half_precision_is_widened(state, tmp_path):
+    path = tmp_path / "weights.pth"
+    torch.save({k: v.half() for k, v in state.items() if not k.endswith("num_batches_tracked")}, path)
+    extractor = Inception(str(path))
+    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    assert {p.dtype for p in extractor.net.state_dict().values()} == {torch.float32}
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('code ran')",)
+
+
+@pytest.mark.parametrize("kind", ["text", "empty", "code"])
+def test_a_file_that_is_no_state_dict_never_runs(kind, tmp_path):
+    path = tmp_path / "weights.pth"
+    if kind == "code":
+        torch.save({"fc.weight": Evil()}, path)
+    else:
+        path.write_text("<html>not found</html>" if kind == "text" else "")
+    assert refused(path).startswith(f"the Inception weights {path} cannot be read: ")
+
+
+def test_a_hash_in_the_name_is_verified(weights, tmp_path):
+    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    wrong = shutil.copy(weights, tmp_path / "weights-2015-12-05-01234567.pth")
+    assert refused(wrong) == (
+        f"the Inception weights {wrong} are damaged or another file: its sha256 is {found}, its name says 01234567"
+    )
+    right = shutil.copy(weights, tmp_path / f"weights-2015-12-05-{found[:8]}.pth")
+    assert inception_v3.weights_file(str(right)) == right
+
+
+@pytest.fixture
+def cached(monkeypatch, tmp_path):
+    """Where torch's cache, now an empty one, would have the file; there is no network."""
+
+    def unreachable(*args, **options):
+        raise OSError("no network")
+
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    monkeypatch.setattr(download.urllib.request, "urlopen", unreachable)
+    return tmp_path / "hub" / "checkpoints" / "weights-inception-2015-12-05-6726825d.pth"
+
+
+def test_without_file_and_network_the_line_tells_where_to_put_it(cached):
+    message = refused()
+    assert message.startswith(f"no Inception weights: cannot download {inception_v3.URL_INCEPTION_V3}: no network; ")
+    assert f"put it at {cached}, or" in message
+    assert "--inception-weights PATH" in message
+    assert "init_args.weights" in message
+
+
+def test_a_damaged_file_in_the_cache_is_refused(cached, weights):
+    cached.parent.mkdir(parents=True)
+    shutil.copy(weights, cached)
+    message = refused()
+    assert message.startswith(f"no Inception weights: {cached} is not the file it should be: its sha256 is ")
+    assert "expected 6726825d (" in message
+    assert message.endswith("move it away and fetch it again")
+
+
+def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkeypatch):
+    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    name = cached.name.replace("6726825d", found[:8])
+    monkeypatch.setattr(inception_v3, "URL_INCEPTION_V3", f"https://example.org/{name}")
+    cached.parent.mkdir(parents=True)
+    shutil.copy(weights, cached.with_name(name))
+    extractor = Inception()
+    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    assert extractor.identity() == f"inception-v3-pytorch-fid-{found[:12]}"

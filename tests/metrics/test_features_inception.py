@@ -1,0 +1,172 @@
+"""Inception with random weights against torch-fidelity's own extractor and against the same protocols by hand."""
+
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from inception_files import random_weights
+from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+from uvit_decay.errors import UserError
+from uvit_decay.metrics import Inception
+from uvit_decay.metrics.features import Features
+from uvit_decay.metrics.resize import RESIZE, SIZE
+
+CPU = torch.device("cpu")
+NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return random_weights(tmp_path_factory.mktemp("inception") / "weights.pth")
+
+
+@pytest.fixture(scope="module")
+def theirs(weights):
+    """torch-fidelity's network with these weights."""
+    return FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"], str(weights))
+
+
+def prepared(weights, protocol="adm", **options):
+    extractor = Inception(str(weights), protocol, **options)
+    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    return extractor
+
+
+@pytest.fixture(scope="module")
+def inception(weights):
+    return prepared(weights, spatial=True)
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    g = torch.Generator().manual_seed(1)
+    return torch.randint(256, (2, 3, 32, 32), generator=g, dtype=torch.uint8)
+
+
+@pytest.fixture(scope="module")
+def found(inception, photographs):
+    return inception(photographs)
+
+
+def same(one: Features, other: Features):
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def close(one, other, limit=1e-5):
+    return (one - other).norm() <= limit * other.norm()
+
+
+def by_hand(theirs, x):
+    """Features of pictures that are 299x299 in [-1, 1] already, and the activations behind Mixed_6d's first branch."""
+    kept = []
+    handle = theirs.Mixed_6d.branch1x1.register_forward_hook(lambda module, args, output: kept.append(output))
+    names = [name for name, _ in theirs.named_children() if name != "fc"]
+    try:
+        for name in names:
+            x = getattr(theirs, name)(x)
+    finally:
+        handle.remove()
+    assert names[0] == "Conv2d_1a_3x3"
+    assert names[-1] == "AvgPool"
+    return x.flatten(1), kept[0]
+
+
+def test_the_file_has_the_real_layout(weights):
+    state = torch.load(weights, weights_only=True)
+    assert len(state) == 566
+    assert {"Conv2d_1a_3x3.conv.weight", "Mixed_7c.branch_pool.bn.running_var", "fc.bias"} <= set(state)
+    assert sum(value.numel() for value in state.values()) == pytest.approx(23.9e6, rel=0.01)
+
+
+def test_adm_is_the_extractor_of_torch_fidelity(theirs, photographs, found):
+    features, logits = theirs(photographs)
+    assert close(found.features, features)
+    assert close(found.logits, logits)
+
+
+def test_pytorch_fid_is_its_preprocessing_before_the_same_network(weights, theirs, photographs):
+    """As its inception.py does it: pictures in [0, 1], resized, then from (0, 1) to (-1, 1)."""
+    extractor = prepared(weights, "pytorch-fid")
+    x = F.interpolate(photographs.float().div(255), size=(299, 299), mode="bilinear", align_corners=False)
+    assert close(extractor(photographs).features, by_hand(theirs, 2 * x - 1)[0])
+    assert extractor(photographs).spatial is None
+    assert Inception(str(weights)).name == extractor.name == "inception-v3-pytorch-fid"
+
+
+def test_protocols_differ(weights, photographs):
+    found = {protocol: prepared(weights, protocol) for protocol in RESIZE}
+    features = [extractor(photographs).features for extractor in found.values()]
+    assert all(not close(a, b, 1e-3) for a, b in itertools.combinations(features, 2))
+    assert len({extractor.identity() for extractor in found.values()}) == len(RESIZE) == 3
+
+
+def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photographs, found):
+    _, first_branch = by_hand(theirs, RESIZE["adm"](photographs))
+    assert first_branch.shape == (2, 192, 17, 17)
+    assert found.spatial.shape == (2, 2023)
+    assert close(found.spatial.view(2, 17, 17, 7)[:, 3, 5], first_branch[:, :7, 3, 5])
+    assert close(found.spatial, first_branch.permute(0, 2, 3, 1)[..., :7].reshape(2, -1))
+    assert found.spatial.min() == 0
+
+
+def test_features_tell_pictures_apart(found, inception):
+    assert found.features.shape == (2, inception.dim) == (2, 2048)
+    assert found.logits.shape == (2, 1008)
+    assert {x.dtype for x in found} == {torch.float32}
+    assert not any(x.requires_grad or x.is_inference() for x in found)
+    assert (found.features[0] - found.features[1]).norm() > 0.01 * found.features[0].norm() > 0
+    assert not inception.knows_labels
+    assert inception.has_logits
+    assert inception.channels == 3
+
+
+def test_grey_pictures_are_repeated_to_rgb_and_others_refused(inception, photographs):
+    grey = photographs[:1, :1]
+    assert same(inception(grey), inception(grey.expand(-1, 3, -1, -1)))
+    with pytest.raises(UserError, match=r"^inception-v3-adm takes RGB or grey pictures, these have 2 channels$"):
+        inception(photographs[:, :2])
+
+
+def test_pictures_are_taken_a_few_at_a_time(inception, photographs, found, monkeypatch):
+    monkeypatch.setattr("uvit_decay.metrics.features._AT_ONCE", 1)
+    parts = inception(photographs)
+    assert all(close(a, b) for a, b in zip(parts, found, strict=True))
+    assert [len(x) for x in inception(photographs[:0])] == [0, 0, 0]
+
+
+def test_autocast_and_reduced_precision_around_it_change_nothing(inception, photographs, found):
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            assert same(inception(photographs), found)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_compiled_it_gives_the_same(weights, photographs, found):
+    compiled = prepared(weights, spatial=True, compile="aot_eager")
+    assert all(close(a, b) for a, b in zip(compiled(photographs), found, strict=True))
+
+
+def test_it_is_frozen_in_eval_mode_and_loaded_once(inception):
+    net = inception.net
+    inception.prepare(NO_PICTURES, NO_LABELS, CPU)
+    assert inception.net is net
+    assert not any(p.requires_grad for p in net.parameters())
+    assert not any(module.training for module in net.modules())
+
+
+def test_the_identity_is_that_of_the_file(weights, inception, tmp_path):
+    copy = tmp_path / "elsewhere.pth"
+    copy.write_bytes(weights.read_bytes())
+    other = random_weights(tmp_path / "other.pth", seed=1)
+    assert prepared(copy).identity() == inception.identity() != prepared(other).identity()
+    assert re.fullmatch(r"inception-v3-adm-[0-9a-f]{12}", inception.identity())
+
+
+def test_the_size_is_that_of_torch_fidelity():
+    assert SIZE == FeatureExtractorInceptionV3.INPUT_IMAGE_SIZE

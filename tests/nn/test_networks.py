@@ -1,0 +1,141 @@
+"""U-ViT and SiT alike in use: checkpointing of activations, the null label, precision, compilation and taps."""
+
+import jaxtyping
+import pytest
+import torch
+from networks import DECAYED_SIT, SIT, UVIT, each_kind, gradients
+
+from uvit_decay.errors import UserError
+from uvit_decay.nn.tap import pooled_features
+
+# ---- checkpointing of activations
+
+
+@each_kind
+@pytest.mark.parametrize("schedule", ["linear", "learnable"])
+def test_recomputed_activations_give_identical_loss_and_gradients(schedule, kind):
+    options = dict(alpha_min=0.7, schedule=schedule)
+    plain, recomputed = kind.loaded(**options), kind.loaded(**options, checkpointing=True)
+    assert torch.equal(plain(*kind.inputs()), recomputed(*kind.inputs()))
+    expected, actual = gradients(plain, kind.inputs()), gradients(recomputed, kind.inputs())
+    assert expected.keys() == actual.keys()
+    for name, gradient in expected.items():
+        assert gradient is not None, name
+        assert torch.equal(gradient, actual[name]), name
+
+
+@each_kind
+@pytest.mark.parametrize(("checkpointing", "training", "runs"), [(True, True, 2), (True, False, 1), (False, True, 1)])
+def test_blocks_are_recomputed_only_with_checkpointing_and_in_training(checkpointing, training, runs, kind):
+    net = kind.loaded(checkpointing=checkpointing).train(training)
+    calls = []
+    blocks = [net.get_submodule(stage.name) for stage in net.stages[1:]]
+    for block in blocks:
+        block.register_forward_pre_hook(lambda block, _: calls.append(block))
+    gradients(net, kind.inputs())
+    assert [calls.count(block) for block in blocks] == [runs] * kind.blocks
+
+
+# ---- labels
+
+
+@each_kind
+def test_no_labels_means_the_null_label(kind):
+    net = kind.loaded()
+    x, t, labels = kind.inputs()
+    assert torch.equal(net(x, t), net(x, t, torch.full((3,), 3)))
+    assert not torch.allclose(net(x, t), net(x, t, labels))
+
+
+@each_kind
+def test_a_network_without_null_label_asks_for_classes(kind):
+    net = kind.loaded(null_label=False)
+    x, t, labels = kind.inputs()
+    assert net(x, t, labels).shape == x.shape
+    with pytest.raises(UserError, match="null label"):
+        net(x, t)
+    with pytest.raises(UserError, match="null label"):
+        pooled_features(net, x, t)
+
+
+# ---- precision and compilation
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "options",
+    [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable"), dict(schedule="constant")],
+)
+def test_bfloat16_autocast_stays_close_to_float32(options, kind):
+    net, arguments = kind.loaded(**options), kind.inputs()
+    with torch.no_grad():
+        exact = net(*arguments)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = net(*arguments)
+    error = (rough.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert 0 < error < 0.02
+
+
+@each_kind
+def test_training_under_bfloat16_autocast_has_finite_float32_gradients(kind):
+    net = kind.loaded(alpha_min=0.7, checkpointing=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients(net, kind.inputs())
+    assert {gradient.dtype for gradient in found.values()} == {torch.float32}
+    assert all(gradient.isfinite().all() for gradient in found.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (UVIT, dict()),
+        (UVIT, dict(schedule="learnable", num_classes=0)),
+        (SIT, dict()),
+        (DECAYED_SIT, dict()),
+        (SIT, dict(schedule="learnable", num_classes=0)),
+    ],
+)
+def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(kind, options, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
+    net, arguments = kind.loaded(**options, alpha_min=0.7, depth=2), kind.inputs(**options)
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*arguments), net(*arguments), atol=1e-6, rtol=1e-5)
+    compiled(*arguments).square().mean().backward()
+    actual = {name: parameter.grad.clone() for name, parameter in net.named_parameters() if parameter.requires_grad}
+    net.zero_grad()
+    for name, gradient in gradients(net, arguments).items():
+        torch.testing.assert_close(actual[name], gradient, atol=1e-6, rtol=1e-4)
+    assert torch.equal(pooled_features(compiled, *arguments[:2]), pooled_features(net, *arguments[:2]))
+
+
+# ---- taps
+
+
+@each_kind
+def test_each_state_of_the_trunk_is_the_output_of_the_module_that_its_stage_names(kind):
+    net, seen = kind.loaded(alpha_min=0.7), {}
+    for stage in net.stages[1:]:
+        module = net.get_submodule(stage.name)
+        module.register_forward_hook(lambda *call, name=stage.name: seen.setdefault(name, call[-1]))
+    states = list(net.trunk(*kind.inputs()))
+    assert len(states) == len(net.stages)
+    assert list(seen) == [stage.name for stage in net.stages[1:]]
+    for state, output in zip(states[1:], seen.values(), strict=True):
+        assert state.shape == (3, kind.tokens, 16)
+        assert torch.equal(state, output)
+
+
+@each_kind
+@pytest.mark.parametrize("num_classes", [0, 3])
+def test_pooled_features_are_the_means_over_patch_tokens_under_the_null_label(num_classes, kind):
+    net = kind.loaded(alpha_min=0.7, num_classes=num_classes)
+    x, t, _ = kind.inputs()
+    null = torch.full((3,), num_classes) if num_classes else None
+    with torch.no_grad():
+        features = pooled_features(net, x, t)
+        states = list(net.trunk(x, t, null))
+    assert features.shape == (1 + kind.blocks, 3, 16)
+    for stage, state in enumerate(states):
+        expected = sum(state[:, token] for token in range(-16, 0)) / 16  # patches are the last tokens
+        torch.testing.assert_close(features[stage], expected, atol=1e-6, rtol=1e-5)

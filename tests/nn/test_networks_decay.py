@@ -1,0 +1,91 @@
+"""The decay of U-ViT and SiT alike: its operations, files of another decay, learnable and fixed alphas."""
+
+import pytest
+import torch
+from networks import each_kind
+from record_ops import recorded
+from torch import nn
+
+from uvit_decay.decay import shortcuts
+from uvit_decay.errors import UserError
+
+
+@each_kind
+def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(kind):
+    plain, decayed = (recorded(kind.loaded(alpha_min=alpha_min), kind.inputs()) for alpha_min in (1.0, 0.7))
+    assert decayed == plain
+
+
+# ---- loading
+
+
+@each_kind
+@pytest.mark.parametrize(
+    ("stored", "asked", "named"),
+    [
+        (dict(alpha_min=0.8), dict(alpha_min=0.7), r"0\.8] .* 0\.7] "),
+        (dict(alpha_min=1.0), dict(alpha_min=0.7), r"1 \.\. 1] .* 0\.7] "),
+        (dict(alpha_min=0.7), dict(alpha_min=1.0), r"0\.7] .* 1 \.\. 1] "),
+        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), r"\({fewer} branches\).* \({all} branches\)"),
+        (dict(alpha_min=0.7, schedule="cosine"), dict(alpha_min=0.7), "alphas"),
+        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), r"0\.7] .* 0\.8] "),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_weights_of_another_decay_are_refused_with_both_named(stored, asked, named, strict, kind):
+    with pytest.raises(UserError, match=named.format(fewer=2 * kind.blocks - 4, all=2 * kind.blocks)):
+        kind.small(**asked).load_state_dict(kind.small(**stored).state_dict(), strict=strict)
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "options", [dict(alpha_min=1.0), dict(alpha_min=0.7), dict(alpha_min=0.7, schedule="learnable")]
+)
+def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(options, kind):
+    net = kind.small(**options)
+    net.load_state_dict(kind.random_state(), strict=True)
+    assert torch.equal(net.alphas.detach(), torch.tensor(shortcuts(kind.blocks, options["alpha_min"]).alphas))
+
+
+@each_kind
+def test_the_decay_is_checked_under_a_prefix_too(kind):
+    wrapped, other = (nn.ModuleDict({"net": kind.small(alpha_min=alpha_min)}) for alpha_min in (0.7, 0.8))
+    wrapped.load_state_dict({"net." + key: value for key, value in kind.random_state().items()}, strict=True)
+    with pytest.raises(UserError, match="alphas"):
+        wrapped.load_state_dict(other.state_dict())
+
+
+@each_kind
+def test_a_scaled_branch_is_not_the_ordinary_network(kind):
+    plain, scaled = kind.small(), kind.small(schedule="constant-branch")
+    with pytest.raises(RuntimeError, match="betas"):
+        plain.load_state_dict(scaled.state_dict())
+    with pytest.raises(UserError, match="betas"):
+        scaled.load_state_dict(plain.state_dict())
+
+
+@each_kind
+def test_weights_in_bf16_load_into_a_float32_network(kind):
+    net = kind.small(alpha_min=0.7)
+    net.load_state_dict({name: value.bfloat16() for name, value in net.state_dict().items()})
+
+
+# ---- learnable and fixed alphas
+
+
+@each_kind
+def test_gradients_of_learnable_alphas_match_finite_differences(kind):
+    net = kind.loaded(schedule="learnable", alpha_min=0.7).double()
+    x, t, y = kind.inputs()
+
+    def loss(alphas):
+        return torch.func.functional_call(net, {"alphas": alphas}, (x.double(), t, y)).square().mean()
+
+    assert torch.autograd.gradcheck(loss, net.alphas.detach().clone().requires_grad_())
+
+
+@each_kind
+def test_fixed_alphas_are_no_parameters(kind):
+    net = kind.small(alpha_min=0.7)
+    assert "alphas" in dict(net.named_buffers())
+    assert "alphas" not in dict(net.named_parameters())

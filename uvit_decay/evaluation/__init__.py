@@ -1,0 +1,1 @@
+"""Evaluation: pictures from anywhere, features kept on disk, metrics with their protocol, a report."""

@@ -1,0 +1,63 @@
+"""Pictures that a checkpoint makes while they are judged; none of them touches the disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.pictures import Pictures, as_channels
+from uvit_decay.sampled import Sampled
+
+
+class OfCheckpoint(Pictures):
+    """Samples 0 to num - 1 of a checkpoint; its classes are taken in turn, so that each has its equal share.
+
+    Args:
+        path: of the checkpoint.
+        sampled: what it makes.
+        num: how many pictures.
+        channels: 3 makes RGB of grey pictures.
+    """
+
+    ahead = False  # the network and the extractor share a device
+
+    def __init__(self, path: Path, sampled: Sampled, num: int, channels: int) -> None:
+        own = sampled.shape[0]
+        if own not in (1, channels):
+            raise UserError(f"{path} makes pictures of {own} channels, these features are of {channels}")
+        self.path, self.sampled, self.num = path, sampled, num
+        self.shape = (channels, *sampled.shape[1:])
+        evaluations = sampled.sampling.evaluations
+        cost = "" if evaluations is None else f"_nfe{evaluations}"
+        self.name = f"{path.stem}-step{sampled.found.step}_{sampled.name()}{cost}"
+        labels = sampled.labels(range(num))
+        if labels is not None:
+            self.labels = torch.tensor(labels)
+            self.class_names = sampled.found.class_names or tuple(map(str, range(sampled.source.num_classes)))
+
+    def __len__(self) -> int:
+        return self.num
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return as_channels(self.sampled.pictures(indices), self.shape[0])
+
+    @property
+    def calls(self) -> int:
+        return self.sampled.network_calls
+
+    def identity(self) -> dict[str, Any]:
+        stat = self.path.stat()
+        return {
+            "checkpoint": str(self.path.resolve()),
+            "size": stat.st_size,
+            "time": stat.st_mtime_ns,
+            "sampled": self.sampled.describe(),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        return {**super().describe(), **self.sampled.describe()}

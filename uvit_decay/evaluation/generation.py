@@ -1,0 +1,223 @@
+"""How good generated pictures are: the whole way from pictures to a report."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uvit_decay.disk import replacing
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.extract import SHOWN, about, extract, parts_of
+from uvit_decay.evaluation.measure import METRICS, Reference, measure
+from uvit_decay.evaluation.pictures import Pictures
+from uvit_decay.evaluation.report import Neighbours, Report
+from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.evaluation.store import Store
+from uvit_decay.image import grid_columns
+from uvit_decay.metrics.features import Extractor
+from uvit_decay.metrics.neighbours import density_coverage, nearest
+from uvit_decay.processes import Processes
+
+COMPARABLE = 10_000  # samples; FID falls with their number, and published ones are of 50,000
+PUBLISHED = "6726825d"  # how the sha256 of the Inception weights begins that all published numbers use
+ROWS, NEAREST = 6, 6  # of the memorisation check
+FEWEST = 10  # samples and reference pictures of a class from which its coverage is said
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Samples against a reference, by one extractor.
+
+    Args:
+        samples: the pictures to judge.
+        file: statistics to compare with, or None.
+        reference: pictures to compare with, or None; with both, only metrics that need single features use them.
+        extractor: prepared, on `device`.
+        metrics: names in `measure.METRICS`.
+        device: where features are extracted.
+        batch_size: pictures at a time; changes no number by more than rounding.
+        kid_subset: pictures in each random subset of KID.
+        allow_few: allow fewer pictures than features.
+    """
+
+    samples: Pictures
+    file: StatisticsFile | None
+    reference: Pictures | None
+    extractor: Extractor
+    metrics: tuple[str, ...]
+    device: torch.device
+    batch_size: int = 64
+    kid_subset: int = 1000
+    allow_few: bool = False
+
+    def check(self) -> None:
+        """Raise a UserError now for what would fail after hours: too few pictures, statistics of something else."""
+        if self.file is not None:
+            self.file.check(self.extractor)
+        for name in self.metrics:
+            if METRICS[name].reference and self.reference is None:
+                raise UserError(f"{name} compares single pictures, and {self.file.path} has statistics only")
+        sides = [pictures for pictures in (self.samples, self.reference) if pictures is not None]
+        dims = [{"fid": self.extractor.dim, "sfid": 2023}[name] for name in self.metrics if name in ("fid", "sfid")]
+        for pictures in sides:
+            if len(pictures) < 2:
+                raise UserError(f"{pictures.name} has {len(pictures)} picture, metrics need two or more")
+            if dims and len(pictures) <= max(dims) and not self.allow_few:
+                raise UserError(
+                    f"{pictures.name} has {len(pictures)} pictures: the covariance of {max(dims)} features needs more, "
+                    "and the distance of fewer says little; take more, --metrics kid, or --allow-few"
+                )
+            if "kid" in self.metrics and len(pictures) < self.kid_subset:
+                few = f"{pictures.name} has {len(pictures)} pictures, KID takes subsets of {self.kid_subset}"
+                raise UserError(f"{few}: --kid-subset {len(pictures) // 2} or less")
+
+    def extracted(
+        self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
+    ) -> tuple[Store, Reference]:
+        """Features of both sides; those of the samples in `folder`, those of the reference in the cache."""
+        keep = sorted({kind for name in self.metrics for kind in METRICS[name].samples} | {"features"})
+        keep.append("pictures" if save_pictures else "shown")
+        what = about(self.samples, self.extractor, keep)
+        samples = Store(folder, what, parts_of(len(self.samples), self.batch_size))
+        extract(self.samples, self.extractor, samples, keep, processes, self.device, show)
+        return samples, Reference(self.file, self._reference(processes, show))
+
+    def _reference(self, processes: Processes, show: bool) -> Store | None:
+        wanted = any(METRICS[name].reference for name in self.metrics) or self.file is None
+        if self.reference is None or not wanted:
+            return None
+        keep = ["features", *(["spatial"] if "sfid" in self.metrics else [])]
+        return cached_features(self.reference, self.extractor, keep, self.batch_size, processes, self.device, show)
+
+    def measure(self, samples: Store, reference: Reference) -> dict[str, float]:
+        """The values, on the first process, once all features are there."""
+        where = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
+        return measure(self.metrics, samples, reference, self.kid_subset, where)
+
+    def report(self, samples: Store, reference: Reference) -> Report:
+        """On the first process, once all features are there."""
+        values = self.measure(samples, reference)
+        shown = torch.cat(list(samples.iterate("pictures")))[:SHOWN]
+        names, columns = self._columns()
+        return Report(
+            title=f"{self.samples.name} against {self._reference_name()}",
+            metrics=values,
+            protocol={**self.protocol(), "network_calls": float(samples.tensor("calls").sum()) / len(self.samples)},
+            remarks=self.remarks(),
+            samples=shown[: len(shown) // columns * columns or len(shown)],
+            columns=columns,
+            class_names=names,
+            neighbours=self._neighbours(shown, samples, reference),
+            coverage=self._coverage(samples, reference),
+        )
+
+    def _columns(self) -> tuple[tuple[str, ...], int]:
+        """Class names above the columns of the grid, where samples take few classes in turn."""
+        count = len(self.samples.class_names)
+        columns = grid_columns(count) if 0 < count <= 10 else 10
+        labels = self.samples.labels
+        if labels is None or not torch.equal(labels[:SHOWN], torch.arange(len(labels[:SHOWN])) % columns % max(count, 1)):
+            return (), 10
+        return tuple(self.samples.class_names[i % count] for i in range(columns)), columns
+
+    def _neighbours(self, shown: torch.Tensor, samples: Store, reference: Reference) -> Neighbours | None:
+        """Of the samples that are shown, those nearest to reference pictures: copies would be among them."""
+        if reference.store is None:
+            return None
+        keys = reference.tensor("features")
+        features = torch.cat(list(itertools.islice(samples.iterate("features"), SHOWN)))[: len(shown)]
+        distances, indices = nearest(features, keys, min(NEAREST, len(keys)))
+        rows = distances[:, 0].argsort(stable=True)[:ROWS]
+        found = torch.stack([self.reference.read(row.tolist()).cpu() for row in indices[rows]])
+        return Neighbours(shown[rows], found, distances[rows].float())
+
+    def _coverage(self, samples: Store, reference: Reference) -> dict[str, float] | None:
+        """Of each class, the share of reference pictures that have a sample of the class among their neighbours."""
+        if reference.store is None or self.samples.labels is None or self.reference.labels is None:
+            return None
+        if self.samples.class_names != self.reference.class_names:
+            return None
+        real, fake = reference.tensor("features"), samples.tensor("features")
+        covered = {}
+        for label, name in enumerate(self.reference.class_names):
+            pair = real[self.reference.labels == label], fake[self.samples.labels == label]
+            if min(map(len, pair)) >= FEWEST:
+                covered[name] = float(density_coverage(*pair)[1].double().mean())
+        return covered or None
+
+    def _reference_name(self) -> str:
+        return self.reference.short() if self.reference is not None else self.file.path.stem
+
+    def short(self) -> str:
+        """For keys and file names: what a number was measured on, and how."""
+        return f"{self.samples.short()}_vs_{self._reference_name()}_{self.extractor.name}"
+
+    def protocol(self) -> dict[str, Any]:
+        """Plain values: everything that the numbers depend on."""
+        return {
+            "n": len(self.samples),
+            "samples": self.samples.describe(),
+            "reference": self._about_reference(),
+            "extractor": self.extractor.identity(),
+            "is_splits": 10,
+            "kid_subset": self.kid_subset,
+        }
+
+    def _about_reference(self) -> dict[str, Any]:
+        found: dict[str, Any] = {} if self.reference is None else self.reference.describe()
+        return found if self.file is None else {**found, "statistics": self.file.path.name, **self.file.about}
+
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the numbers must know."""
+        n, said = len(self.samples), []
+        if n < COMPARABLE:
+            said.append(f"{n:,} samples, below {COMPARABLE:,}: not comparable with published numbers")
+        if self.allow_few and n <= self.extractor.dim:
+            said.append(f"{n:,} samples for {self.extractor.dim:,} features: the covariance has not full rank")
+        if self.file is not None and "extractor" not in self.file.about:
+            said.append(f"{self.file.path.name} does not say by which extractor and resize it was made")
+        if self.reference is not None:
+            if self.samples.lossy != self.reference.lossy:
+                lossy = self.samples.name if self.samples.lossy else self.reference.name
+                said.append(f"{lossy} are JPEGs and the other side is not: compression alone moves every metric")
+            if self.samples.shape != self.reference.shape:
+                sizes = (f"{p.shape[2]}x{p.shape[1]}" for p in (self.samples, self.reference))
+                said.append(f"samples and reference differ in size, {' and '.join(sizes)}")
+        if self.extractor.name.startswith("inception") and PUBLISHED not in self.extractor.identity():
+            said.append("these Inception weights are not the published ones: the numbers compare with nothing else")
+        return tuple(said)
+
+
+def cached_features(
+    pictures: Pictures,
+    extractor: Extractor,
+    keep: Sequence[str],
+    batch_size: int,
+    processes: Processes,
+    device: torch.device,
+    show: bool = True,
+) -> Store:
+    """Features of a reference, extracted once on this machine."""
+    parts = parts_of(len(pictures), batch_size)
+    store = Store.cached(about(pictures, extractor, keep), parts)
+    extract(pictures, extractor, store, keep, processes, device, show)
+    return store
+
+
+def save_json(path: Path, comparison: Comparison, report: Report) -> None:
+    """Write metrics, under keys that carry the protocol, and the whole protocol."""
+    content = {
+        "metrics": {f"{name}/{comparison.short()}": value for name, value in report.metrics.items()},
+        "values": report.metrics,
+        "coverage": report.coverage,
+        "protocol": report.protocol,
+        "remarks": list(report.remarks),
+    }
+    with replacing(path) as file:
+        file.write((json.dumps(content, indent=2) + "\n").encode())

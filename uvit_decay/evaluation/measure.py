@@ -1,0 +1,102 @@
+"""The metrics of generated pictures, each from the features that it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.evaluation.store import Store
+from uvit_decay.metrics.features import Extractor
+from uvit_decay.metrics.frechet import Statistics, frechet_distance
+from uvit_decay.metrics.inception import inception_score
+from uvit_decay.metrics.kernel import kernel_distance
+from uvit_decay.metrics.neighbours import precision_recall
+
+
+class Needs(NamedTuple):
+    """What a metric is computed from: tensors of the samples, statistics and tensors of the reference."""
+
+    samples: tuple[str, ...]
+    statistics: str | None = None
+    reference: tuple[str, ...] = ()
+
+
+METRICS = {
+    "fid": Needs(("features",), statistics="features"),
+    "is": Needs(("logits",)),
+    "kid": Needs(("features",), reference=("features",)),
+    "prc": Needs(("features",), reference=("features",)),
+    "sfid": Needs(("spatial",), statistics="spatial"),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What samples are compared with: a file of statistics, features of pictures, or both, as in ADM's files."""
+
+    file: StatisticsFile | None
+    store: Store | None
+
+    def statistics(self, kind: str) -> Statistics:
+        """Mean and covariance; the file's where it has them."""
+        return self.file.statistics(kind) if self.file and self.file.has(kind) else self.store.statistics(kind)
+
+    def tensor(self, kind: str) -> Tensor:
+        """The features themselves."""
+        return self.store.tensor(kind)
+
+
+def chosen_metrics(words: str | None, extractor: Extractor, pictures: bool) -> tuple[str, ...]:
+    """From comma-separated names; None means all that can be had, but for sfid.
+
+    `pictures` says whether the reference has them. Raises UserError: unknown names, or what the extractor cannot give.
+    """
+    if words is None:
+        return ("fid", *(["is"] if extractor.has_logits else []), *(["kid", "prc"] if pictures else []))
+    names = tuple(word.strip() for word in words.split(",") if word.strip())
+    unknown = sorted(set(names) - set(METRICS))
+    if unknown or not names:
+        raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {words!r}")
+    if "is" in names and not extractor.has_logits:
+        raise UserError(f"the Inception Score needs class logits, which {extractor.name} does not give")
+    if "sfid" in names and not extractor.name.startswith("inception"):
+        raise UserError(f"sfid is of Inception's own middle features, {extractor.name} has none")
+    return names
+
+
+def measure(
+    metrics: Sequence[str], samples: Store, reference: Reference, kid_subset: int, device: torch.device
+) -> dict[str, float]:
+    """Values by name; `is` and `kid` come with a standard deviation, over splits and over subsets.
+
+    Args:
+        metrics: names in METRICS.
+        samples: complete, with the tensors that these need.
+        reference: likewise.
+        kid_subset: pictures in each of the 100 random subsets of KID.
+        device: where pairs of pictures are compared, in float64.
+
+    Raises:
+        UserError: too few pictures for a metric.
+    """
+    found: dict[str, float] = {}
+    pair = ()
+    if any(METRICS[name].reference for name in metrics):
+        pair = tuple(side.tensor("features").to(device) for side in (reference, samples))
+    for name in metrics:
+        if name in ("fid", "sfid"):
+            kind = METRICS[name].statistics
+            found[name] = frechet_distance(reference.statistics(kind), samples.statistics(kind))
+        elif name == "is":
+            found["is"], found["is_std"] = inception_score(samples.tensor("logits"))
+        elif name == "kid":
+            found["kid"], found["kid_std"] = kernel_distance(*pair, subset_size=kid_subset)
+        else:
+            found["precision"], found["recall"] = precision_recall(*pair)
+    return found

@@ -1,0 +1,201 @@
+"""Pictures to judge, read by their numbers: of a folder, zip or tar, of an array, of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from einops import repeat
+from torch import Tensor
+
+from uvit_decay.data.images import OnDisk
+from uvit_decay.data.pictures import Listing, list_pictures, read, size_of
+from uvit_decay.data.steps import ImageSet, InMemory
+from uvit_decay.errors import UserError, one_line
+
+LOSSY = (".jpg", ".jpeg")
+
+
+class Pictures(ABC):
+    """`len` pictures of one `shape` (c, h, w), uint8.
+
+    `name` is what keys and reports call them. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
+    `lossy` is true of JPEGs, whose artefacts every metric sees. `ahead` says that the next part may be read by a thread
+    while features of the last one are extracted.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    lossy = False
+    ahead = True
+    calls = 0  # of a network so far, in images, where one makes the pictures
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """uint8 (b, c, h, w), on any device."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Plain values that change when the pictures do: features kept under them can be used again."""
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values for reports."""
+        return {"name": self.name, "n": len(self), "size": f"{self.shape[2]}x{self.shape[1]}"}
+
+    def short(self) -> str:
+        """A few letters for keys and file names."""
+        return f"{self.name}-{len(self)}"
+
+
+def as_channels(images: Tensor, channels: int) -> Tensor:
+    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; with ordinary strides, on which rounding depends."""
+    if images.shape[1] != channels:
+        images = repeat(images, "n 1 h w -> n c h w", c=channels)
+    return images.clone(memory_format=torch.contiguous_format)
+
+
+class OfFiles(Pictures):
+    """Every picture of a folder (at any depth), zip or tar, in the order of their names.
+
+    Args:
+        path: where they are.
+        channels: 1 reads them as grey, 3 as RGB.
+        image_size: crop them to this size, as ADM does; without it they must be squares of one size.
+
+    Raises:
+        UserError: nothing to read there, or sizes that differ; later, pictures that cannot be read.
+    """
+
+    def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
+        self.listing = list_pictures(path)
+        self.exact = image_size is None
+        side = image_size or size_of(self.listing)
+        self.name, self.shape = path.resolve().stem, (channels, side, side)
+        self.lossy = any(name.lower().endswith(LOSSY) for name in self.listing.members)
+        if self.listing.class_names:
+            self.labels, self.class_names = torch.tensor(self.listing.labels), self.listing.class_names
+
+    def __len__(self) -> int:
+        return len(self.listing.members)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return read(self.listing, self.shape[1], self.shape[0], indices, progress=False, exact=self.exact)
+
+    def identity(self) -> dict[str, Any]:
+        return {"files": _files_hash(self.listing), "shape": list(self.shape)}
+
+
+def _files_hash(listing: Listing) -> str:
+    """sha256 of names, sizes and times of change: to read all the bytes could take as long as to judge them."""
+    path = listing.path.resolve()
+    names = (listing.tars or listing.members) if path.is_dir() else ("",)
+    found = hashlib.sha256(repr((str(path), listing.members)).encode())
+    for name in names:
+        stat = (path / name).stat()
+        found.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
+    return found.hexdigest()
+
+
+class OfArray(Pictures):
+    """`arr_0` of an .npz as ADM's suite and sample.py write them: uint8 (n, h, w, c); int64 (n,) `arr_1` are labels.
+
+    It is mapped, not read, where the file is not compressed.
+
+    Args:
+        path: the file.
+        channels: 3 makes RGB of grey pictures.
+
+    Raises:
+        UserError: another kind of array, or a damaged file.
+    """
+
+    def __init__(self, path: Path, channels: int) -> None:
+        self.path = path
+        self.array = _array(path, "arr_0")
+        if self.array.dtype != np.uint8 or self.array.ndim != 4 or self.array.shape[3] not in (1, channels):
+            found = f"{self.array.dtype} {self.array.shape}"
+            raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {found}")
+        n, h, w, _ = self.array.shape
+        self.name, self.shape = path.stem, (channels, h, w)
+        with np.load(path, allow_pickle=False) as members:
+            if "arr_1" in members.files and members["arr_1"].shape == (n,):
+                self.labels = torch.from_numpy(members["arr_1"].astype(np.int64))
+                self.class_names = tuple(str(i) for i in range(int(self.labels.max()) + 1))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return as_channels(torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2), self.shape[0])
+
+    def identity(self) -> dict[str, Any]:
+        stat = self.path.stat()
+        return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
+
+
+def _array(path: Path, name: str) -> np.ndarray:
+    """An array of an .npz, mapped where it is not compressed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = archive.getinfo(f"{name}.npy")
+        with path.open("rb") as file:
+            file.seek(member.header_offset + 26)  # the lengths of name and extra field in the member's own header
+            file.seek(int(np.frombuffer(file.read(4), "<u2").sum()), 1)
+            if member.compress_type == zipfile.ZIP_STORED and np.lib.format.read_magic(file) == (1, 0):
+                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+                return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
+        with np.load(path, allow_pickle=False) as members:
+            return members[name]
+    except KeyError as error:
+        raise UserError(f"{path} has no {name}: an .npz of pictures holds them there, uint8 (n, h, w, c)") from error
+    except (zipfile.BadZipFile, ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+
+
+class OfSet(Pictures):
+    """Pictures of a data set.
+
+    Args:
+        name: such as cifar100-train.
+        images: the set.
+        channels: 3 makes RGB of grey pictures.
+        class_names: of its labels.
+        chosen: the numbers of those to take; None takes all.
+    """
+
+    def __init__(
+        self, name: str, images: ImageSet, channels: int, class_names: tuple[str, ...], chosen: list[int] | None = None
+    ) -> None:
+        self.name, self.images, self.class_names = name, images, class_names
+        self.chosen = list(range(len(images))) if chosen is None else chosen
+        stored = images[self.chosen[:1]][0].shape[1:]
+        if stored[0] not in (1, channels):
+            raise UserError(f"{name} has {stored[0]} channels, these features are of {channels}")
+        self.shape = (channels, *stored[1:])
+        self.labels = images.labels[self.chosen] if class_names else None
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return as_channels(self.images[[self.chosen[i] for i in indices]][0], self.shape[0])
+
+    def identity(self) -> dict[str, Any]:
+        if isinstance(self.images, InMemory):
+            content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
+        elif isinstance(self.images, OnDisk):
+            content = _files_hash(self.images.listing)
+        else:
+            raise UserError(f"{self.name} are no pictures: judge samples against a folder of pictures")
+        return {"set": content, "chosen": hashlib.sha256(repr(self.chosen).encode()).hexdigest()}

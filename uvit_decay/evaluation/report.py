@@ -1,0 +1,185 @@
+"""The report of an evaluation: one HTML file that holds its pictures and asks for nothing from outside."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from jaxtyping import Float, UInt8
+from PIL import Image
+from torch import Tensor
+
+from uvit_decay.disk import replacing
+from uvit_decay.image import labelled_grid, to_pil
+
+ALL_CLASSES = 100  # up to so many classes have a bar each
+EXTREMES = 20  # of more classes: the worst and the best
+BINS = 10
+THUMBNAIL = 128  # pixels; larger neighbours are shrunk to it
+PIXELATED = 64  # pixels; smaller neighbours are shown with their pixels
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Samples and, for each, the k nearest reference pictures, nearest first, with their distances in feature space."""
+
+    samples: UInt8[Tensor, "q c h w"]
+    found: UInt8[Tensor, "q k c h w"]
+    distances: Float[Tensor, "q k"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report shows.
+
+    Args:
+        title: its heading.
+        metrics: values by the names of `MEANINGS`; others keep their own names. `x_std` is the spread of `x`.
+        protocol: how they were measured, plain values by name.
+        remarks: what a reader must know before comparing, a sentence each.
+        samples: a grid of them, row by row.
+        columns: of the grid.
+        class_names: above the columns; may be empty.
+        neighbours: for the memorisation check; None leaves it out.
+        coverage: class name -> share in [0, 1] of its reference pictures that are covered; None leaves it out.
+    """
+
+    title: str
+    metrics: dict[str, float]
+    protocol: dict[str, Any]
+    remarks: tuple[str, ...]
+    samples: UInt8[Tensor, "m c h w"]
+    columns: int
+    class_names: tuple[str, ...]
+    neighbours: Neighbours | None
+    coverage: dict[str, float] | None
+
+
+class Meaning(NamedTuple):
+    """How a metric is called, rounded and read."""
+
+    name: str
+    decimals: int
+    better: str  # "lower", "higher" or ""
+    phrase: str
+
+
+MEANINGS = {
+    "fid": Meaning("FID", 2, "lower", "Fréchet distance between the features of samples and reference"),
+    "sfid": Meaning("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
+    "frechet_distance": Meaning("Fréchet distance", 2, "lower", "between features of samples and reference; no FID"),
+    "is": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
+    "inception_score": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
+    "kid": Meaning("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best"),
+    "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference pictures"),
+    "recall": Meaning("Recall", 3, "higher", "share of reference pictures that lie among the samples"),
+    "density": Meaning(
+        "Density", 3, "higher", "how densely the samples lie among the reference pictures; 1 is as these do"
+    ),
+    "coverage": Meaning("Coverage", 3, "higher", "share of reference pictures that have a sample near by"),
+    "label_consistency": Meaning("Label consistency", 3, "higher", "share of samples of the class that was asked for"),
+}
+
+
+def write_html(path: Path, report: Report) -> None:
+    """Write `report` to `path`, whole or not at all.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.from_string(text).render(
+        title=report.title,
+        metrics=list(_metric_rows(report.metrics)),
+        remarks=report.remarks,
+        grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
+        sample_count=len(report.samples),
+        neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
+        pixelated=report.samples.shape[-1] < PIXELATED,
+        coverage=_coverage_bars(report.coverage) if report.coverage else None,
+        protocol={name: _plain(value) for name, value in report.protocol.items()},
+    )
+    with replacing(path) as file:
+        file.write(page.encode())
+
+
+def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
+    for key, value in metrics.items():
+        if key.endswith("_std") and key.removesuffix("_std") in metrics:
+            continue
+        meaning = MEANINGS.get(key)
+        digits = f".{meaning.decimals}f" if meaning else ".4g"
+        shown = f"{value:{digits}}"
+        if (spread := metrics.get(f"{key}_std")) is not None:
+            shown += f" ± {spread:{digits}}"
+        shown = shown.replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not a finite number"
+        better, phrase = (meaning.better, meaning.phrase) if meaning else ("", "")
+        yield {"name": meaning.name if meaning else key, "value": shown, "better": better, "phrase": phrase}
+
+
+def _data_uri(picture: Image.Image) -> str:
+    file = io.BytesIO()
+    picture.save(file, "PNG", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def _thumbnail(image: Tensor) -> str:
+    picture = to_pil(image)
+    picture.thumbnail((THUMBNAIL, THUMBNAIL))
+    return _data_uri(picture)
+
+
+def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
+    """A sample and its neighbours as data URIs, the samples nearest to the reference first."""
+    order = neighbours.distances[:, 0].argsort(stable=True).tolist()
+    rows = []
+    for i in order:
+        pairs = zip(neighbours.found[i], neighbours.distances[i].tolist(), strict=True)
+        found = [{"picture": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
+        rows.append({"sample": _thumbnail(neighbours.samples[i]), "found": found})
+    return rows
+
+
+def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
+    """The classes, least covered first; of many, both ends and how the others are spread over `BINS` bins of [0, 1]."""
+    ranked = sorted(coverage.items(), key=lambda item: item[1])
+    bars = [{"name": name, "percent": f"{100 * share:.1f}"} for name, share in ranked]
+    mean = sum(coverage.values()) / len(coverage)
+    result: dict[str, Any] = {"mean": f"{100 * mean:.1f}", "count": len(bars), "histogram": []}
+    if len(bars) <= ALL_CLASSES:
+        return {**result, "parts": [("Least covered first", bars)]}
+    counts = [0] * BINS
+    for share in coverage.values():
+        counts[min(int(share * BINS), BINS - 1)] += 1
+    for i, count in enumerate(counts):
+        label = f"{100 * i // BINS}–{100 * (i + 1) // BINS} %"
+        result["histogram"].append({"label": label, "count": count, "percent": f"{100 * count / max(counts):.1f}"})
+    worst, best = bars[:EXTREMES], bars[: -EXTREMES - 1 : -1]
+    return {**result, "parts": [(f"The {EXTREMES} least covered", worst), (f"The {EXTREMES} best covered", best)]}
+
+
+def _plain(value: Any) -> str:
+    """A protocol value for a person."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(item) for item in value)
+    return str(value)

@@ -1,0 +1,79 @@
+"""What --samples and --reference name: a path, a data set and its split, or the data of a configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData
+from uvit_decay.errors import UserError, one_line
+from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
+from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.specs import build
+
+SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
+FORMS = (
+    "a folder, zip or tar of pictures, an .npz, a data set such as "
+    + ", ".join(f"{name}:train" for name in SETS)
+    + ", or a configuration such as configs/cifar100_uvit_s.yaml:train"
+)
+
+
+def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pictures:
+    """The pictures that `name` stands for.
+
+    Args:
+        name: one of FORMS.
+        channels: 1 for grey, 3 for RGB; pictures of files are converted, grey ones of arrays and sets made RGB.
+        image_size: crop pictures of files to this size, as ADM does; else they must be squares of one size.
+
+    Raises:
+        UserError: nothing of that name, or not what it should be.
+    """
+    stem, _, split = name.rpartition(":")
+    if stem in SETS or stem.endswith((".yaml", ".yml")):
+        return _of_set(stem, split, channels)
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise UserError(f"{name}: nothing there; {FORMS}")
+    if path.suffix.lower() == ".npz":
+        return OfArray(path, channels)
+    return OfFiles(path, channels, image_size)
+
+
+def open_reference(
+    name: str, channels: int, image_size: int | None = None
+) -> tuple[StatisticsFile | None, Pictures | None]:
+    """Statistics, pictures, or, of ADM's reference files, both."""
+    path = Path(name).expanduser()
+    if path.suffix.lower() != ".npz" or not path.exists():
+        return None, open_pictures(name, channels, image_size)
+    file = StatisticsFile(path)
+    if not file.has("features"):
+        return None, OfArray(path, channels)
+    return file, OfArray(path, channels) if file.has_pictures else None
+
+
+def _of_set(stem: str, split: str, channels: int) -> OfSet:
+    if split not in ("train", "test"):
+        raise UserError(f"{stem}:{split}: the split is train or test")
+    data = SETS[stem]() if stem in SETS else _configured(Path(stem))
+    data.setup()
+    images = data.train if split == "train" else data.test
+    if data.latents:
+        raise UserError(f"{stem} has latents: name the pictures that they were made of, with --image-size")
+    if images is None:
+        raise UserError(f"{stem} has no test pictures")
+    return OfSet(f"{data.name}-{split}", images, channels, data.class_names)
+
+
+def _configured(path: Path) -> ImageData:
+    """The data module of a configuration."""
+    try:
+        config = yaml.safe_load(path.read_text())
+        spec = config["data"]
+        wanted = {"class_path": spec["class_path"], "init_args": spec.get("init_args") or {}}
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"{path} has no data that can be read: {one_line(error)}") from error
+    return build(wanted, ImageData, "uvit_decay.data", ())

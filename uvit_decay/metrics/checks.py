@@ -1,0 +1,23 @@
+"""What the metrics ask of the features that they compare."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+
+
+def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
+    """Two sets of features (n, d) and (m, d) that `metric` can compare.
+
+    Raises:
+        UserError: they differ in d, or hold NaN or infinity.
+    """
+    if real.shape[1] != fake.shape[1]:
+        raise UserError(
+            f"{metric}: the real features have {real.shape[1]} numbers a picture, the fake ones {fake.shape[1]}; "
+            "extract both with the same network"
+        )
+    for side, x in (("real", real), ("fake", fake)):
+        if not x.isfinite().all():
+            raise UserError(f"{metric}: the {side} features hold NaN or infinity")

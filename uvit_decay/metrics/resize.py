@@ -1,0 +1,54 @@
+"""The three ways from uint8 pictures to the 299x299 that Inception-v3 takes; all of FID's protocols differ only here.
+
+n = pictures, h and w = their size. What comes out is float32 in [-1, 1].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float32, UInt8
+from torch import Tensor
+
+Protocol = Literal["pytorch-fid", "adm", "clean"]
+SIZE = 299
+
+
+def resize_pytorch_fid(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
+    """pytorch-fid's, and so U-ViT's: bilinear between pixel centres, without antialiasing."""
+    return F.interpolate(images.float() / 255, (SIZE, SIZE), mode="bilinear", align_corners=False) * 2 - 1
+
+
+def resize_adm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
+    """TensorFlow 1's, and so torch-fidelity's and ADM's (SiT's): bilinear between upper left corners.
+
+    torch-fidelity's arithmetic, number for number, but first along the rows of the small picture, then along columns.
+    """
+    x = _lerp(images.float(), 3)
+    return (_lerp(x, 2) - 128) / 128
+
+
+def _lerp(x: Tensor, axis: int) -> Tensor:
+    """Resize one axis as TensorFlow 1 did: output i lies at i * size / 299."""
+    size = x.shape[axis]
+    at = torch.arange(SIZE, dtype=torch.float32, device=x.device) * torch.tensor(size / SIZE, dtype=torch.float32)
+    low = at.long()
+    weight = (at - low).reshape(-1, *[1] * (3 - axis))
+    start, end = x.index_select(axis, low), x.index_select(axis, (low + 1).clamp(max=size - 1))
+    return end.sub_(start).mul_(weight).add_(start)
+
+
+def resize_clean(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
+    """clean-fid's (Parmar et al., 2022): Pillow's bicubic filter with antialiasing on float pixels, not rounded."""
+    x = F.interpolate(images.float(), (SIZE, SIZE), mode="bicubic", align_corners=False, antialias=True)
+    return (x.clamp(0, 255) - 128) / 128
+
+
+RESIZE: dict[Protocol, Callable[[Tensor], Tensor]] = {
+    "pytorch-fid": resize_pytorch_fid,
+    "adm": resize_adm,
+    "clean": resize_clean,
+}

@@ -1,0 +1,58 @@
+"""The network behind `SmallClassifier` and its training, which takes seconds on a CPU; n = pictures."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int64, UInt8
+from torch import Tensor, nn
+
+from uvit_decay.image import to_float
+from uvit_decay.metrics.precision import full_float32
+from uvit_decay.randomness import generator
+from uvit_decay.threads import threads
+
+
+def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: int, steps: int) -> nn.Sequential:
+    """A classifier of these pictures, the same at each call, whatever random state and modes are around."""
+    with (
+        torch.random.fork_rng(),
+        torch.enable_grad(),
+        torch.inference_mode(False),
+        full_float32(images.device),
+        threads(1),  # with more, sums round otherwise
+    ):
+        torch.manual_seed(0)
+        return _train(images, labels, dim, steps)
+
+
+def _train(images: Tensor, labels: Tensor, dim: int, steps: int) -> nn.Sequential:
+    net = _small_cnn(images.shape[1], dim, int(labels.max()) + 1)
+    optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    random = generator("small classifier")
+    for _ in range(steps):
+        chosen = torch.randint(len(images), (64,), generator=random)
+        loss = nn.functional.cross_entropy(net(to_float(images[chosen])), labels[chosen], label_smoothing=0.05)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return net.eval().requires_grad_(False)
+
+
+def _small_cnn(channels: int, dim: int, classes: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(channels, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, dim, 3, padding=1),
+        nn.BatchNorm2d(dim),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(dim, classes),
+    )

@@ -1,0 +1,146 @@
+"""The pictures that a checkpoint makes, as a source for whatever wants them: files, or metrics."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay import checkpoint
+from uvit_decay.autoencoder import decoder
+from uvit_decay.checkpoint import Checkpoint
+from uvit_decay.diffusion.generate import (
+    Counted,
+    Sampling,
+    Source,
+    generate,
+    image_evaluations,
+    seconds_per_image,
+)
+from uvit_decay.errors import UserError, one_line
+from uvit_decay.image import to_uint8
+from uvit_decay.sampling_options import check_numbers, choose_classes, chosen_sampling
+from uvit_decay.threads import threads
+
+TINY = 5_000_000  # parameters
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Pictures without end: number i is a function of (checkpoint, seed, i, its label) alone.
+
+    Args:
+        ckpt: where the checkpoint is from.
+        found: what it holds.
+        source: its network on the sampling device; its calls are counted.
+        sampling: how it is sampled.
+        classes: that the pictures take in turn; none for an unconditional network.
+        seed: the seed.
+        shape: (c, h, w) of a picture.
+        finish: what makes uint8 pictures of what the network makes.
+        vae: the autoencoder that decodes, if one does.
+    """
+
+    ckpt: Path
+    found: Checkpoint
+    source: Source
+    sampling: Sampling
+    classes: list[int]
+    seed: int
+    shape: tuple[int, int, int]
+    finish: Callable[[Tensor], Tensor]
+    vae: str | None = None
+
+    @classmethod
+    def from_options(cls, ckpt: Path, options: argparse.Namespace, local_rank: int = 0) -> Sampled:
+        """From a checkpoint and what `add_sampling_options` has read; on the GPU number `local_rank` if not said.
+
+        Raises:
+            UserError: the checkpoint cannot be read, or cannot do what the options ask.
+        """
+        check_numbers(options)
+        found = checkpoint.load(ckpt, options.weights, options.trust)
+        source = found.source(pick_device(options.device, local_rank))
+        sampling = replace(source.unguided(found.sampling), **chosen_sampling(options, found.sampling.sampler))
+        source.check(sampling)
+        classes = choose_classes(options.classes, source.num_classes)
+        if options.vae is not None and not found.latents:
+            raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
+        counted = replace(source, net=Counted(source.net))
+        made = cls(ckpt, found, counted, sampling, classes, options.seed, source.shape, to_uint8)
+        if not found.latents:
+            return made
+        autoencoder = decoder(found.latents, options.vae, source.device)
+        shape = (3, *(side * autoencoder.space.factor for side in source.shape[1:]))
+        return replace(made, shape=shape, finish=autoencoder.decode, vae=autoencoder.space.vae)
+
+    def pictures(self, indices: Sequence[int]) -> Tensor:
+        """Uint8 (b, c, h, w) on the sampling device: those with these numbers, in one batch."""
+        with self._threads():
+            made = generate(self.source, self.sampling, indices, self.labels(indices), self.seed, len(indices))
+            return torch.cat([self.finish(batch) for batch in made])
+
+    def label_of(self, i: int) -> int | None:
+        """The class of picture i."""
+        return self.classes[i % len(self.classes)] if self.classes else None
+
+    def labels(self, indices: Sequence[int]) -> list[int] | None:
+        """Their classes; None for an unconditional network."""
+        return [self.classes[i % len(self.classes)] for i in indices] if self.classes else None
+
+    @property
+    def network_calls(self) -> int:
+        """How often this process has asked the network for an image so far, both halves of guidance."""
+        return self.source.net.evaluations
+
+    def seconds(self, count: int) -> float:
+        """About how long one process takes for `count` pictures; finding out takes at most 2 % of it."""
+        evaluations = image_evaluations(count, self.sampling)
+        with self._threads():
+            uncounted = replace(self.source, net=self.found.net)
+            return evaluations * seconds_per_image(uncounted, max(1, min(16, evaluations // 100)))
+
+    def describe(self) -> dict[str, Any]:
+        """Plain values that say what these pictures are."""
+        every = self.classes == list(range(self.source.num_classes))
+        shown = f"all {len(self.classes)} classes" if every else f"classes {','.join(map(str, self.classes))}"
+        return {
+            "checkpoint": str(self.ckpt),
+            "step": self.found.step,
+            "data": self.found.data,
+            "weights": self.found.weights,
+            **asdict(self.sampling),
+            "steps": self.sampling.step_count,
+            "evaluations": self.sampling.evaluations,
+            "seed": self.seed,
+            "labels": f"{shown} in turn" if self.classes else None,
+            "vae": self.vae,
+        }
+
+    def name(self) -> str:
+        """Short, for keys and file names, such as `ema_dpm++25_w2_seed0`."""
+        parts = [self.found.weights, self.sampling.describe(), f"seed{self.seed}"]
+        if self.classes != list(range(self.source.num_classes)):
+            parts.append(f"{len(self.classes)}of{self.source.num_classes}classes")
+        return "_".join(parts)
+
+    def _threads(self) -> AbstractContextManager[None]:
+        """One for tiny networks: more only wait for each other, up to 3 times slower on a busy machine."""
+        tiny = self.source.device.type == "cpu" and not self.found.latents
+        return threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
+
+
+def pick_device(name: str | None, local_rank: int) -> torch.device:
+    """The device of that name, else the GPU of this process, else the CPU. Raises a UserError where there is none."""
+    if name is None:
+        name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"--device {name}: {one_line(error)}") from error

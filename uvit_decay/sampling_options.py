@@ -1,0 +1,70 @@
+"""The options that say how to sample from a checkpoint, for every script that does. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from uvit_decay.errors import UserError
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """All but the checkpoint itself, how many images, and where they go. `Sampled.from_options` reads them."""
+    parser.add_argument(
+        "--classes", help="comma-separated class numbers, taken in turn; default: all, the first 10 in a grid"
+    )
+    parser.add_argument("--guidance", type=float, help="scale w of uncond + w (cond - uncond); 1 is none")
+    parser.add_argument(
+        "--guidance-interval", help="two times LOW,HIGH between which to guide, 0 is data and 1 is noise; default: all"
+    )
+    parser.add_argument("--guidance-channels", type=int, help="guide the first so many channels only; default: all")
+    parser.add_argument(
+        "--sampler",
+        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde(-heun)",
+    )
+    parser.add_argument("--steps", type=int, help="steps; default: the checkpoint's, or another sampler's own")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--batch-size", type=int, default=64, help="images at a time; changes no image; default: 64")
+    parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
+    parser.add_argument("--vae", help="autoencoder that decodes latents, hub id or folder; default: the checkpoint's")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one")
+    parser.add_argument(
+        "--trust", action="append", default=[], metavar="CLASS", help="network class from elsewhere to allow"
+    )
+
+
+def check_numbers(options: argparse.Namespace) -> None:
+    """Raise a UserError where a number makes no sense for any checkpoint."""
+    if options.batch_size < 1 or options.seed < 0:
+        raise UserError("--batch-size must be at least 1, --seed at least 0")
+
+
+def choose_classes(words: str | None, num_classes: int) -> list[int]:
+    """The classes that the images take in turn; none for an unconditional network."""
+    if not words:
+        return list(range(num_classes))
+    if not num_classes:
+        raise UserError("this checkpoint is unconditional: leave out --classes")
+    try:
+        classes = [int(word) for word in words.split(",")]
+    except ValueError as error:
+        raise UserError(f"--classes takes numbers such as 0,1,2, got {words!r}") from error
+    if not all(0 <= label < num_classes for label in classes):
+        raise UserError(f"--classes {words}: this checkpoint has the classes 0 to {num_classes - 1}")
+    return classes
+
+
+def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, Any]:
+    """What the options change of the sampling that a checkpoint recommends, whose sampler is `recommended`."""
+    names = ("sampler", "steps", "guidance", "guidance_channels")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if options.sampler not in (None, recommended):  # another one has its own number of steps, and its own SDE if any
+        given = {"steps": None, "sde": None, **given}
+    if options.guidance_interval is not None:
+        try:
+            low, high = map(float, options.guidance_interval.split(","))
+        except ValueError as error:
+            words = options.guidance_interval
+            raise UserError(f"--guidance-interval takes two times such as 0.1,0.6, got {words!r}") from error
+        given["guidance_interval"] = low, high
+    return given
