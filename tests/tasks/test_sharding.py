@@ -76,7 +76,8 @@ def fit(folder, task, *callbacks, device_batch_size=None, ckpt_path=None, **opti
     data.device_batch_size = device_batch_size
     trainer = tiny_trainer(folder, losses, EMA(0.9), held, *callbacks, max_steps=STEPS, **options)
     trainer.fit(task, data, ckpt_path=ckpt_path)
-    return {"losses": losses.values, "held": held.bytes}
+    norm = float(trainer.callback_metrics.get("train/grad_norm", 0.0))
+    return {"losses": losses.values, "held": held.bytes, "norm": norm}
 
 
 def looking():
@@ -160,7 +161,10 @@ def test_shards_train_the_network_that_ddp_trains(runs, name):
     folder, ranks = runs
     atol = 2e-3 if "bf16" in name else 2e-5
     for rank in ranks:
-        assert rank[f"{name} fsdp"]["losses"] == pytest.approx(rank[f"{name} ddp"]["losses"], rel=atol)
+        found, wanted = rank[f"{name} fsdp"], rank[f"{name} ddp"]
+        assert found["losses"] == pytest.approx(wanted["losses"], rel=atol)
+        assert found["norm"] == pytest.approx(wanted["norm"], rel=10 * atol)
+        assert wanted["norm"] > 0
     assert_close(checkpoint(folder / f"{name} fsdp"), checkpoint(folder / f"{name} ddp"), atol)
 
 
