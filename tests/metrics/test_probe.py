@@ -1,13 +1,19 @@
-"""Probes find a planted signal and nothing else, in closed form, and never choose on the test set."""
+"""Probes find a planted signal and nothing else, agree with scikit-learn, and never choose on the test set."""
 
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
 
-from uvit_decay.metrics.probe import RIDGES, ProbeScores, logistic_probe, ridge_probe
-from uvit_decay.randomness import generator
+from uvit_decay.data import Digits
+from uvit_decay.errors import UserError
+from uvit_decay.metrics import logistic, probe
+from uvit_decay.metrics.probe import GRID_RIDGES, logistic_grid
 
 CLASSES = 4
+LAYERS, LEVELS = 6, 4
+GRID_FIELDS = ("held_out", "test", "ridge", "every_test")
 
 
 def labels(n, seed):
@@ -30,152 +36,182 @@ def easy(strength=1.2, cells=1):
     return train, y, test, y2
 
 
-def numpy_ridge(train, y, test, y2, ridge):
-    """(X'X + n ridge)^-1 X'Y on standardised features, the bias by centring the targets."""
-    train, test, y, y2 = (np.asarray(a, dtype=np.float64) for a in (train, test, y, y2))
-    mean, std = train.mean(0), train.std(0, ddof=1).clip(min=1e-6)
-    x, x2 = (train - mean) / std, (test - mean) / std
-    targets = np.eye(CLASSES)[y.astype(int)]
-    gram = x.T @ x + len(x) * ridge * np.eye(x.shape[1])
-    weights = np.linalg.inv(gram) @ x.T @ (targets - targets.mean(0))
-    return float((np.argmax(x2 @ weights + targets.mean(0), axis=1) == y2).mean())
+def scikit_learn(train, y, test, y2, ridge):
+    """Accuracy and weights, the bias last, of the standard solver on standardised features, converged."""
+    train, test = train.double().numpy(), test.double().numpy()
+    scaler = StandardScaler().fit(train)
+    fitted = LogisticRegression(C=1 / ridge, max_iter=5000, tol=1e-8).fit(scaler.transform(train), y.numpy())
+    return fitted.score(scaler.transform(test), y2.numpy()), np.c_[fitted.coef_, fitted.intercept_]
 
 
-def generator_order(n):
-    return torch.randperm(n, generator=generator("probe"))
+def converged(x, y, ridges, iterations=200):
+    """Weights (m, r, k, d + 1) of standardised features, in their own coordinates."""
+    frame = logistic.Frame.of(x)
+    problem = logistic.Logistic(x, frame, y, torch.tensor(ridges), int(y.max()) + 1)
+    w = logistic.minimised(problem, problem.start, iterations, 1e-6)
+    return torch.cat([w[..., :-1] @ frame.axes.mT[:, None], w[..., -1:]], dim=-1)
 
 
-def same(one: ProbeScores, other: ProbeScores):
-    return all(torch.equal(getattr(one, name), getattr(other, name)) for name in ("held_out", "test", "ridge"))
+def equal(one, other, cells=slice(None)):
+    return all(torch.equal(getattr(one, name)[cells], getattr(other, name)) for name in GRID_FIELDS)
 
 
-def test_a_signal_is_found_in_its_cell_only():
+@pytest.fixture(scope="module")
+def overlapping():
+    """Cells of mixed difficulty, correlated features of very different sizes, classes of uneven frequency."""
+    y, y2 = labels(500, 1), labels(400, 2)
+    y[:150], y2[:100] = 0, 0
+    mix = noise(12, 12, seed=7) * torch.logspace(-2, 2, 12)
+    cells = [
+        [planted(len(part), part, s, 12, seed=20 + i) @ mix for part in (y, y2)] for i, s in enumerate((0.2, 0.6, 1.5))
+    ]
+    train, test = (torch.stack(side) for side in zip(*cells, strict=True))
+    return train, y, test, y2
+
+
+def test_weights_are_scikit_learns(overlapping):
+    train, y, test, y2 = overlapping
+    found = converged(train, y, GRID_RIDGES)
+    for m in range(3):
+        for r, ridge in enumerate(GRID_RIDGES):
+            wanted = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, ridge)[1])
+            ours = found[m, r].double()
+            ours[:, -1] -= ours[:, -1].mean()  # a bias common to all classes is nothing
+            wanted[:, -1] -= wanted[:, -1].mean()
+            assert (ours - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
+    train, y, _, _ = overlapping
+    frame, ridges = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
+    problem = logistic.Logistic(train, frame, y, ridges, CLASSES)
+    w = noise(3, 2, CLASSES, 13).requires_grad_()
+    scores = torch.einsum("mnd,mrkd->mrkn", frame.coordinates(train), w).log_softmax(dim=2)
+    likelihood = scores.gather(2, y.expand(3, 2, 1, -1)).mean(dim=-1).sum()
+    penalty = (ridges[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
+    (wanted,) = torch.autograd.grad(penalty - likelihood, w)
+    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(logistic, "LOGITS", 7 * 3 * 2 * CLASSES)  # seven samples at a time
+    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_grid_agrees_with_scikit_learn_on_the_digits():
+    """Pixels, and random features of them, few of which are constant: the default iterations, within a point."""
+    data = Digits()
+    data.load()
+    y, y2 = data.train.labels, data.test.labels
+    pixels, unseen = (part.images.flatten(1).float() for part in (data.train, data.test))
+    maps = [torch.eye(64), *(noise(64, 64, seed=i) for i in range(3))]
+    bias = [0.0, *(1000 * noise(64, seed=i) for i in range(3))]
+    train, test = (torch.stack([(x @ a + b).relu() for a, b in zip(maps, bias, strict=True)]) for x in (pixels, unseen))
+    scores = logistic_grid(train, y, test, y2)
+    differences = [
+        [scores.every_test[m, r].item() - scikit_learn(train[m], y, test[m], y2, ridge)[0] for m in range(4)]
+        for r, ridge in enumerate(GRID_RIDGES[1:], start=1)
+    ]
+    assert np.abs(differences).mean() < 0.01
+    assert scores.test.min() > 0.9
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_signal_is_found_at_its_layer_and_level_only(shuffled):
     y, y2 = labels(400, 1), labels(400, 2)
-    train, test = noise(5, 400, 10, seed=3), noise(5, 400, 10, seed=4)
-    train[3], test[3] = planted(400, y, 2.0, seed=5), planted(400, y2, 2.0, seed=6)
-    scores = ridge_probe(train, y, test, y2)
-    others = [0, 1, 2, 4]
-    assert scores.test[3] > 0.95
-    assert scores.held_out[3] > 0.95
-    assert (scores.test[others] - 1 / CLASSES).abs().max() < 0.09  # 4 standard errors
+    train, test = noise(LAYERS * LEVELS, 400, 10, seed=3), noise(LAYERS * LEVELS, 400, 10, seed=4)
+    planted_at = 3 * LEVELS + 2
+    train[planted_at], test[planted_at] = planted(400, y, 2.0, seed=5), planted(400, y2, 2.0, seed=6)
+    if shuffled:
+        y = y[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    scores = logistic_grid(train, y, test, y2)
+    others = torch.arange(LAYERS * LEVELS) != planted_at
+    if shuffled:
+        others[planted_at] = True
+    else:
+        assert scores.held_out.argmax() == planted_at
+        assert scores.held_out[planted_at] > 0.95
+        assert scores.test[planted_at] > 0.95
+    assert (scores.test[others] - 1 / CLASSES).abs().max() < 0.1  # 4.6 standard errors
     assert (scores.held_out[others] < 0.45).all()
 
 
-def test_shuffled_labels_give_chance():
-    train, y, test, y2 = easy(2.0)
-    order = torch.randperm(400, generator=torch.Generator().manual_seed(0))
-    assert ridge_probe(train, y, test, y2).test.item() > 0.95
-    assert ridge_probe(train, y[order], test, y2).test.item() < 0.45
-    assert logistic_probe(train[0], y[order], test[0], y2) < 0.45
-
-
-@pytest.mark.parametrize(("n", "d", "strength"), [(400, 10, 0.3), (400, 10, 0.8), (100, 70, 0.4), (61, 100, 0.5)])
-def test_scores_are_those_of_an_independent_ridge_regression(n, d, strength):
-    y, y2 = labels(n, 1), labels(500, 2)
-    y[: n // 3], y2[:250] = 0, 0  # an uneven prior, which the bias must learn in full
-    train = torch.stack([planted(n, y, strength, d, seed=10 + m) for m in range(4)])
-    test = torch.stack([planted(500, y2, strength, d, seed=50 + m) for m in range(4)])
-    scores = ridge_probe(train, y, test, y2)
-    held, kept = generator_order(n).tensor_split([round(0.2 * n)])
-    for m in range(4):
-        tried = [numpy_ridge(train[m][kept], y[kept], train[m][held], y[held], ridge) for ridge in RIDGES]
-        assert scores.held_out[m].item() == pytest.approx(max(tried), abs=1e-12)
-        assert scores.ridge[m].item() == RIDGES[tried.index(max(tried))]
-        wanted = numpy_ridge(train[m], y, test[m], y2, scores.ridge[m].item())
-        assert scores.test[m].item() == pytest.approx(wanted, abs=1e-12)
-
-
-def test_more_features_than_samples_need_more_ridge():
-    """A weak signal in many features: the largest ridge generalises best, and the choice must see it."""
-    y, y2 = labels(120, 1), labels(400, 2)
-    train, test = planted(120, y, 0.25, d=100, seed=3)[None], planted(400, y2, 0.25, d=100, seed=4)[None]
-    assert ridge_probe(train, y, test, y2).ridge.item() == max(RIDGES)
-
-
-def test_ridge_and_logistic_probes_agree_on_easy_data():
-    train, y, test, y2 = easy()
-    scores = ridge_probe(train, y, test, y2)
-    logistic = logistic_probe(train[0], y, test[0], y2)
-    assert logistic > 0.8
-    assert scores.test.item() == pytest.approx(logistic, abs=0.05)
-
-
-def test_the_logistic_probe_is_a_converged_regression_on_standardised_features():
-    train, y, test, y2 = easy(0.8)
-    wanted = logistic_probe(train[0], y, test[0], y2)
-    scale = torch.logspace(-4, 4, 10)
-    assert logistic_probe(train[0] * scale + 7, y, test[0] * scale + 7, y2) == pytest.approx(wanted, abs=0.01)
-
-
-def test_the_choice_never_sees_the_test_set():
-    train, y, test, y2 = easy(0.3, cells=3)
-    scores = ridge_probe(train, y, test, y2)
-    for other in (
-        ridge_probe(train, y, noise(3, 50, 10, seed=8), labels(50, 9)),
-        ridge_probe(train, y, 1e6 * test, y2),
-        ridge_probe(train, y, test.flip(1), y2),
-    ):
+def test_the_grids_choice_never_sees_the_test_set(overlapping):
+    train, y, test, y2 = overlapping
+    scores = logistic_grid(train, y, test, y2)
+    for other in (logistic_grid(train, y, noise(3, 50, 12), labels(50, 9)), logistic_grid(train, y, 1e6 * test, y2)):
         assert torch.equal(other.held_out, scores.held_out)
         assert torch.equal(other.ridge, scores.ridge)
         assert not torch.equal(other.test, scores.test)
+    columns = [GRID_RIDGES.index(ridge) for ridge in scores.ridge.tolist()]
+    assert scores.test.tolist() == [
+        row[column] for row, column in zip(scores.every_test.tolist(), columns, strict=True)
+    ]
 
 
-def test_cells_do_not_see_one_another():
-    train, y, test, y2 = easy(0.5, cells=4)
-    scores = ridge_probe(train, y, test, y2)
-    for m in range(4):
-        alone = ridge_probe(train[m : m + 1], y, test[m : m + 1], y2)
-        assert same(alone, ProbeScores(scores.held_out[m, None], scores.test[m, None], scores.ridge[m, None]))
+def test_a_weak_signal_in_many_features_needs_the_larger_ridge():
+    y, y2 = labels(120, 1), labels(400, 2)
+    train, test = planted(120, y, 0.25, d=100, seed=3)[None], planted(400, y2, 0.25, d=100, seed=4)[None]
+    scores = logistic_grid(train, y, test, y2, ridges=(0.001, 10.0), iterations=(40, 20))
+    assert scores.ridge.item() == 10.0
+    assert scores.test.item() == scores.every_test.max().item()
 
 
-def test_probing_is_deterministic_and_leaves_the_global_stream_alone():
-    data = easy(0.5, cells=2)
+@pytest.mark.parametrize("cells", [1, 2, 100])
+def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, cells):
+    train, y, test, y2 = overlapping
+    wanted = logistic_grid(train, y, test, y2)
+    sizes, accuracies = [], probe._accuracies
+    monkeypatch.setattr(
+        probe, "_accuracies", lambda frame, x, *rest: sizes.append(len(x)) or accuracies(frame, x, *rest)
+    )
+    one = probe._cell_bytes(len(y), len(y2), 12, CLASSES, len(GRID_RIDGES))
+    scores = logistic_grid(train, y, test, y2, budget=cells * one)
+    assert max(sizes) == min(cells, 3)
+    for name in GRID_FIELDS[:2]:  # sums over other shapes may turn a sample
+        torch.testing.assert_close(getattr(scores, name), getattr(wanted, name), rtol=0, atol=0.011)
+
+
+def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
+    assert probe._cell_bytes(50_000, 10_000, 512, 100, len(GRID_RIDGES)) < 2**29
+
+
+def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
     torch.manual_seed(0)
     wanted = torch.rand(3)
     torch.manual_seed(0)
-    first = ridge_probe(*data)
+    scores = logistic_grid(*overlapping)
     assert torch.equal(torch.rand(3), wanted)
-    assert same(first, ridge_probe(*data))
-
-
-def test_scale_and_offset_of_features_do_not_matter():
-    train, y, test, y2 = easy(0.5)
-    wanted = ridge_probe(train, y, test, y2)
-    scale, offset = torch.logspace(-3, 3, 10).double(), torch.linspace(-50, 50, 10).double()
-    moved = ridge_probe(train * scale + offset, y, test * scale + offset, y2)
-    assert moved.test.item() == pytest.approx(wanted.test.item(), abs=1e-2)
-    assert moved.held_out.item() == pytest.approx(wanted.held_out.item(), abs=1e-2)
-
-
-@pytest.mark.parametrize("kind", ["constant", "duplicated", "zero", "dead"])
-def test_degenerate_features_do_not_crash(kind):
-    train, y, test, y2 = easy()
-    wanted = ridge_probe(train, y, test, y2)
-    if kind == "dead":
-        scores = ridge_probe(torch.zeros_like(train), y, torch.zeros_like(test), y2)
-        most = y.bincount().argmax()
-        assert scores.test.item() == pytest.approx((y2 == most).double().mean().item(), abs=1e-12)
-        return
-    useless = {"constant": lambda x: x[..., :5] * 0 + 1e4, "duplicated": lambda x: x, "zero": lambda x: 0 * x}[kind]
-    scores = ridge_probe(torch.cat([train, useless(train)], -1), y, torch.cat([test, useless(test)], -1), y2)
-    assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
-    assert scores.held_out.item() == pytest.approx(wanted.held_out.item(), abs=0.02)
-
-
-def test_float32_features_are_solved_in_float64():
-    train, y, test, y2 = easy(0.5, cells=2)
-    scores = ridge_probe(train, y, test, y2)
-    assert scores.test.dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
-        assert same(ridge_probe(train, y, test, y2), scores)
-    assert same(ridge_probe(train.double(), y, test.double(), y2), scores)
+        assert equal(scores, logistic_grid(*overlapping))
+    with torch.inference_mode():
+        assert equal(scores, logistic_grid(*overlapping))
 
 
-def test_scores_have_one_value_a_cell_in_their_ranges():
-    scores = ridge_probe(*easy(0.5, cells=3))
-    for values in (scores.held_out, scores.test, scores.ridge):
-        assert values.shape == (3,)
-    for values in (scores.held_out, scores.test):
-        assert (values >= 0).all()
-        assert (values <= 1).all()
-    assert set(scores.ridge.tolist()) <= set(RIDGES)
+def test_useless_features_and_absent_classes_do_no_harm():
+    train, y, test, y2 = easy()
+    wanted = logistic_grid(train, y, test, y2)
+    for useless in (lambda x: 0 * x[..., :5] + 1e4, lambda x: x, lambda x: 0 * x):
+        both = (torch.cat([x, useless(x)], dim=-1) for x in (train, test))
+        scores = logistic_grid(next(both), y, next(both), y2)
+        assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+    scores = logistic_grid(train, 3 * y + 2, test, 3 * y2 + 2)  # 8 of 12 classes have no sample
+    assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+    scores = logistic_grid(torch.zeros_like(train), y, torch.zeros_like(test), y2)
+    assert scores.test.item() == pytest.approx((y2 == y.bincount().argmax()).double().mean().item())
+    alone = logistic_grid(train, y * 0, test, y2 * 0)
+    assert alone.test.item() == 1.0
+
+
+def test_separable_classes_stay_finite():
+    """Without an end to how far the weights may grow, but for the ridge."""
+    y, y2 = labels(200, 1), labels(200, 2)
+    train, test = planted(200, y, 30.0, seed=1)[None], planted(200, y2, 30.0, seed=2)[None]
+    assert converged(train, y, (1e-6, 1.0), 100).isfinite().all()
+    scores = logistic_grid(train, y, test, y2, ridges=(1e-6, 1.0), iterations=(200, 200))
+    assert (scores.every_test == 1).all()
+
+
+def test_too_little_to_choose_on_is_refused():
+    train, y, test, y2 = easy()
+    with pytest.raises(UserError, match="five training samples"):
+        logistic_grid(train[:, :4], y[:4], test, y2)
+    with pytest.raises(UserError, match="ridge"):
+        logistic_grid(train, y, test, y2, ridges=())

@@ -101,3 +101,22 @@ def test_float32_and_bfloat16_features_are_computed_in_float64():
     assert effective_rank(x.float()) == wanted
     with torch.autocast("cpu", torch.bfloat16):
         assert effective_rank(x) == wanted
+
+
+@pytest.mark.parametrize(("n", "d"), [*SIZES, (400, 30)])
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_a_spectrum_that_falls_fast_is_that_of_the_singular_values(n, d, centre):
+    """The smaller Gram matrix loses tiny singular values, and the entropy does not notice."""
+    x = features(n, d) * torch.logspace(0, -9, d, dtype=torch.float64)
+    centred = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
+    wanted = entropy(torch.linalg.svdvals(centred).square())
+    assert effective_rank(x, centre) == pytest.approx(wanted, abs=1e-8)
+
+
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+@pytest.mark.parametrize(("n", "d"), SIZES)
+def test_constant_features_have_no_entropy(n, d, value, centre):
+    """Not even that of the rounding of their mean."""
+    assert effective_rank(torch.full((n, d), value, dtype=torch.float64), centre) == 0
+    assert effective_rank(torch.full((n, d), value), centre, exp=True) == 1

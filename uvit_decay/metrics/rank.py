@@ -14,13 +14,16 @@ def effective_rank(
 ) -> float:
     """rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, natural logarithm, in float64.
 
-    sigma_i are the singular values of the n x n covariance between samples, found from the n x d matrix: they are its
-    squared singular values up to a factor. `centre` subtracts each sample's mean over its features (the paper,
-    literally) or each feature's mean over the samples. `exp` gives exp(rho), the effective rank of Roy and Vetterli.
+    sigma_i are the singular values of the n x n covariance between samples. Up to a factor they are the eigenvalues of
+    X X' and of X'X, X being the centred features, and the smaller of the two is decomposed. `centre` subtracts each
+    sample's mean over its features (the paper, literally) or each feature's mean over the samples. `exp` gives
+    exp(rho), the effective rank of Roy and Vetterli. Features that are constant but for rounding have rho = 0.
     """
     x = features.double()
+    rounding = 1e-26 * x.square().sum()
     x = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
-    sigma = torch.linalg.svdvals(x).square()
-    p = sigma / sigma.sum().clamp(min=torch.finfo(sigma.dtype).tiny)  # constant features have rank 0
-    rho = torch.special.entr(p).sum()
+    gram = x.T @ x if len(x) > x.shape[1] else x @ x.T
+    sigma = torch.linalg.eigvalsh(gram).clamp(min=0)
+    total = sigma.sum()
+    rho = torch.special.entr(sigma / total).sum() if total > rounding else total.new_zeros(())
     return float(rho.exp() if exp else rho)
