@@ -1,0 +1,372 @@
+"""decay.attach: models of other libraries with decayed shortcuts, against edited copies of their forwards."""
+
+import copy
+import io
+import threading
+
+import pytest
+import timm
+import torch
+from diffusers import DiTTransformer2DModel
+from foreign_models import DEPTH, MODELS, Case
+from timm.models.vision_transformer import ResPostBlock, VisionTransformer
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from uvit_decay import decay
+from uvit_decay.errors import UserError
+
+SCHEDULES = {
+    "linear": {"alpha_min": 0.7},
+    "cosine": {"alpha_min": 0.7, "schedule": "cosine"},
+    "constant": {"alpha_min": 1.0, "schedule": "constant"},
+    "constant-branch": {"alpha_min": 1.0, "schedule": "constant-branch"},
+    "learnable": {"alpha_min": 0.7, "schedule": "learnable"},
+    "block": {"alpha_min": 0.6, "granularity": "block", "index": "v2"},
+    "attention": {"alpha_min": 0.6, "branches": "attention"},
+    "mlp": {"alpha_min": 0.6, "branches": "mlp", "index": "v1"},
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request) -> Case:
+    torch.manual_seed(0)
+    return MODELS[request.param]()
+
+
+def gradients(model, out):
+    return torch.autograd.grad(out.square().mean(), tuple(model.parameters()), allow_unused=True)
+
+
+def assert_same_gradients(case, out, edited):
+    for got, expected in zip(gradients(case.model, out), gradients(case.reference, edited), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def hooks(model):
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
+
+
+def test_alpha_one_registers_nothing_and_leaves_every_bit(case):
+    with torch.no_grad():
+        plain = case()
+        attached = decay.attach(case.model, 1.0)
+        assert hooks(case.model) == 0
+        assert torch.equal(case(), plain)
+    assert attached.alphas.tolist() == [1.0] * (2 * DEPTH)
+
+
+@pytest.mark.parametrize("options", SCHEDULES.values(), ids=SCHEDULES)
+def test_attached_equals_the_edited_forward_in_value_and_gradient(case, options):
+    case.to(torch.float64)
+    plain = case().detach()
+    attached = decay.attach(case.model, **options)
+    weights = decay.shortcuts(DEPTH, **options)
+    torch.testing.assert_close(attached.alphas.tolist(), list(weights.alphas), rtol=1e-6, atol=0)
+    # Learned alphas are float32, as in our own networks.
+    alphas = attached.alphas.tolist() if weights.learnable else weights.alphas
+    out, edited = case(), case.edited(alphas, weights.betas)
+    torch.testing.assert_close(out, edited, rtol=1e-9, atol=1e-9)
+    assert (out - plain).abs().max() > 1e-3
+    assert_same_gradients(case, out, edited)
+    attached.remove()
+    assert torch.equal(case(), plain)
+
+
+def test_attached_equals_the_edited_forward_in_single_precision_and_leaves_no_trace(case):
+    with torch.no_grad():
+        plain = case()
+        with decay.attach(case.model, 0.7) as attached:
+            torch.testing.assert_close(case(), case.edited(decay.shortcuts(DEPTH, 0.7).alphas), rtol=1e-4, atol=1e-4)
+            assert attached.alphas[-1] == pytest.approx(0.7)
+            assert "6 branches, alpha 1 .. 0.7, hooked" in repr(attached)
+        assert hooks(case.model) == 0
+        assert torch.equal(case(), plain)
+
+
+def test_timm_vit_s_decays_all_its_24_branches():
+    torch.manual_seed(0)
+    case = MODELS["timm"](timm.create_model("vit_small_patch16_224").eval(), size=224)
+    with torch.no_grad():
+        plain = case()
+        attached = decay.attach(case.model, 1.0)
+        assert torch.equal(case(), plain)
+        attached.remove()
+        attached = decay.attach(case.model, 0.7)
+        torch.testing.assert_close(case(), case.edited(decay.shortcuts(12, 0.7).alphas), rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(case(), plain, atol=1e-3)
+        attached.remove()
+        assert torch.equal(case(), plain)
+
+
+def test_stochastic_depth_and_layer_scale_belong_to_the_branch():
+    vit = VisionTransformer(32, 8, embed_dim=24, depth=DEPTH, num_heads=2, init_values=0.5, drop_path_rate=0.5).train()
+    case = MODELS["timm"](vit, size=32, batch=8)
+    decay.attach(vit, 0.7)
+    torch.manual_seed(1)
+    out = case()
+    torch.manual_seed(1)
+    torch.testing.assert_close(out, case.edited(decay.shortcuts(DEPTH, 0.7).alphas), rtol=1e-4, atol=1e-4)
+
+
+def test_state_dict_keeps_its_keys_and_loads_strictly_both_ways(case):
+    before = copy.deepcopy(case.model.state_dict())
+    attached = decay.attach(case.model, 0.7, schedule="learnable")
+    after = case.model.state_dict()
+    assert list(after) == list(before)
+    case.model.load_state_dict(before)
+    attached.remove()
+    case.model.load_state_dict(after)
+
+
+def test_learned_alphas_get_gradients_that_finite_differences_confirm(case):
+    case.to(torch.float64)
+    attached = decay.attach(case.model, 0.8, schedule="learnable").double()
+    assert [name for name, _ in attached.named_parameters()] == ["alphas"]
+    assert list(attached.state_dict()) == ["alphas"]
+    (gradient,) = torch.autograd.grad(case().square().mean(), attached.alphas)
+    for k in (0, 1, 2 * DEPTH - 1):
+        up, down = ([a + (i == k) * h for i, a in enumerate(attached.alphas.tolist())] for h in (1e-5, -1e-5))
+        with torch.no_grad():
+            slope = (case.edited(up).square().mean() - case.edited(down).square().mean()) / 2e-5
+        torch.testing.assert_close(gradient[k], slope, rtol=1e-5, atol=1e-8)
+
+
+def test_a_model_that_was_compiled_is_compiled_anew_with_and_without_the_decay(case):
+    compiled = torch.compile(case.model, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        plain = case(model=compiled)
+    attached = decay.attach(case.model, 0.7)
+    out, edited = case(model=compiled), case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+    torch.testing.assert_close(out, edited, rtol=1e-4, atol=1e-4)
+    assert_same_gradients(case, out, edited)
+    attached.remove()
+    with torch.no_grad():
+        assert torch.equal(case(model=compiled), plain)
+
+
+@pytest.mark.parametrize("name", ["diffusers", "torch"])
+def test_learned_alphas_are_inputs_of_a_compiled_model(name):
+    torch.manual_seed(0)
+    case = MODELS[name]()
+    attached = decay.attach(case.model, 0.7, schedule="learnable")
+    compiled = torch.compile(case.model, backend="aot_eager", fullgraph=True)
+    for shift in (0.0, 0.1):
+        with torch.no_grad():
+            attached.alphas += shift
+        out, edited = case(model=compiled), case()
+        torch.testing.assert_close(out, edited)
+        got, expected = (torch.autograd.grad(value.square().mean(), attached.alphas)[0] for value in (out, edited))
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_blocks_recompute_the_decay_and_let_it_go(case, reentrant):
+    case.to(torch.float64)
+    case.x.requires_grad_()  # the reentrant kind gives no gradients at all without
+    attached = decay.attach(case.model, 0.7)
+    edited = case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+    expected = gradients(case.reference, edited)
+    for block in case.blocks():
+        forward = type(block).__call__.__get__(block)
+        block.__class__ = type("Recomputed", (type(block),), {})
+        type(block).__call__ = lambda self, *a, forward=forward, **k: checkpoint(
+            lambda *inner: forward(*inner, **k), *a, use_reentrant=reentrant
+        )
+    out = case()
+    torch.testing.assert_close(out, edited)
+    out.square().mean().backward()
+    for p, gradient in zip(case.model.parameters(), expected, strict=True):
+        torch.testing.assert_close(p.grad, gradient)
+    assert all((site.call.x, site.call.v, site.call.read) == (None, None, 0) for site in attached.sites)
+
+
+def test_their_own_checkpointing_gives_the_same_gradients():
+    vit, dit = MODELS["timm"](), MODELS["diffusers"]()
+    for case, switch in ((vit, vit.model.set_grad_checkpointing), (dit, dit.model.enable_gradient_checkpointing)):
+        case.model.train(), case.reference.train()
+        decay.attach(case.model, 0.7)
+        switch()
+        torch.manual_seed(1)  # in training DiT drops labels
+        out = case()
+        torch.manual_seed(1)
+        assert_same_gradients(case, out, case.edited(decay.shortcuts(DEPTH, 0.7).alphas))
+
+
+def test_autocast_leaves_the_shortcut_in_its_precision(case):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        decay.attach(case.model, 0.7)
+        out, edited = case(), case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+    assert out.dtype == edited.dtype
+    torch.testing.assert_close(out.float(), edited.float(), rtol=0.05, atol=0.05)
+
+
+def test_what_other_hooks_see_is_the_decayed_network(case):
+    seen, decayed = [], []
+    for block in case.blocks():
+        block.register_forward_hook(lambda m, a, out: seen.append(out.clone()))
+    decay.attach(case.model, 0.7)
+    with torch.no_grad():
+        case()
+        case.edited(decay.shortcuts(DEPTH, 0.7).alphas, states=decayed)
+    for got, expected in zip(seen, decayed, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_copies_stay_decayed_and_can_be_removed_with_their_own_handle(case, copied):
+    with torch.no_grad():
+        plain = case()
+        original = decay.attach(case.model, 0.7, schedule="learnable")
+        if copied == "deepcopy":
+            model, attached = copy.deepcopy((case.model, original))
+        else:
+            torch.save((case.model, original), file := io.BytesIO())
+            file.seek(0)
+            model, attached = torch.load(file, weights_only=False)
+        decayed = case()
+        assert torch.equal(case(model=model), decayed)
+        attached.alphas.fill_(1.0)
+        torch.testing.assert_close(case(model=model), plain)
+        assert torch.equal(case(), decayed)
+        attached.remove()
+        assert torch.equal(case(model=model), plain)
+        assert torch.equal(case(), decayed)
+
+
+def test_threads_that_share_a_model_do_not_mix(case):
+    decay.attach(case.model, 0.7)
+    inner, outer = case(scale=1.0).detach(), {}
+    block = case.blocks()[0]
+
+    def another_call(module, args):
+        if threading.current_thread() is threading.main_thread():
+            thread = threading.Thread(target=lambda: outer.update(out=case(scale=-2.0).detach()))
+            thread.start()
+            thread.join()
+
+    handle = (block.norm3 if block.norm2 is None else block.norm2).register_forward_pre_hook(another_call)
+    assert torch.equal(case(scale=1.0), inner)
+    handle.remove()
+    assert torch.equal(outer["out"], case(scale=-2.0))
+
+
+def test_an_error_in_the_middle_of_a_block_is_forgotten(case):
+    decay.attach(case.model, 0.7)
+    expected = case().detach()
+
+    def fail(module, args):
+        raise RuntimeError("stopped here")
+
+    stop = [m for m in case.blocks()[1].modules() if isinstance(m, nn.Linear)][-1].register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        case()
+    stop.remove()
+    assert torch.equal(case(), expected)
+
+
+def test_named_pairs_are_the_same_as_known_blocks(case):
+    with torch.no_grad(), decay.attach(case.model, 0.7):
+        known = case()
+    with torch.no_grad(), decay.attach(case.model, 0.7, pairs=case.pairs):
+        assert torch.equal(case(), known)
+
+
+def test_padded_batches_in_eval_do_not_take_the_fused_path_around_the_hooks():
+    case = MODELS["torch"]()
+    mask = torch.zeros(2, 6, dtype=torch.bool)
+    mask[1, 4:] = True
+    decay.attach(case.model, 0.7)
+    with torch.no_grad():
+        fused = case.model(case.x, src_key_padding_mask=mask)
+    torch.testing.assert_close(fused, case.model(case.x, src_key_padding_mask=mask))
+    assert not torch.allclose(fused, case.edited((1.0,) * 2 * DEPTH), atol=1e-3)
+
+
+def test_attaching_twice_is_refused_until_removed(case):
+    attached = decay.attach(case.model, 0.7)
+    for again in (case.model, case.blocks()[0], copy.deepcopy(case.model)):
+        with pytest.raises(UserError, match=r"call remove\(\)"):
+            decay.attach(again, 0.7)
+    attached.remove()
+    attached.remove()
+    decay.attach(case.model, 0.7)
+
+
+def test_models_without_known_blocks_are_refused_with_the_way_out():
+    for model in (nn.Linear(2, 2), VisionTransformer(32, 8, embed_dim=24, depth=1, num_heads=2, block_fn=ResPostBlock)):
+        with pytest.raises(UserError, match=r"knows no block of \w+: .* pairs=\[\('blocks.0.norm1', "):
+            decay.attach(model, 0.7)
+    with pytest.raises(UserError, match="norm_first"):
+        decay.attach(nn.TransformerEncoderLayer(16, 2), 0.7)
+    ada = {"norm_type": "ada_norm_zero", "num_embeds_ada_norm": 4}
+    dit = DiTTransformer2DModel(2, 8, 4, num_layers=1, sample_size=8, **ada)
+    dit.transformer_blocks[0].attn2 = dit.transformer_blocks[0].attn1
+    with pytest.raises(UserError, match="only DiT's"):
+        decay.attach(dit, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([("nowhere", "blocks.0.drop_path1"), ("blocks.0.norm2", "blocks.0.drop_path2")], "no module 'nowhere'"),
+        ([("blocks.0.norm1", "blocks.0.drop_path1")], "in twos"),
+        ([("blocks.0.norm1", "blocks.0.drop_path1")] * 2, "begin with the same module"),
+        ([], "at least one block"),
+    ],
+)
+def test_pairs_that_cannot_be_are_refused(pairs, message):
+    model = MODELS["timm"]().model
+    with pytest.raises(UserError, match=message):
+        decay.attach(model, 0.7, pairs=pairs)
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (
+            [("blocks.0.drop_path1", "blocks.0.norm1"), ("blocks.0.norm2", "blocks.0.drop_path2")],
+            "'blocks.0.norm1' ran",
+        ),
+        ([("blocks.0.norm1", "blocks.0"), ("blocks.0.norm2", "head_drop")], "'head_drop' gives no tensor of the shape"),
+        ([("blocks.0.norm1", "blocks.0.mlp.fc1"), ("norm", "blocks.0.mlp.drop1")], "'blocks.0.mlp.fc1' gives no"),
+        ([("blocks.0.norm1", "blocks.0.drop_path1"), ("blocks.1", "blocks.0.mlp")], "'blocks.0.mlp' ran after 0"),
+        ([("blocks.0.norm1", "norm_pre"), ("blocks.1.norm1", "blocks.1.drop_path1")], "'norm_pre' ran after 0"),
+        ([("norm", "fc_norm"), ("blocks.0.norm2", "blocks.0.attn.q_norm")], "'blocks.0.attn.q_norm' ran after 0"),
+        ([decay.Gated("blocks.0", ("norm1", "mlp.fc2"))], "of another shape"),
+    ],
+)
+def test_wrongly_named_modules_are_refused_in_the_forward(pairs, message):
+    case = MODELS["timm"]()
+    decay.attach(case.model, 0.7, schedule="cosine", index="v2", pairs=pairs)
+    with pytest.raises(UserError, match=message):
+        case()
+
+
+def test_a_branch_end_that_is_never_called_is_refused_in_the_forward():
+    case = MODELS["torch"]()
+    pairs = [("layers.0.norm1", "layers.0.self_attn.out_proj"), ("layers.0.norm2", "layers.0.dropout2")]
+    decay.attach(case.model, 0.7, schedule="cosine", index="v2", pairs=pairs)  # its weight is read, it is not called
+    with pytest.raises(UserError, match=r"'layers.0.self_attn.out_proj' was not called after"):
+        case()
+
+
+class InPlace(nn.Module):
+    """A gated block that writes over its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.linear = nn.LayerNorm(4), nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        x += 0.5 * self.linear(self.norm1(x))
+        x += 0.5 * self.linear(self.norm2(x))
+        return x
+
+
+def test_a_gated_block_that_adds_in_place_is_refused_in_the_forward():
+    block = InPlace()
+    decay.attach(block, 0.7, pairs=[decay.Gated("", ("norm1", "norm2"))])
+    with pytest.raises(UserError, match="adds in place"), torch.no_grad():
+        block(torch.randn(2, 4))
