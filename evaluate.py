@@ -1,7 +1,7 @@
 """Judge generated pictures: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
 
 X is a folder, zip or tar of pictures, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they
-are made. Y is one of these too, a data set such as cifar100:train, a configuration's (configs/cifar100_uvit_s.yaml:train),
+are made. Y is one of these too, a data set such as cifar100:train, one of a configuration (configs/digits.yaml:train),
 or an .npz of statistics, which `python evaluate.py statistics Y --out stats.npz` writes. On several GPUs:
 torchrun --nproc_per_node 8 -- evaluate.py ...
 """
@@ -47,6 +47,21 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     statistics.add_argument("--spatial", action="store_true", help="with those of sFID")
     statistics.add_argument("--batch-size", type=int, default=64, help="pictures at a time; default: 64")
     statistics.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    probe = commands.add_parser("probe", help="linear probes, nearest neighbours, rank: every layer and noise level")
+    probe.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
+    probe.add_argument("--data", help="digits, cifar10, cifar100, a configuration, or class folders; default: its own")
+    probe.add_argument("--test", help="test pictures beside class folders; default: a tenth is held out")
+    probe.add_argument("--layers", default="all", help="comma-separated numbers or names; default: all")
+    probe.add_argument("--times", help="comma-separated noise levels in (0, 1); default: 0.01 to 0.5, eight of them")
+    probe.add_argument("--pool", choices=("mean", "all"), default="mean", help="mean of patch tokens, or of all tokens")
+    probe.add_argument("--max-train", type=int, default=50_000, help="training pictures at most; default: 50,000")
+    probe.add_argument("--max-test", type=int, default=10_000, help="test pictures at most; default: 10,000")
+    probe.add_argument("--seed", type=int, default=0, help="of the noise; default: 0")
+    probe.add_argument("--batch-size", type=int, default=256, help="pictures at a time; default: 256")
+    probe.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
+    probe.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    probe.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
+    probe.add_argument("--out", type=Path, default=Path("probes"), help="folder for probes.csv, .json, .png; probes")
     for command in (generation, statistics):
         _add_feature_options(command.add_argument_group("features"))
     return parser.parse_args(args)
@@ -165,6 +180,38 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
         print(f"wrote {options.out}: {len(pictures):,} pictures of {pictures.name}, {extractor.identity()}")
 
 
+def probe(options: argparse.Namespace, processes: "Processes") -> None:
+    """probes.csv, probes.json and probes.png of a checkpoint."""
+    from uvit_decay import checkpoint
+    from uvit_decay.disk import check_writable
+    from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
+    from uvit_decay.evaluation.sources import SETS, open_data
+    from uvit_decay.sampled import pick_device
+
+    try:
+        times = TIMES if options.times is None else tuple(map(float, options.times.split(",")))
+    except ValueError as error:
+        raise UserError(f"--times takes numbers such as 0.05,0.1, got {options.times!r}") from error
+    layers = None if options.layers == "all" else tuple(options.layers.split(","))
+    sizes = {name: getattr(options, name) for name in ("max_train", "max_test", "seed", "batch_size", "pool")}
+    probing = Probing(times, layers, **sizes)
+    check_writable(options.out, folder=True)
+    found = checkpoint.load(options.ckpt, options.weights, options.trust)
+    if options.data is None and found.data not in SETS:
+        raise UserError(f"{options.ckpt} was trained on {found.data}: name it, or other data, with --data")
+    data = open_data(options.data or found.data, options.test, found.net.image_size, found.net.channels)
+    check_probed(found.net, data, probing)
+    device = pick_device(options.device, processes.local_rank)
+    grid = Prober(found.net.to(device), found.path, data, probing, device).grid(processes, show=True)
+    if grid is not None:
+        about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
+        grid.save(options.out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
+        best = grid.summary()
+        print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
+        print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
+        print(f"wrote probes.csv, probes.json and probes.png in {options.out}")
+
+
 def main(args: Sequence[str]) -> None:
     options = parse(args)
     if options.batch_size < 1 or getattr(options, "num", 1) < 1:
@@ -172,7 +219,7 @@ def main(args: Sequence[str]) -> None:
     from uvit_decay.processes import Processes
 
     processes = Processes.launched()
-    {"generation": generation, "statistics": statistics}[options.command](options, processes)
+    {"generation": generation, "statistics": statistics, "probe": probe}[options.command](options, processes)
     processes.end()
 
 

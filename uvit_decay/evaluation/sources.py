@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData
+from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
 from uvit_decay.evaluation.statistics import StatisticsFile
@@ -53,6 +53,32 @@ def open_reference(
     if not file.has("features"):
         return None, OfArray(path, channels)
     return file, OfArray(path, channels) if file.has_pictures else None
+
+
+def open_data(name: str, test: str | None, image_size: int, channels: int) -> ImageData:
+    """Training and test data: a name in SETS, a configuration, or pictures, of which a tenth is held out if not `test`.
+
+    Args:
+        name: such as cifar100, configs/cifar100_uvit_s.yaml, or the path of a folder, zip or tar of class folders.
+        test: path of test pictures, for the last.
+        image_size: that pictures are cropped to.
+        channels: of the pictures.
+
+    Raises:
+        UserError: nothing of that name, or of another size than the network takes.
+    """
+    if name in SETS or name.endswith((".yaml", ".yml")):
+        data = SETS[name]() if name in SETS else _configured(Path(name))
+    elif Path(name).expanduser().exists():
+        holdout = 0.0 if test else 0.1
+        data = Images(name, test, holdout, image_size=image_size, channels=channels, batch_size=1)
+    else:
+        raise UserError(f"--data {name}: {', '.join(SETS)}, a configuration, or the path of class folders")
+    data.setup()
+    if (data.image_size, data.channels) != (image_size, channels):
+        own, wanted = (f"{side}x{side}x{c}" for side, c in ((data.image_size, data.channels), (image_size, channels)))
+        raise UserError(f"{name} has {own}, the network takes {wanted}")
+    return data
 
 
 def _of_set(stem: str, split: str, channels: int) -> OfSet:

@@ -87,7 +87,7 @@ class SiT(DecayedNet):
         _check_wiring(wiring, skip, skip_zero_init, depth)
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.null_label, self.extras = null_label and num_classes > 0, 0
-        self.checkpointing = checkpointing
+        self.dim, self.checkpointing = dim, checkpointing
 
         self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
         self.t_embedder = TimestepEmbedder(dim)

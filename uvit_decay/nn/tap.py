@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+Pool = Literal["mean", "all"]
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -25,15 +27,19 @@ class Stage:
 
 @runtime_checkable
 class Tapped(Protocol):
-    """A network that can be probed; the first `extras` tokens of each state are not patches (time, label)."""
+    """A network that can be probed: tokens have `dim` features, the first `extras` are no patches (time, label)."""
 
     stages: tuple[Stage, ...]
     extras: int
+    dim: int
 
     def trunk(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
         """Token states (b, n, d), one for each stage, in order."""
 
 
-def pooled_features(net: Tapped, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"]) -> Float[Tensor, "stages b d"]:
-    """Float32 mean of the patch tokens after every stage, under the null label (no leak of the class)."""
-    return torch.stack([state[:, net.extras :].float().mean(dim=1) for state in net.trunk(x, t)])
+def pooled_features(
+    net: Tapped, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], pool: Pool = "mean"
+) -> Float[Tensor, "stages b d"]:
+    """Float32 mean of the patch tokens (`pool` all: of all tokens) after every stage, under the null label."""
+    first = net.extras if pool == "mean" else 0
+    return torch.stack([state[:, first:].float().mean(dim=1) for state in net.trunk(x, t)])

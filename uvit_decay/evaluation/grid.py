@@ -1,0 +1,77 @@
+"""Scores of probes over layers and noise levels, as a table, a picture and a file of the whole protocol."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from uvit_decay.nn.tap import Stage
+from uvit_decay.plots import heat_map
+
+SCORES = ("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "ridge", "effective_rank", "knn_accuracy")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`scores[name]` is (levels, layers), float64, for each of SCORES; accuracies lie in [0, 1].
+
+    `best_on_test_accuracy` is of the ridge that is best on the test set, as papers report it: too high. `stages` are
+    the layers by their number: 0 the embeddings, i after block i.
+    """
+
+    stages: Mapping[int, Stage]
+    times: tuple[float, ...]
+    scores: Mapping[str, Tensor]
+    protocol: Mapping[str, Any]
+
+    def best(self) -> tuple[int, int]:
+        """(level, column) of the cell that is best on held-out training pictures."""
+        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.stages))
+
+    def watched(self, number: int) -> dict[str, float]:
+        """Means over the noise levels, of layer `number`."""
+        column = list(self.stages).index(number)
+        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy", "effective_rank": "effective_rank"}
+        return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """The best cell, plain values."""
+        level, column = self.best()
+        number, stage = list(self.stages.items())[column]
+        values = {name: float(self.scores[name][level, column]) for name in SCORES}
+        return {
+            "layer": number,
+            "name": stage.name,
+            "kind": stage.kind,
+            "t": self.times[level],
+            **values,
+            "best_on_test_accuracy_of_all_cells": float(self.scores["best_on_test_accuracy"].max()),
+            "best_knn_accuracy_of_all_cells": float(self.scores["knn_accuracy"].max()),
+        }
+
+    def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
+        """Write probes.csv, probes.json and probes.png."""
+        with (folder / "probes.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("layer", "name", "kind", "t", *SCORES))
+            for level, t in enumerate(self.times):
+                for column, (number, stage) in enumerate(self.stages.items()):
+                    values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
+                    writer.writerow([number, stage.name, stage.kind, t, *values])
+        content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
+        (folder / "probes.json").write_text(json.dumps(content, indent=2) + "\n")
+        heat_map(
+            folder / "probes.png",
+            100 * self.scores["test_accuracy"].T,
+            rows=[f"{number} {stage.name}" for number, stage in self.stages.items()],
+            columns=[f"{t:g}" for t in self.times],
+            labels=("noise level t", "features after"),
+            title=title,
+            marked=self.best()[::-1],
+        )

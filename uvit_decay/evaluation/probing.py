@@ -1,0 +1,182 @@
+"""What a network has learned to see: linear probes, nearest neighbours and rank at every layer and noise level.
+
+The network is frozen, in eval mode, and gets the null label, so that no class leaks; a picture has one fixed noise for
+each level. One forward pass of the pictures gives all layers of a level (where they fit, see FEATURES); the classifiers
+of all layers are trained at once. What is chosen, is chosen on held-out training pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from uvit_decay.data import ImageData
+from uvit_decay.data.steps import ImageSet, subset
+from uvit_decay.diffusion.path import Path
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.grid import SCORES, Grid
+from uvit_decay.metrics.knn import knn_accuracy
+from uvit_decay.metrics.probe import logistic_grid
+from uvit_decay.metrics.rank import effective_rank
+from uvit_decay.nn.tap import Pool, Stage, Tapped, pooled_features
+from uvit_decay.processes import Processes
+from uvit_decay.randomness import generator
+
+FEATURES = 2**31  # bytes of features that are held at once; with what the probes need besides, less than 4 GiB
+CHUNK = 4096  # training samples that are compared with the test samples at a time
+TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """What is probed, and how.
+
+    Args:
+        times: noise levels t in (0, 1).
+        layers: numbers or names of stages; None takes all.
+        pool: `mean` of the patch tokens, or of `all` tokens.
+        max_train: at most so many training pictures, a fixed random choice.
+        max_test: likewise.
+        neighbours: k of the nearest neighbours.
+        centre: what the effective rank subtracts, see `effective_rank`.
+        exp: give exp(rho).
+        seed: of the noise.
+        batch_size: pictures at a time on each device.
+
+    Raises:
+        UserError: a time outside (0, 1), or numbers below 1.
+    """
+
+    times: Sequence[float] = TIMES
+    layers: Sequence[str] | None = None
+    pool: Pool = "mean"
+    max_train: int = 50_000
+    max_test: int = 10_000
+    neighbours: int = 20
+    centre: Literal["sample", "feature"] = "sample"
+    exp: bool = False
+    seed: int = 0
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.times or not all(0.0 < t < 1.0 for t in self.times):
+            raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
+        if min(self.max_train, self.max_test, self.neighbours, self.batch_size) < 1:
+            raise UserError("numbers of pictures, neighbours and batches must be at least 1")
+
+    def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
+        """Numbers of the training and the test pictures."""
+        return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
+
+    def places(self, stages: Sequence[Stage]) -> list[int]:
+        """Numbers of the layers. Raises a UserError for layers that are not there."""
+        if self.layers is None:
+            return list(range(len(stages)))
+        known = {**{str(i): i for i in range(len(stages))}, **{stage.name: i for i, stage in enumerate(stages)}}
+        unknown = [str(name) for name in self.layers if str(name) not in known]
+        if unknown:
+            raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {', '.join(known)}")
+        return sorted({known[str(name)] for name in self.layers})
+
+
+def check_probed(net: object, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError where these cannot be probed."""
+    if not isinstance(net, Tapped):
+        raise UserError(f"{type(net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
+    if net.num_classes and not net.null_label:
+        raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
+    if data.test is None or len(data.class_names) < 2:
+        raise UserError(
+            "probes need test pictures of two classes or more: set --data.test_path or --data.holdout 0.1, or "
+            "remove LinearProbes"
+        )
+    probing.places(net.stages)
+    if min(len(data.train), probing.max_train) < probing.neighbours:
+        raise UserError(f"{probing.neighbours} nearest neighbours need as many training pictures")
+
+
+@dataclass(frozen=True)
+class Prober:
+    """A network, the path that noises its input, and the data that it looks at."""
+
+    net: Tapped
+    path: Path
+    data: ImageData
+    probing: Probing
+    device: torch.device
+
+    def grid(self, processes: Processes, show: bool = False) -> Grid | None:
+        """All cells, on the first process; the processes share the noise levels."""
+        levels = range(len(self.probing.times))
+        bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.first))
+        rows = []
+        with bar:
+            for row in processes.in_order(levels, self._level):
+                rows.append(row)
+                bar.update()
+        if not processes.first:
+            return None
+        places = self.probing.places(self.net.stages)
+        stages = {i: self.net.stages[i] for i in places}
+        scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
+        return Grid(stages, tuple(self.probing.times), scores, self.protocol())
+
+    def protocol(self) -> dict[str, Any]:
+        """Plain values: everything that the numbers depend on, but for the weights."""
+        train, test = self.probing.chosen(self.data)
+        return {
+            "data": self.data.name,
+            "train": len(train),
+            "test": len(test),
+            **asdict(self.probing),
+            "times": list(self.probing.times),
+            "label": "null",
+            "classifier": "logistic regression, ridge chosen on a held-out fifth of the training pictures",
+            "knn": f"k = {self.probing.neighbours}, cosine, votes exp(similarity / 0.07)",
+        }
+
+    @torch.no_grad()
+    def _level(self, level: int) -> Tensor:
+        """(scores, layers), float64, of one noise level."""
+        train, test = self.probing.chosen(self.data)
+        labels, test_labels = self.data.train.labels[train], self.data.test.labels[test]
+        parts = []
+        for places in self._groups(len(train) + len(test)):
+            seen = self._features(self.data.train, train, "train", level, places)
+            unseen = self._features(self.data.test, test, "test", level, places)
+            found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
+            rank = [effective_rank(cell.to(self._exact), self.probing.centre, self.probing.exp) for cell in unseen]
+            chunks = seen.split(CHUNK, dim=1)
+            knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, self.probing.neighbours)
+            columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, torch.tensor(rank), knn)
+            parts.append(torch.stack([column.double() for column in columns]))
+        return torch.cat(parts, dim=1)
+
+    @property
+    def _exact(self) -> torch.device:
+        """Ranks are float64, which Apple's GPUs lack."""
+        return torch.device("cpu") if self.device.type == "mps" else self.device
+
+    def _groups(self, pictures: int) -> list[list[int]]:
+        """Layers whose features are held together: all of them, where they fit into FEATURES."""
+        places = self.probing.places(self.net.stages)
+        size = max(1, FEATURES // (4 * pictures * self.net.dim))
+        return [places[i : i + size] for i in range(0, len(places), size)]
+
+    def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, places: list[int]) -> Tensor:
+        """Float32 (layers, n, d) on the CPU, of the pictures `chosen`; each is written where it stays."""
+        out = torch.empty(len(places), len(chosen), self.net.dim)
+        for start in range(0, len(chosen), self.probing.batch_size):
+            part = chosen[start : start + self.probing.batch_size]
+            x = self.data.network_input(images[part][0].to(self.device))
+            seed = self.probing.seed
+            noise = [torch.randn(x.shape[1:], generator=generator("probe", seed, split, level, i)) for i in part]
+            t = torch.full((len(x),), self.probing.times[level], device=x.device)
+            x_t = self.path.noised(x, torch.stack(noise).to(x), t)
+            out[:, start : start + len(part)] = pooled_features(self.net, x_t, t, self.probing.pool)[places].cpu()
+        return out
