@@ -81,6 +81,16 @@ def test_weights_are_scikit_learns(overlapping):
             assert (ours - wanted).norm() < 0.01 * wanted.norm()
 
 
+@pytest.mark.parametrize("distance", [3.0, 30.0])
+def test_the_minimum_is_found_from_anywhere(overlapping, distance):
+    """There, far off, the curvature has nothing to do with the one that preconditions."""
+    train, y, _, _ = overlapping
+    problem = logistic.Logistic(train, logistic.Frame.of(train), y, torch.tensor([1.0, 10.0]), CLASSES)
+    wanted = logistic.minimised(problem, problem.start, 300, 1e-6)
+    found = logistic.minimised(problem, distance * noise(*wanted.shape), 300, 1e-6)
+    assert (found - wanted)[..., :-1].norm() < 0.01 * wanted[..., :-1].norm()
+
+
 def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
     train, y, _, _ = overlapping
     frame, ridges = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
