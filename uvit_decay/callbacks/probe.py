@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -33,8 +32,6 @@ class LinearProbes(Periodic):
         max_train: at most so many training pictures, a fixed random choice.
         max_test: at most so many test pictures, a fixed random choice.
         neighbours: k of the nearest neighbours.
-        centre: what the effective rank subtracts: each sample's mean over its features, or each feature's mean.
-        exp: effective rank as exp(entropy), a number of dimensions, instead of the paper's entropy.
         seed: of the noise.
         batch_size: pictures at a time on each device.
 
@@ -52,14 +49,12 @@ class LinearProbes(Periodic):
         max_train: int = 10_000,
         max_test: int = 5_000,
         neighbours: int = 20,
-        centre: Literal["sample", "feature"] = "sample",
-        exp: bool = False,
         seed: int = 0,
         batch_size: int = 256,
     ) -> None:
         super().__init__(every_n_steps, at_end)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
-        self.probing = Probing(tuple(times), centre=centre, exp=exp, seed=seed, **sizes)
+        self.probing = Probing(tuple(times), seed=seed, **sizes)
         self.watch = watch
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
@@ -98,5 +93,6 @@ class LinearProbes(Periodic):
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
             f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.stages[number].name}, "
-            f"mean over t: accuracy {watched['accuracy']:.3f}, effective rank {watched['effective_rank']:.2f}"
+            f"mean over t: accuracy {watched['accuracy']:.3f}, effective rank {watched['effective_rank']:.2f}, "
+            f"{watched['dimensions']:.1f} dimensions"
         )

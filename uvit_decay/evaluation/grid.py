@@ -14,15 +14,20 @@ from torch import Tensor
 from uvit_decay.nn.tap import Stage
 from uvit_decay.plots import heat_map
 
-SCORES = ("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "ridge", "effective_rank", "knn_accuracy")
+SCORES = (
+    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "ridge"),
+    *("knn_accuracy", "effective_rank", "dimensions"),
+)
 
 
 @dataclass(frozen=True)
 class Grid:
     """`scores[name]` is (levels, layers), float64, for each of SCORES; accuracies lie in [0, 1].
 
-    `best_on_test_accuracy` is of the ridge that is best on the test set, as papers report it: too high. `stages` are
-    the layers by their number: 0 the embeddings, i after block i.
+    `best_on_test_accuracy` is of the ridge that is best on the test set, as papers report it: too high. The effective
+    rank is the paper's, an entropy; `dimensions` its exponential once features are centred over the pictures, without
+    which what all pictures share outweighs what they differ in. `stages` are the layers by their number: 0 the
+    embeddings, i after block i.
     """
 
     stages: Mapping[int, Stage]
@@ -37,7 +42,8 @@ class Grid:
     def watched(self, number: int) -> dict[str, float]:
         """Means over the noise levels, of layer `number`."""
         column = list(self.stages).index(number)
-        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy", "effective_rank": "effective_rank"}
+        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
+        names |= {name: name for name in ("effective_rank", "dimensions")}
         return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
 
     def summary(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,8 +43,6 @@ class Probing:
         max_train: at most so many training pictures, a fixed random choice.
         max_test: likewise.
         neighbours: k of the nearest neighbours.
-        centre: what the effective rank subtracts, see `effective_rank`.
-        exp: give exp(rho).
         seed: of the noise.
         batch_size: pictures at a time on each device.
 
@@ -58,8 +56,6 @@ class Probing:
     max_train: int = 50_000
     max_test: int = 10_000
     neighbours: int = 20
-    centre: Literal["sample", "feature"] = "sample"
-    exp: bool = False
     seed: int = 0
     batch_size: int = 256
 
@@ -150,17 +146,17 @@ class Prober:
             seen = self._features(self.data.train, train, "train", level, places)
             unseen = self._features(self.data.test, test, "test", level, places)
             found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
-            rank = [effective_rank(cell.to(self._exact), self.probing.centre, self.probing.exp) for cell in unseen]
             chunks = seen.split(CHUNK, dim=1)
             knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, self.probing.neighbours)
-            columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, torch.tensor(rank), knn)
+            columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, knn, *self._ranks(unseen))
             parts.append(torch.stack([column.double() for column in columns]))
         return torch.cat(parts, dim=1)
 
-    @property
-    def _exact(self) -> torch.device:
-        """Ranks are float64, which Apple's GPUs lack."""
-        return torch.device("cpu") if self.device.type == "mps" else self.device
+    def _ranks(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Effective rank as the paper defines it, and as a number of dimensions."""
+        cells = cells.to("cpu" if self.device.type == "mps" else self.device)  # Apple's GPUs lack float64
+        literal = [effective_rank(cell) for cell in cells]
+        return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in cells])
 
     def _groups(self, pictures: int) -> list[list[int]]:
         """Layers whose features are held together: all of them, where they fit into FEATURES."""

@@ -101,7 +101,7 @@ class Store:
         """Mean and covariance of `features` or `spatial`, from sums in float64."""
         moments: Moments | None = None
         for rows in _large(self.iterate(kind)):
-            moments = moments or Moments(rows.shape[1])
+            moments = moments or Moments(rows.shape[1], sync=False)
             moments.update(rows)
         return moments.compute()
 

@@ -76,12 +76,13 @@ class Moments(Metric):
 
     Args:
         dim: length d of a feature vector, 2 or more.
+        sync: add up over processes; without it one of them may compute alone.
     """
 
     full_state_update = False
 
-    def __init__(self, dim: int) -> None:
-        super().__init__()
+    def __init__(self, dim: int, sync: bool = True) -> None:
+        super().__init__(sync_on_compute=sync)
         if dim < 2:  # torchmetrics returns tensors of one number without their shape
             raise UserError(f"the Frechet distance needs features of two numbers or more, got {dim}")
         self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
