@@ -7,12 +7,13 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
 FORBIDDEN = {
-    "decay": {"nn", "diffusion", "data", "metrics", "tasks", "callbacks", "checkpoint", "cli"},
-    "nn": {"diffusion", "data", "metrics", "tasks", "callbacks", "checkpoint", "cli"},
-    "diffusion": {"nn", "data", "metrics", "tasks", "callbacks", "checkpoint", "cli", "decay"},
-    "data": {"nn", "diffusion", "metrics", "tasks", "callbacks", "checkpoint", "cli", "decay"},
-    "metrics": {"nn", "diffusion", "data", "tasks", "callbacks", "checkpoint", "cli", "decay"},
-    "tasks": {"callbacks", "checkpoint", "cli"},
+    "decay": {"nn", "diffusion", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli"},
+    "nn": {"diffusion", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli"},
+    "diffusion": {"nn", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
+    "data": {"nn", "diffusion", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
+    "metrics": {"nn", "diffusion", "data", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
+    "evaluation": {"tasks", "callbacks", "cli"},
+    "tasks": {"evaluation", "callbacks", "checkpoint", "cli"},
 }
 WITHOUT_LIGHTNING = (
     "nn",

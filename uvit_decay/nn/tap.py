@@ -6,13 +6,13 @@ and never touches a compiled graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 Pool = Literal["mean", "all"]
 
@@ -43,3 +43,38 @@ def pooled_features(
     """Float32 mean of the patch tokens (`pool` all: of all tokens) after every stage, under the null label."""
     first = net.extras if pool == "mean" else 0
     return torch.stack([state[:, first:].float().mean(dim=1) for state in net.trunk(x, t)])
+
+
+@torch.no_grad()
+def module_features(
+    model: nn.Module, names: Sequence[str], run: Callable[[], object], extras: int = 0
+) -> Float[Tensor, "stages b d"]:
+    """The same of any model: of the outputs of its modules with these names, while `run` calls it once.
+
+    Args:
+        model: whose modules give token states (b, n, d), or tuples that begin with them.
+        names: of the modules, as `named_modules` has them.
+        run: calls the model on a batch.
+        extras: so many first tokens of each state are no patches.
+
+    Raises:
+        AttributeError: no module of that name.
+        KeyError: one that the model did not call.
+    """
+    found: dict[str, Tensor] = {}
+
+    def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
+        state = output if isinstance(output, Tensor) else output[0]
+        found[name] = state[:, extras:].float().mean(dim=1)
+
+    modules = {name: model.get_submodule(name) for name in names}
+    hooks = [
+        module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
+        for name, module in modules.items()
+    ]
+    try:
+        run()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return torch.stack([found[name] for name in names])
