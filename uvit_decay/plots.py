@@ -70,11 +70,11 @@ def learning_curves(
     *panels, scatter = figure.subplots(1, len(names) + 1)
     # Tells the groups apart, in their order, for the colour-blind too; its yellow end is hard to see on white.
     colours = [colormaps["plasma"](0.8 * i / max(len(groups) - 1, 1)) for i in range(len(groups))]
-    for (label, runs), colour in zip(groups.items(), colours, strict=True):
+    for runs, colour in zip(groups.values(), colours, strict=True):
         for axes, key in zip(panels, names, strict=True):
             _curves(axes, runs, x, key, colour)
         points = [[look[key] for run in runs for look in run] for key in against]
-        scatter.scatter(*points, s=16, color=colour, edgecolors="none", alpha=0.8, label=label)
+        scatter.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
     scatter.set(xlabel=names[against[0]], ylabel=names[against[1]])
     for axes, above in zip((*panels, scatter), (*names.values(), title), strict=True):
         axes.set_title(above, fontsize=10)
@@ -96,4 +96,5 @@ def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[f
     by_step = [{look["step"]: look for look in run} for run in runs]
     shared = [step for step in by_step[0] if all(step in run for run in by_step)]
     mean = [[fmean(run[step][name] for run in by_step) for step in shared] for name in (x, key)]
-    axes.plot(*mean, color=colour, linewidth=2, marker="o", markersize=3.5, label="mean")
+    marker = "o" if len(shared) <= 20 else None  # more would hide the lines
+    axes.plot(*mean, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")

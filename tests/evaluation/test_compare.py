@@ -194,7 +194,7 @@ DIFFERENT = {
     "the step of the last look differs: 180 in {0}; 120 in {1}": {"looks": {60: (0.5, 1.0), 120: (0.6, 3.0)}},
     "FID's n differs: 1000 in {0}; 500 in {1}": {"entry": {**ENTRY, "n": 500}},
     "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"entry": {**ENTRY, "samples": {}}},
-    "{1}: FID is of step 100, the last probes are of step 180": {"entry": {**ENTRY, "step": 100}},
+    "FID is not of the step of the last look in {1}": {"entry": {**ENTRY, "step": 100}},
     "no generation.json, so no FID, in {1}": {"entry": None},
     "seed 0, model.net.alpha_min 0.7 is there 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
     "{1} went on from a/last.ckpt: earlier looks are in the folder of that run": {"ckpt_path": "a/last.ckpt"},

@@ -197,22 +197,25 @@ def remarks(runs: Sequence[Run], name: str) -> Iterator[str]:
     for run in runs:
         if run.options.get("ckpt_path"):
             yield f"{run.folder} went on from {run.options['ckpt_path']}: earlier looks are in the folder of that run"
-    generated = [run for run in runs if run.generation]
-    for other in sorted({key for run in generated for key in run.protocol}):
-        yield from _differing(f"FID's {other}", {run: run.protocol.get(other, "absent") for run in generated})
-    for run in generated:
-        step, last = run.generation.get("step"), int(run.looks[-1]["step"])
-        if step != last:
-            yield f"{run.folder}: FID is of step {step}, the last probes are of step {last}"
-    missing = [run for run in runs if not run.generation]
-    if missing:
-        yield f"no generation.json, so no FID, in {_names(missing)}"
+    yield from _fid_remarks(runs)
     twins: dict[str, list[Run]] = {}
     for run in runs:
         twins.setdefault(f"seed {run.options.get(SEED)}, {name} {run.options[name]}", []).append(run)
     for what, same in twins.items():
         if len(same) > 1:
             yield f"{what} is there {len(same)} times, so the spread is not that of seeds: {_names(same)}"
+
+
+def _fid_remarks(runs: Sequence[Run]) -> Iterator[str]:
+    generated = [run for run in runs if run.generation]
+    for other in sorted({key for run in generated for key in run.protocol}):
+        yield from _differing(f"FID's {other}", {run: run.protocol.get(other, "absent") for run in generated})
+    late = [run for run in generated if run.generation.get("step") != run.looks[-1]["step"]]
+    if late:
+        yield f"FID is not of the step of the last look in {_names(late)}"
+    missing = [run for run in runs if not run.generation]
+    if missing:
+        yield f"no generation.json, so no FID, in {_names(missing)}"
 
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
