@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+from uvit_decay.disk import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Looks = Sequence[Mapping[str, float]]  # of one run, in the order of their steps
 
 
 def heat_map(
@@ -38,3 +47,54 @@ def heat_map(
     axes.add_patch(Rectangle((marked[1] - 0.5, marked[0] - 0.5), 1, 1, fill=False, edgecolor="red", linewidth=2))
     figure.colorbar(picture)
     figure.savefig(path)
+
+
+def learning_curves(
+    path: Path,
+    groups: Mapping[str, Sequence[Looks]],
+    x: str,
+    names: Mapping[str, str],
+    against: tuple[str, str],
+    title: str,
+    legend: str,
+) -> None:
+    """Save a panel for each of `names` (key: label) over `x`, and a scatter of the two keys `against` one another.
+
+    A group of runs has a colour, each of its runs a thin line, their mean a thick one. `title` is the scatter's,
+    `legend` says what the groups are.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.5), layout="constrained", dpi=100)
+    *panels, scatter = figure.subplots(1, len(names) + 1)
+    # Tells the groups apart, in their order, for the colour-blind too; its yellow end is hard to see on white.
+    colours = [colormaps["plasma"](0.8 * i / max(len(groups) - 1, 1)) for i in range(len(groups))]
+    for runs, colour in zip(groups.values(), colours, strict=True):
+        for axes, key in zip(panels, names, strict=True):
+            _curves(axes, runs, x, key, colour)
+        points = [[look[key] for run in runs for look in run] for key in against]
+        scatter.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
+    scatter.set(xlabel=names[against[0]], ylabel=names[against[1]])
+    for axes, above in zip((*panels, scatter), (*names.values(), title), strict=True):
+        axes.set_title(above, fontsize=10)
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels:
+        axes.set_xlabel(x)
+    handles = [line for line in panels[0].lines if line.get_label() == "mean"]
+    figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix.removeprefix("."))
+
+
+def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[float, ...]) -> None:
+    """The runs, and their mean where all of them looked."""
+    if len(runs) > 1:
+        for run in runs:
+            axes.plot([look[x] for look in run], [look[key] for look in run], color=colour, alpha=0.4, linewidth=0.8)
+    by_step = [{look["step"]: look for look in run} for run in runs]
+    shared = [step for step in by_step[0] if all(step in run for run in by_step)]
+    mean = [[fmean(run[step][name] for run in by_step) for step in shared] for name in (x, key)]
+    marker = "o" if len(shared) <= 20 else None  # more would hide the lines
+    axes.plot(*mean, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")

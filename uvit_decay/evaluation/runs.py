@@ -1,0 +1,161 @@
+"""Finished runs, read from the folders that train.py leaves: their options, what their probes saw, their last FID."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from uvit_decay.errors import UserError, one_line
+
+BEST, ON_TEST = "probe/best_accuracy", "probe/best_on_test_accuracy"
+WATCHED, KNN, RANK = "probe/watched_accuracy", "probe/watched_knn", "probe/watched_effective_rank"
+KEYS = (BEST, ON_TEST, WATCHED, KNN, RANK)  # in metrics.csv, a row at each look of LinearProbes
+SEED = "seed_everything"
+PROTOCOL = ("weights", "n", "samples", "reference", "extractor", "is_splits")  # in generation.json, beside the values
+VAGUE = 0.1  # steps in an epoch of which only a wider range is known, as a share, count as not known
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder.
+
+    Args:
+        folder: as the user named it.
+        options: the configuration, flat: `model.net.alpha_min`, `trainer.callbacks.EMA.decay`.
+        looks: one or more in the order of their steps; each has `step`, `epoch`, `images` and KEYS. What is not known
+            is NaN.
+        generation: the last entry of generation.json; empty if there is none.
+    """
+
+    folder: Path
+    options: Mapping[str, Any]
+    looks: Sequence[Mapping[str, float]]
+    generation: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """What train.py left in `folder`.
+
+        Raises:
+            UserError: it is no run folder, its files cannot be read, or its probes have not looked yet.
+        """
+        options = dict(flat(_configuration(folder)))
+        rows = _rows(folder / "metrics.csv")
+        try:
+            looks = _looks(rows, options)
+        except ValueError as error:
+            raise UserError(f"{folder / 'metrics.csv'} is damaged: {one_line(error)}") from error
+        if not looks:
+            probing = any(name.startswith("trainer.callbacks.LinearProbes") for name in options)
+            why = "has not looked at its probes yet: wait, or set the probes' every_n_steps in its configuration"
+            raise UserError(f"{folder} {why if probing else 'logs no probes: add the callback LinearProbes'}")
+        return cls(folder, options, looks, _generation(folder / "generation.json"))
+
+    @property
+    def last(self) -> Mapping[str, float]:
+        """The values at the last look, with `fid` and `is` as they were measured last."""
+        generated = {name: self.generation.get(name) for name in ("fid", "is")}
+        known = {name: math.nan if value is None else float(value) for name, value in generated.items()}
+        return {**self.looks[-1], **known}
+
+    @property
+    def protocol(self) -> dict[str, Any]:
+        """All that FID and IS depend on, flat."""
+        return dict(flat({name: self.generation[name] for name in PROTOCOL if name in self.generation}))
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted name, value) of all that is in nested dicts; a list of classes counts as a dict by their names.
+
+    `init_args` are left out of the names, as on the command line.
+    """
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        named: dict[str, Any] = {}
+        for i, item in enumerate(value):
+            of_class = isinstance(item, dict) and "class_path" in item
+            own = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
+            named[f"{own}{i}" if own in named else own] = item
+        value = named
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    else:
+        yield name, value
+
+
+def _configuration(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not there" if not folder.exists() else f"{folder} is a file, no run folder")
+    path = folder / "config.yaml"
+    if not path.exists():
+        versions = sorted(child.name for child in folder.iterdir() if (child / "config.yaml").exists())
+        mend = f"name one of its runs, such as {folder / versions[0]}" if versions else "train.py writes a config.yaml"
+        raise UserError(f"{folder} is no run folder: {mend}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is no configuration")
+    return content
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    """All complete lines of a CSV file; none where it is not there. A run that goes on may have written half of one."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), restval=""))
+
+
+def _looks(rows: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> list[dict[str, float]]:
+    """The looks that `rows` of metrics.csv tell of: it has a row for each call of the logger, and gaps in all of them.
+
+    Raises:
+        ValueError: a number is none.
+    """
+    probed = [row for row in rows if row.get(BEST)]
+    epoch = steps_in_epoch(rows) if probed else math.nan
+    batch = (options.get("data.batch_size") or math.nan) * (options.get("trainer.accumulate_grad_batches") or 1)
+    found = {}
+    for row in probed:
+        step = float(row.get("step", ""))
+        values = {key: float(row.get(key) or math.nan) for key in KEYS}
+        found[step] = {"step": step, "epoch": step / epoch, "images": float(step * batch), **values}
+    return [found[step] for step in sorted(found)]
+
+
+def steps_in_epoch(rows: Sequence[Mapping[str, str]]) -> float:
+    """How many steps make an epoch; NaN where the log does not tell, as before the second epoch.
+
+    No file of a run says it, but Lightning logs, with every training loss, the index s of the step and that of its
+    epoch, e = floor(s / N): so s / (e + 1) < N <= s / e.
+    """
+    least, most = 1, math.inf
+    for row in rows:
+        if row.get("train/loss") and row.get("epoch"):
+            step, epoch = int(row["step"]), int(row["epoch"])
+            least = max(least, step // (epoch + 1) + 1)
+            most = min(most, step // epoch if epoch else math.inf)
+    return (least + most) / 2 if 0 <= most - least <= VAGUE * least else math.nan
+
+
+def _generation(path: Path) -> dict[str, Any]:
+    """The newest entry."""
+    if not path.exists():
+        return {}
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return dict(entries[-1])
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
