@@ -197,6 +197,7 @@ def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypat
         (["--neighbours", "0"], "1 neighbour or more"),
         (["--num", "0"], "--num and --batch-size must be at least 1"),
         (["--fit", "0"], "--num, --fit and --batch-size must be at least 1"),
+        (["--seed", "4294967296"], "--seed must lie in 0 to 2^32 - 1"),
         (["--views", "tsne", "--points", "4"], "t-SNE needs 5 pictures or more, got 4"),
         (["--pictures", "nowhere"], "nowhere: nothing there"),
         (["--masks", "x"], "--masks needs pictures with names"),
