@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from uvit_decay.errors import UserError, user_errors
+from uvit_decay.evaluation import feature_pictures
 from uvit_decay.sampling_options import add_sampling_options
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     probe.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     probe.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
     probe.add_argument("--out", type=Path, default=Path("probes"), help="folder for probes.csv, .json, .png; probes")
+    feature_pictures.add_options(commands.add_parser("features", help="patch features as colours, clusters, t-SNE"))
     for command in (generation, statistics):
         _add_feature_options(command.add_argument_group("features"))
     return parser.parse_args(args)
@@ -219,7 +221,8 @@ def main(args: Sequence[str]) -> None:
     from uvit_decay.processes import Processes
 
     processes = Processes.launched()
-    {"generation": generation, "statistics": statistics, "probe": probe}[options.command](options, processes)
+    commands = {"generation": generation, "statistics": statistics, "probe": probe, "features": feature_pictures.run}
+    commands[options.command](options, processes)
     processes.end()
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+import torch
+from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
 from uvit_decay.disk import replacing
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Looks = Sequence[Mapping[str, float]]  # of one run, in the order of their steps
+# Petroff's ten colours (arXiv:2107.02270), told apart with any colour vision and in print; the shapes do it twice.
+TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
+SHAPES = "osD^vP<X>*"
 
 
 def heat_map(
@@ -98,3 +103,52 @@ def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[f
     mean = [[fmean(run[step][name] for run in by_step) for step in shared] for name in (x, key)]
     marker = "o" if len(shared) <= 20 else None  # more would hide the lines
     axes.plot(*mean, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
+
+
+def distinct(count: int) -> UInt8[Tensor, "count 3"]:
+    """Colours for `count` groups; beyond ten, neighbours are hard to tell apart."""
+    from matplotlib import colormaps
+
+    if count <= len(TEN):
+        return torch.tensor([list(bytes.fromhex(colour)) for colour in TEN[:count]], dtype=torch.uint8)
+    return torch.tensor(colormaps["turbo"](torch.linspace(0, 1, count).numpy(), bytes=True)[:, :3])
+
+
+def picture_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
+    """Save RGB pictures of any sizes, all drawn equally large with their own pixels; a heading for each column."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows)), layout="constrained", dpi=120)
+    table = figure.subplots(len(rows), len(columns), squeeze=False)
+    for j, (name, pictures) in enumerate(columns.items()):
+        table[0, j].set_title(name, fontsize=9)
+        for axes, picture in zip(table[:, j], pictures, strict=True):
+            axes.imshow(picture.numpy(), interpolation="nearest")
+            axes.set(xticks=[], yticks=[])
+    for axes, name in zip(table[:, 0], rows, strict=True):
+        axes.set_ylabel(name, fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path)
+
+
+def scatter(
+    path: Path,
+    panels: Mapping[str, Float[Tensor, "n 2"]],
+    labels: Int64[Tensor, " n"],
+    names: Sequence[str],
+    title: str,
+) -> None:
+    """Save maps of points, one panel each, in the colours and shapes of at most ten classes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.6 + 4.6 * len(panels), 4.8), layout="constrained", dpi=120)
+    row = figure.subplots(1, len(panels), squeeze=False)[0]
+    colours = distinct(len(names)) / 255
+    for axes, (heading, points) in zip(row, panels.items(), strict=True):
+        for label, name in enumerate(names):
+            own = points[labels == label]
+            axes.scatter(*own.T.numpy(), s=20, color=colours[label].numpy(), marker=SHAPES[label], lw=0, label=name)
+        axes.set(xticks=[], yticks=[], title=heading)
+    figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path)

@@ -1,0 +1,89 @@
+"""Masks of pictures: PNGs of the same names, whose values are classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from PIL import Image
+from torch import Tensor
+
+from uvit_decay.data.archives import Found, opened
+from uvit_decay.data.pictures import Listing
+from uvit_decay.errors import UserError, one_line
+from uvit_decay.evaluation.pictures import OfFiles, Pictures
+
+MODES = ("L", "P", "1", "I", "I;16")  # of palettes, the indices are the classes
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks in `folder` of the pictures in `listing`; `members` are the numbers of those pictures that have one."""
+
+    folder: Path
+    listing: Listing
+    members: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: Path, pictures: Pictures) -> Masks:
+        """Find them: cat/07.jpg has the mask cat/07.png.
+
+        Raises:
+            UserError: pictures without names, no such folder, or no mask in it.
+        """
+        if not isinstance(pictures, OfFiles):
+            raise UserError("--masks needs pictures with names: a folder, zip or tar of them")
+        if not folder.is_dir():
+            raise UserError(f"--masks {folder}: no such folder")
+        listing = pictures.listing
+        members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
+        if not members:
+            wanted = _mask(folder, listing.members[0])
+            raise UserError(f"--masks {folder}: no mask of any of the pictures; the first would be {wanted}")
+        return cls(folder, listing, members)
+
+    def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
+        """Those of the pictures with these numbers, cropped as the pictures are, nearest pixels taken.
+
+        Raises:
+            UserError: a mask that cannot be read, has colours instead of classes, or not its picture's size.
+        """
+        with opened(self.listing.path, Found(self.listing.members, self.listing.tars, self.listing.spans)) as fetch:
+            return torch.stack([self._one(i, fetch(i), side) for i in indices])
+
+    def _one(self, index: int, picture: bytes, side: int) -> Int64[Tensor, "side side"]:
+        path = _mask(self.folder, self.listing.members[index])
+        try:
+            with Image.open(BytesIO(picture)) as image, Image.open(path) as mask:
+                wanted, mode, values = image.size, mask.mode, np.asarray(mask)
+        except (OSError, ValueError, SyntaxError) as error:
+            raise UserError(f"{path} or its picture cannot be read: {one_line(error)}") from error
+        if mode not in MODES:
+            raise UserError(f"{path} has colours (mode {mode}): the values of a mask are classes, 255 is ignored")
+        if values.shape != wanted[::-1]:
+            sizes = f"{values.shape[1]}x{values.shape[0]}, its picture {wanted[0]}x{wanted[1]}"
+            raise UserError(f"{path} is {sizes}: make them equal")
+        return torch.from_numpy(_cropped(values.astype(np.int64), side))
+
+
+def _mask(folder: Path, name: str) -> Path:
+    return folder / PurePosixPath(name).with_suffix(".png")
+
+
+def _cropped(values: np.ndarray, side: int) -> np.ndarray:
+    """The values at the centres of the pixels that `centre_crop` makes: scaled to the shorter side, then cropped."""
+    height, width = values.shape
+    scale = side / min(height, width)
+    rows, columns = (_places(length, max(side, round(length * scale)), side) for length in (height, width))
+    return values[np.ix_(rows, columns)]
+
+
+def _places(length: int, scaled: int, side: int) -> np.ndarray:
+    """Indices in `length` of the `side` middle ones of `scaled` pixels."""
+    first = (scaled - side) // 2
+    return ((np.arange(first, first + side) + 0.5) * length / scaled).astype(np.int64)
