@@ -20,9 +20,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "runs", type=Path, nargs="+", metavar="RUN", help="a run folder, such as runs/digits/version_0"
     )
-    command.add_argument("--by", default="alpha_min", help="the option to compare by, such as schedule; alpha_min")
+    command.add_argument("--by", default="alpha_min", help="an option, such as net.schedule; default: alpha_min")
     command.add_argument("--x", choices=get_args(compare.X), help="of the curves; default: epoch where the logs tell")
-    command.add_argument("--out", type=Path, default=Path("compare.png"), help="a .csv comes beside it; compare.png")
+    command.add_argument("--out", type=Path, default=Path("compare.png"), help="default: compare.png; a .csv beside it")
     return parser
 
 
