@@ -1,7 +1,9 @@
 """What the probes' grid costs against scikit-learn in a loop, how far they differ, and the memory of a large level.
 
-python benchmarks/probe_grid.py [--threads 1] [--repeats 5] [--large]; the digits, the bundled network's features at all
-layers and 8 noise levels. --large: 13 layers x 50,000 samples x 512 features, 100 classes, random, a layer at a time.
+python benchmarks/probe_grid.py [--ckpt C --data D --max-train 2000 --max-test 1000] [--threads 1] [--repeats 5] [--large]
+
+Features of a checkpoint, by default the bundled one on the digits, at all layers and 8 noise levels. --large: 13 layers x
+50,000 samples x 512 features, 100 classes, random, a layer at a time.
 """
 
 import argparse
@@ -16,26 +18,25 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint import load
-from uvit_decay.data import Digits
-from uvit_decay.image import to_float
+from uvit_decay.evaluation.probing import TIMES, Prober, Probing
+from uvit_decay.evaluation.sources import open_data
 from uvit_decay.metrics.knn import knn_accuracy
 from uvit_decay.metrics.probe import GRID_RIDGES, HELD_OUT, GridScores, logistic_grid
-from uvit_decay.nn.tap import pooled_features
 from uvit_decay.randomness import generator
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"
-TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
-@torch.no_grad()
-def features(images: Tensor, split: str) -> Tensor:
-    """Float32 (levels * layers, n, d) of the bundled network."""
-    source, x, cells = load(CHECKPOINT), to_float(images), []
-    for level, time_ in enumerate(TIMES):
-        noise = torch.randn(x.shape, generator=generator("probe grid", split, level))
-        t = torch.full((len(x),), time_)
-        cells.append(pooled_features(source.net, source.path.noised(x, noise, t), t))
-    return torch.cat(cells)
+def features(ckpt: Path, data: str, max_train: int, max_test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Float32 (levels * layers, n, d) and labels (n,), of training and test pictures."""
+    found = load(ckpt)
+    pictures = open_data(data, None, found.net.image_size, found.net.channels)
+    prober = Prober(
+        found.net, found.path, pictures, Probing(max_train=max_train, max_test=max_test), torch.device("cpu")
+    )
+    levels = [prober.features(level) for level in range(len(TIMES))]
+    train, test = (torch.cat([level[side] for level in levels]) for side in (0, 2))
+    return train, levels[0][1], test, levels[0][3]
 
 
 def scikit_learn(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, ridge: float) -> tuple[Tensor, float]:
@@ -71,11 +72,7 @@ def differences(name: str, scores: GridScores, wanted: list[Tensor]) -> None:
         )
 
 
-def digits(repeats: int) -> None:
-    data = Digits()
-    data.load()
-    y, y2 = data.train.labels, data.test.labels
-    train, test = features(data.train.images, "train"), features(data.test.images, "test")
+def compared(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, repeats: int) -> None:
     mean, std = train.mean(dim=1, keepdim=True), train.std(dim=1, correction=0, keepdim=True)
     train, test = (train - mean) / std, (test - mean) / std
     print(f"{len(train)} cells, {train.shape[1]} x {train.shape[2]}, {len(GRID_RIDGES)} ridges")
@@ -146,6 +143,10 @@ def large(layers: int = 13, n: int = 50_000, n2: int = 10_000, d: int = 512, cla
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ckpt", type=Path, default=CHECKPOINT)
+    parser.add_argument("--data", default="digits", help="as evaluate.py probe --data")
+    parser.add_argument("--max-train", type=int, default=2000)
+    parser.add_argument("--max-test", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--large", action="store_true", help="the memory of a large level instead; minutes")
@@ -155,7 +156,7 @@ def main() -> None:
     if options.large:
         large()
     else:
-        digits(options.repeats)
+        compared(*features(options.ckpt, options.data, options.max_train, options.max_test), options.repeats)
 
 
 if __name__ == "__main__":

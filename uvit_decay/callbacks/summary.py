@@ -16,6 +16,7 @@ CONTENTS = {
     "samples.png": "samples",
     "generation.json": "FID, Inception Score and how they were measured",
     "probes.png": "linear probes, layer x noise level",
+    "probes.json": "the best cell, and how everything was measured",
     "probes.csv": "the same as numbers, with effective ranks",
 }
 

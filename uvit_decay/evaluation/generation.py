@@ -167,8 +167,8 @@ class Comparison:
             "samples": self.samples.describe(),
             "reference": self._about_reference(),
             "extractor": self.extractor.identity(),
-            "is_splits": 10,
-            "kid_subset": self.kid_subset,
+            **({"is_splits": 10} if "is" in self.metrics else {}),
+            **({"kid_subset": self.kid_subset} if "kid" in self.metrics else {}),
         }
 
     def _about_reference(self) -> dict[str, Any]:

@@ -136,15 +136,11 @@ class Prober:
             "knn": f"k = {self.probing.neighbours}, cosine, votes exp(similarity / 0.07)",
         }
 
-    @torch.no_grad()
     def _level(self, level: int) -> Tensor:
         """(scores, layers), float64, of one noise level."""
-        train, test = self.probing.chosen(self.data)
-        labels, test_labels = self.data.train.labels[train], self.data.test.labels[test]
         parts = []
-        for places in self._groups(len(train) + len(test)):
-            seen = self._features(self.data.train, train, "train", level, places)
-            unseen = self._features(self.data.test, test, "test", level, places)
+        for places in self._groups():
+            seen, labels, unseen, test_labels = self.features(level, places)
             found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
             chunks = seen.split(CHUNK, dim=1)
             knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, self.probing.neighbours)
@@ -158,12 +154,24 @@ class Prober:
         literal = [effective_rank(cell) for cell in cells]
         return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in cells])
 
-    def _groups(self, pictures: int) -> list[list[int]]:
+    def _groups(self) -> list[list[int]]:
         """Layers whose features are held together: all of them, where they fit into FEATURES."""
-        places = self.probing.places(self.net.stages)
+        places, pictures = self.probing.places(self.net.stages), sum(map(len, self.probing.chosen(self.data)))
         size = max(1, FEATURES // (4 * pictures * self.net.dim))
         return [places[i : i + size] for i in range(0, len(places), size)]
 
+    def features(self, level: int, places: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of training pictures float32 (layers, n, d) and int64 labels (n,), and the same of test pictures; on the CPU.
+
+        `level` is the number of the noise level, `places` are numbers of layers, all of those probed if None.
+        """
+        train, test = self.probing.chosen(self.data)
+        places = self.probing.places(self.net.stages) if places is None else places
+        seen = self._features(self.data.train, train, "train", level, places)
+        unseen = self._features(self.data.test, test, "test", level, places)
+        return seen, self.data.train.labels[train], unseen, self.data.test.labels[test]
+
+    @torch.no_grad()
     def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, places: list[int]) -> Tensor:
         """Float32 (layers, n, d) on the CPU, of the pictures `chosen`; each is written where it stays."""
         out = torch.empty(len(places), len(chosen), self.net.dim)
