@@ -1,9 +1,9 @@
 """What the probes' grid costs against scikit-learn in a loop, how far they differ, and the memory of a large level.
 
-python benchmarks/probe_grid.py [--ckpt C --data D --max-train 2000 --max-test 1000] [--threads 1] [--repeats 5] [--large]
+python benchmarks/probe_grid.py [--ckpt C --data D --max-train 2000 --max-test 1000] [--repeats 5] [--large]
 
-Features of a checkpoint, by default the bundled one on the digits, at all layers and 8 noise levels. --large: 13 layers x
-50,000 samples x 512 features, 100 classes, random, a layer at a time.
+Features of a checkpoint, by default the bundled one on the digits, at all layers and 8 noise levels. --large: 13 layers
+x 50,000 samples x 512 features, 100 classes, random, a layer at a time.
 """
 
 import argparse

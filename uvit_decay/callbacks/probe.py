@@ -58,8 +58,10 @@ class LinearProbes(Periodic):
         self.watch = watch
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        check_probed(task.net, trainer.datamodule, self.probing)
-        self._watched(task.net)
+        """Find now what cannot be probed later; a trial run has no looks."""
+        if not trainer.fast_dev_run:
+            check_probed(task.net, trainer.datamodule, self.probing)
+            self._watched(task.net)
 
     def _watched(self, net: Tapped) -> int:
         if self.watch is None:
