@@ -13,7 +13,7 @@ from inception_files import random_weights
 from uvit_decay.image import save_pngs
 from uvit_decay.metrics import Inception
 
-COUNT, SUBSET = 36, 20
+COUNT, SUBSET = 24, 12
 THEIRS = {
     "fid": "frechet_inception_distance",
     "is": "inception_score_mean",
