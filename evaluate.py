@@ -39,7 +39,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     generation.add_argument("--allow-few", action="store_true", help="allow FID of fewer pictures than features")
     generation.add_argument("--out", type=Path, help="report.json, with report.html beside it; default: a telling name")
     sampling = generation.add_argument_group("how a checkpoint samples")
-    sampling.add_argument("-n", "--num", type=int, default=50_000, help="samples; default: 50,000")
+    sampling.add_argument("-n", "--num", type=int, help="samples; default: 50,000")
     sampling.add_argument("--save-samples", type=Path, help="keep the samples, too, as an .npz")
     add_sampling_options(sampling)
     statistics = commands.add_parser("statistics", help="mean and covariance of the features of a reference")
@@ -62,7 +62,12 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     probe.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
     probe.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     probe.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
-    probe.add_argument("--out", type=Path, default=Path("probes"), help="folder for probes.csv, .json, .png; probes")
+    probe.add_argument(
+        "--knn-uniform", action="store_true", help="one vote for each neighbour, instead of DINO's weights"
+    )
+    probe.add_argument(
+        "--out", type=Path, help="folder for probes.csv, .json, .png; default: in probes/, a telling name"
+    )
     feature_pictures.add_options(commands.add_parser("features", help="patch features as colours, clusters, t-SNE"))
     for command in (generation, statistics):
         _add_feature_options(command.add_argument_group("features"))
@@ -110,6 +115,14 @@ def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device"
         extractor.prepare(*empty, device)
 
 
+def _refuse_sampling(options: argparse.Namespace) -> None:
+    """Raise a UserError where pictures that are there already would have to be made otherwise."""
+    names = ("num", "save_samples", "classes", "guidance", "guidance_interval", "guidance_channels", "sampler", "steps")
+    given = [name for name in (*names, "seed", "weights", "vae", "trust") if getattr(options, name)]
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
+
+
 def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "Pictures":
     """What is judged."""
     from uvit_decay.evaluation.generated import OfCheckpoint
@@ -117,9 +130,10 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
     from uvit_decay.sampled import Sampled
 
     if options.ckpt is None:
+        _refuse_sampling(options)
         return open_pictures(options.samples, channels, options.image_size)
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
-    return OfCheckpoint(options.ckpt, sampled, options.num, channels)
+    return OfCheckpoint(options.ckpt, sampled, options.num or 50_000, channels)
 
 
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
@@ -138,13 +152,16 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
     samples = samples_for(options, channels, processes)
     file, reference = open_reference(options.reference, channels, options.image_size)
     prepare(extractor, samples, device)
-    metrics = chosen_metrics(options.metrics, extractor, reference is not None)
+    fewest = 0 if reference is None else min(len(samples), len(reference))
+    metrics = chosen_metrics(options.metrics, extractor, fewest, options.kid_subset)
     comparison = Comparison(
         samples, file, reference, extractor, metrics, device, options.batch_size, options.kid_subset, options.allow_few
     )
     comparison.check()
-    out = options.out or Path(f"{comparison.short()}.json")
+    out = options.out or Path(comparison.default_name())
     check_writable(out)
+    if options.save_samples is not None:
+        check_writable(options.save_samples)
     folder = out.with_suffix(".features")
     store, against = comparison.extracted(folder, processes, options.save_samples is not None)
     if processes.first:
@@ -170,6 +187,8 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     from uvit_decay.sampled import pick_device
 
     check_writable(options.out)
+    if options.spatial and options.features != "inception":
+        raise UserError("--spatial features are Inception's")
     device = pick_device(options.device, processes.local_rank)
     extractor = extractor_for(options, options.spatial)
     pictures = open_pictures(options.reference, extractor.channels or GREY, options.image_size)
@@ -196,34 +215,48 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
         raise UserError(f"--times takes numbers such as 0.05,0.1, got {options.times!r}") from error
     layers = None if options.layers == "all" else tuple(options.layers.split(","))
     sizes = {name: getattr(options, name) for name in ("max_train", "max_test", "seed", "batch_size", "pool")}
-    probing = Probing(times, layers, **sizes)
-    check_writable(options.out, folder=True)
+    probing = Probing(times, layers, uniform=options.knn_uniform, **sizes)
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
     if options.data is None and found.data not in SETS:
         raise UserError(f"{options.ckpt} was trained on {found.data}: name it, or other data, with --data")
     data = open_data(options.data or found.data, options.test, found.net.image_size, found.net.channels)
     check_probed(found.net, data, probing)
+    out = options.out or Path("probes") / f"{options.ckpt.stem}-step{found.step}-{found.weights}-{data.name}"
+    check_writable(out, folder=True)
     device = pick_device(options.device, processes.local_rank)
     grid = Prober(found.net.to(device), found.path, data, probing, device).grid(processes, show=True)
     if grid is not None:
         about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
-        grid.save(options.out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
+        grid.save(out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
         best = grid.summary()
         print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
         print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
-        print(f"wrote probes.csv, probes.json and probes.png in {options.out}")
+        print(f"wrote probes.csv, probes.json and probes.png in {out}")
+
+
+def check(options: argparse.Namespace) -> None:
+    """Find what makes no sense whatever the files hold."""
+    num = getattr(options, "num", None)
+    if options.batch_size < 1 or (num is not None and num < 1):
+        raise UserError("--num and --batch-size must be at least 1")
+    endings = {"generation": {"out": ".json", "save_samples": ".npz"}, "statistics": {"out": ".npz"}}
+    for name, ending in endings.get(options.command, {}).items():
+        path = getattr(options, name)
+        if path is not None and path.suffix.lower() != ending:
+            raise UserError(f"--{name.replace('_', '-')} {path}: the name must end in {ending}")
 
 
 def main(args: Sequence[str]) -> None:
     options = parse(args)
-    if options.batch_size < 1 or getattr(options, "num", 1) < 1:
-        raise UserError("--num and --batch-size must be at least 1")
+    check(options)
     from uvit_decay.processes import Processes
 
     processes = Processes.launched()
     commands = {"generation": generation, "statistics": statistics, "probe": probe, "features": feature_pictures.run}
-    commands[options.command](options, processes)
-    processes.end()
+    try:
+        commands[options.command](options, processes)
+    finally:
+        processes.end()
 
 
 if __name__ == "__main__":

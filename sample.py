@@ -79,12 +79,22 @@ def main(args: Sequence[str]) -> None:
     options = parse(args)
     check(options)
 
-    from tqdm import tqdm
-
-    from uvit_decay.processes import Processes, batches
-    from uvit_decay.sampled import Sampled
+    from uvit_decay.processes import Processes
 
     processes = Processes.launched(options.processes)
+    try:
+        make(options, processes)
+    finally:
+        processes.end()
+
+
+def make(options: argparse.Namespace, processes: "Processes") -> None:
+    """This process's share of the pictures; the first one writes all of them."""
+    from tqdm import tqdm
+
+    from uvit_decay.processes import batches
+    from uvit_decay.sampled import Sampled
+
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
     if options.out.suffix.lower() == ".png" and not options.classes:
         sampled = replace(sampled, classes=sampled.classes[:10])  # as many columns as fit
@@ -103,7 +113,6 @@ def main(args: Sequence[str]) -> None:
         with tqdm(total=num, unit="image", desc=what) as bar:
             write(options.out, sampled, num, shown(parts, bar))
         print(f"wrote {options.out}: {num} images, step {sampled.found.step} of {sampled.ckpt}")
-    processes.end()
 
 
 def shown(parts: "Iterator[Tensor]", bar: "tqdm") -> "Iterator[Tensor]":

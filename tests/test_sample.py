@@ -264,7 +264,7 @@ def test_pictures_are_a_source_that_says_what_it_is(trained, options):
     assert described["labels"] == "all 10 classes in turn"
     some = Sampled.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
     assert some.describe()["labels"] == "classes 1,2 in turn"
-    assert some.name() == "raw_dpm++4_w2_seed0_2of10classes"
+    assert some.name() == "raw_dpm++4_w2_seed0_classes1-2"
 
 
 def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):

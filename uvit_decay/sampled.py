@@ -92,7 +92,7 @@ class Sampled:
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """Their classes; None for an unconditional network."""
-        return [self.classes[i % len(self.classes)] for i in indices] if self.classes else None
+        return [self.label_of(i) for i in indices] if self.classes else None
 
     @property
     def network_calls(self) -> int:
@@ -127,7 +127,8 @@ class Sampled:
         """Short, for keys and file names, such as `ema_dpm++25_w2_seed0`."""
         parts = [self.found.weights, self.sampling.describe(), f"seed{self.seed}"]
         if self.classes != list(range(self.source.num_classes)):
-            parts.append(f"{len(self.classes)}of{self.source.num_classes}classes")
+            few = len(self.classes) <= 10
+            parts.append("classes" + "-".join(map(str, self.classes)) if few else f"{len(self.classes)}classes")
         return "_".join(parts)
 
     def _threads(self) -> AbstractContextManager[None]:

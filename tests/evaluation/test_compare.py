@@ -23,9 +23,8 @@ ENTRY = {
     "step": 180,
     "fid": 12.0,
     "is": 2.0,
-    "weights": "ema",
     "n": 1000,
-    "samples": {"name": "samples", "sampler": "dpm++", "steps": 12, "guidance": 2.0},
+    "samples": {"name": "samples", "weights": "ema", "sampler": "dpm++", "steps": 12, "guidance": 2.0},
     "reference": {"name": "digits-train"},
     "extractor": "small-cnn",
 }

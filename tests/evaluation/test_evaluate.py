@@ -159,18 +159,24 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "nowhere", *DIGITS], "nowhere: nothing there"),
         (["--samples", "digits:test", "--reference", "digits:train"], "Inception weights"),
         (["--samples", "few.npz", *DIGITS], "few has 40 pictures: the covariance of 64 features needs more"),
-        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 picture, metrics need two or more"),
+        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 pictures, these metrics need 2 or more"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid is of Inception's own middle features"),
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "sigma holds NaN"),
-        (["--samples", "digits:test", *DIGITS[2:], "--reference", "other.npz"], r"statistics of features \(2048,\)"),
+        (
+            ["--samples", "digits:test", *DIGITS[2:], "--reference", "other.npz"],
+            r"statistics mu \(2048,\) and sigma \(2048, 2048\), small-cnn gives 64",
+        ),
         (
             ["--samples", "digits:test", *DIGITS[2:], "--reference", "told.npz"],
             "has statistics of inception-v3-adm-6726",
         ),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
+        (["--samples", "digits:test", *DIGITS, "--guidance", "3"], "--guidance is for the samples of a --ckpt"),
+        (["--samples", "digits:test", *DIGITS, "--kid-subset", "1", "--metrics", "kid"], "must be at least 2"),
+        (["--samples", "labelled.npz", *DIGITS], "arr_1 must be labels, whole numbers from 0"),
         (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--num and --batch-size must be at least 1"),
     ],
 )
@@ -182,6 +188,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
     save_npz(tmp_path / "one.npz", [few[:1]], 1)
     save_npz(tmp_path / "rgb.npz", [few.expand(-1, 3, -1, -1)], 40)
     np.savez(tmp_path / "nan.npz", mu=np.zeros(64), sigma=np.full((64, 64), np.nan))
+    np.savez(tmp_path / "labelled.npz", arr_0=few.permute(0, 2, 3, 1).numpy(), arr_1=np.full(40, np.nan))
     np.savez(tmp_path / "plain.npz", mu=np.zeros(64), sigma=np.eye(64))
     np.savez(tmp_path / "other.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048)))
     about = np.array(json.dumps({"extractor": "inception-v3-adm-6726825d0123", "n": 9}))
@@ -189,6 +196,41 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
     line = refused(monkeypatch, tmp_path, capsys, "generation", *options, "--out", "report.json")
     assert re.search(message, line), line
     assert not (tmp_path / "report.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["generation", "--samples", "digits:test", *DIGITS, "--out", "report.html"], "must end in .json"),
+        (
+            ["generation", "--ckpt", "c.ckpt", *DIGITS, "--save-samples", "s"],
+            "--save-samples s: the name must end in .npz",
+        ),
+        (["statistics", "digits:test", "--features", "digits", "--out", "stats"], "must end in .npz"),
+        (["statistics", "digits:test", "--features", "digits", "--out", "s.npz", "--spatial"], "are Inception's"),
+    ],
+)
+def test_names_and_options_that_would_lose_something_are_refused(tmp_path, monkeypatch, capsys, options, message):
+    assert message in refused(monkeypatch, tmp_path, capsys, *options)
+
+
+def test_features_of_a_reference_are_kept_whatever_the_batch_size(forms, tmp_path, monkeypatch, capsys):
+    base = ["generation", "--samples", forms / "array.npz", *DIGITS, "--metrics", "fid", "--out", "report.json"]
+    found = []
+    for size in (64, 50):
+        evaluate(monkeypatch, tmp_path, *base, "--batch-size", size)
+        found.append(values(tmp_path)["fid"])
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert len(list((tmp_path / "cache" / "uvit_decay" / "features").glob("*/about.json"))) == 1
+
+
+def test_default_names_tell_what_was_measured(forms, tmp_path, monkeypatch, capsys):
+    base = ["generation", "--samples", forms / "array.npz", *DIGITS, "--metrics"]
+    for metrics in ("fid", "is"):
+        evaluate(monkeypatch, tmp_path, *base, metrics)
+    names = [path.name for path in tmp_path.glob("*.json")]
+    assert len(names) == 2
+    assert all(name.startswith("array-150_vs_digits-train-1437_small-cnn_") for name in names)
 
 
 def no_network(*args, **kwargs):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from uvit_decay.data import Images
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfSet
 from uvit_decay.evaluation.sources import open_pictures, open_reference
@@ -138,3 +139,16 @@ def test_references_are_statistics_pictures_or_both(tmp_path):
     assert len(pictures) == 2
     np.savez(tmp_path / "told.npz", **numbers, about=np.array(json.dumps({"n": 7})))
     assert open_reference(str(tmp_path / "told.npz"), 3)[0].statistics("features").n == 7
+
+
+def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
+    (forms / "classes").mkdir()
+    for i, name in enumerate("ab"):
+        (forms / "classes" / name).mkdir()
+        save_pngs(forms / "classes" / name, [images[6 * i : 6 * i + 6]])
+    found = []
+    for size, split in ((16, "train"), (8, "train"), (16, "test")):
+        data = Images(str(forms / "classes"), holdout=0.5, image_size=size, batch_size=1, memory_gb=0.0)
+        data.setup()
+        found.append(OfSet("own", data.train if split == "train" else data.test, 3, data.class_names).identity())
+    assert found[0] != found[1] != found[2] != found[0]

@@ -61,7 +61,7 @@ def test_a_damaged_part_is_removed_and_said(store):
 
 @pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 1000, 50_000])
 def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count):
-    parts = parts_of(count, 64)
+    parts = parts_of(count)
     assert [i for part in parts for i in part] == list(range(count))
-    assert max(map(len, parts)) <= 64
+    assert max(map(len, parts)) <= 256
     assert len(parts) >= min(count, 12)

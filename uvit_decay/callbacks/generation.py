@@ -21,6 +21,7 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.steps import subset
 from uvit_decay.diffusion.generate import Counted, Sampling, generate, image_evaluations
+from uvit_decay.disk import replacing
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.pictures import OfSet, Pictures, as_channels
@@ -36,12 +37,12 @@ class _OfTask(Pictures):
     """The samples of a network in training, with the weights that it holds when they are read."""
 
     ahead = False
-    name = "samples"
 
     def __init__(
         self,
         task: DiffusionTask,
         sampling: Sampling,
+        weights: str,
         num: int,
         seed: int,
         finish: Callable[[Tensor], Tensor],
@@ -50,6 +51,9 @@ class _OfTask(Pictures):
         self.counted = Counted(task.net)
         self.source = replace(task.source(), net=self.counted)
         self.sampling, self.num, self.seed, self.finish, self.shape = sampling, num, seed, finish, shape
+        self.weights = weights
+        cost = "" if sampling.evaluations is None else f"_nfe{sampling.evaluations}"
+        self.name = f"{weights}_{sampling.describe()}_seed{seed}{cost}"
         if self.source.num_classes:
             self.labels = torch.arange(num) % self.source.num_classes
 
@@ -69,7 +73,12 @@ class _OfTask(Pictures):
         return {"sampled": asdict(self.sampling), "seed": self.seed}
 
     def describe(self) -> dict[str, Any]:
-        own = {"steps": self.sampling.step_count, "evaluations": self.sampling.evaluations, "seed": self.seed}
+        own = {
+            "weights": self.weights,
+            "steps": self.sampling.step_count,
+            "evaluations": self.sampling.evaluations,
+            "seed": self.seed,
+        }
         return {**super().describe(), **asdict(self.sampling), **own}
 
 
@@ -133,7 +142,9 @@ class GenerationMetrics(Periodic):
             self._finish, self._size = autoencoder.decode, data.image_size * autoencoder.space.factor
         self._prepare_extractor(data, task.device)
         self._against = self._open_reference(data)
-        self._comparison(task, self.sampling_for(task)).check()
+        comparison = self._comparison(task, self.sampling_for(task), "no")
+        comparison.check()
+        comparison.reference_features(Processes.joined())  # kept for the looks
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
         if self.extractor.knows_labels and len(data.class_names) < 2:
@@ -148,44 +159,47 @@ class GenerationMetrics(Periodic):
         chosen = subset(data.train, self.max_reference, "reference")
         return None, OfSet(f"{data.name}-train", data.train, channels, data.class_names, chosen)
 
-    def _comparison(self, task: DiffusionTask, sampling: Sampling) -> Comparison:
+    def _comparison(self, task: DiffusionTask, sampling: Sampling, weights: str) -> Comparison:
         metrics = ("fid", "is") if self.extractor.has_logits else ("fid",)
         shape = (self.extractor.channels, self._size, self._size)
-        samples = _OfTask(task, sampling, self.num, self.seed, self._finish, shape)
+        samples = _OfTask(task, sampling, weights, self.num, self.seed, self._finish, shape)
         options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
         return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.joined()
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
-            comparison = self._comparison(task, sampling)
+            comparison = self._comparison(task, sampling, weights)
             store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
             if processes.first:
                 values = comparison.measure(store, reference)
                 if self.extractor.knows_labels and task.net.num_classes:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
-                calls = float(store.tensor("calls").sum()) / self.num
-                self._save(trainer, values, weights, sampling, {**comparison.protocol(), "network_calls": calls})
+                self._save(trainer, values, comparison, float(store.tensor("calls").sum()) / self.num)
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """To extract the features of the samples, and of the reference at most."""
-        pictures = self._against[1]
+        """To extract the features of the samples."""
         one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
         self.extractor(one)
         start = time.perf_counter()
         self.extractor(one).features.sum().item()
         each = (time.perf_counter() - start) / len(one)
-        return each * (self.num + (0 if pictures is None else len(pictures))) / trainer.world_size
+        return each * self.num / trainer.world_size
 
-    def _save(
-        self, trainer: Trainer, values: dict[str, float], weights: str, sampling: Sampling, protocol: dict[str, Any]
-    ) -> None:
-        entry = {"step": trainer.global_step, **values, "weights": weights, **protocol}
+    def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, calls: float) -> None:
+        protocol, key = comparison.protocol(), comparison.short()
+        entry = {
+            "step": trainer.global_step,
+            **values,
+            **protocol,
+            "network_calls": calls,
+            "remarks": comparison.remarks(),
+        }
         path = self.folder / "generation.json"
         entries = json.loads(path.read_text()) if path.exists() else []
-        path.write_text(json.dumps([*entries, entry], indent=2) + "\n")
-        key = f"{self.extractor.name}_n{self.num}_{weights}_{sampling.describe()}_seed{self.seed}"
+        with replacing(path) as file:
+            file.write((json.dumps([*entries, entry], indent=2) + "\n").encode())
         for logger in trainer.loggers:
             logger.log_metrics({f"{name}/{key}": value for name, value in values.items()}, trainer.global_step)
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())

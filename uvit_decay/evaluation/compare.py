@@ -183,7 +183,7 @@ def measured(runs: Sequence[Run]) -> str:
         return ""
     if any(way != ways[0] for way in ways):
         return "in different ways"
-    parts = {"n": "samples", "weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
+    parts = {"n": "samples", "samples.weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
     parts |= {"samples.guidance": "guidance", "reference.name": "against", "extractor": "features"}
     return ", ".join(f"{said} {ways[0][name]}" for name, said in parts.items() if name in ways[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from uvit_decay.evaluation.extract import SHOWN, about, extract, parts_of
 from uvit_decay.evaluation.measure import METRICS, Reference, measure
 from uvit_decay.evaluation.pictures import Pictures
 from uvit_decay.evaluation.report import Neighbours, Report
-from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.evaluation.statistics import SPATIAL, StatisticsFile
 from uvit_decay.evaluation.store import Store
 from uvit_decay.image import grid_columns
 from uvit_decay.metrics.features import Extractor
@@ -26,6 +27,7 @@ from uvit_decay.processes import Processes
 
 COMPARABLE = 10_000  # samples; FID falls with their number, and published ones are of 50,000
 PUBLISHED = "6726825d"  # how the sha256 of the Inception weights begins that all published numbers use
+SPLITS = 10  # of the Inception Score
 ROWS, NEAREST = 6, 6  # of the memorisation check
 FEWEST = 10  # samples and reference pictures of a class from which its coverage is said
 
@@ -61,36 +63,54 @@ class Comparison:
         if self.file is not None:
             self.file.check(self.extractor)
         for name in self.metrics:
-            if METRICS[name].reference and self.reference is None:
+            needs = METRICS[name]
+            if needs.reference and self.reference is None:
                 raise UserError(f"{name} compares single pictures, and {self.file.path} has statistics only")
-        sides = [pictures for pictures in (self.samples, self.reference) if pictures is not None]
-        dims = [{"fid": self.extractor.dim, "sfid": 2023}[name] for name in self.metrics if name in ("fid", "sfid")]
-        for pictures in sides:
-            if len(pictures) < 2:
-                raise UserError(f"{pictures.name} has {len(pictures)} picture, metrics need two or more")
-            if dims and len(pictures) <= max(dims) and not self.allow_few:
-                raise UserError(
-                    f"{pictures.name} has {len(pictures)} pictures: the covariance of {max(dims)} features needs more, "
-                    "and the distance of fewer says little; take more, --metrics kid, or --allow-few"
-                )
-            if "kid" in self.metrics and len(pictures) < self.kid_subset:
-                few = f"{pictures.name} has {len(pictures)} pictures, KID takes subsets of {self.kid_subset}"
-                raise UserError(f"{few}: --kid-subset {len(pictures) // 2} or less")
+            if needs.statistics and self.reference is None and not self.file.has(needs.statistics):
+                raise UserError(f"{self.file.path} has no statistics for {name}")
+        if "is" in self.metrics and len(self.samples) < SPLITS:
+            raise UserError(f"the Inception Score of {SPLITS} splits needs as many samples, got {len(self.samples)}")
+        if "kid" in self.metrics and self.kid_subset < 2:
+            raise UserError(f"--kid-subset must be at least 2, got {self.kid_subset}")
+        for pictures in (self.samples, self.reference):
+            if pictures is not None:
+                self._check_count(pictures)
+
+    def _check_count(self, pictures: Pictures) -> None:
+        count = f"{pictures.name} has {len(pictures)} pictures"
+        fewest = 4 if "prc" in self.metrics else 2
+        if len(pictures) < fewest:
+            raise UserError(f"{count}, these metrics need {fewest} or more")
+        dims = [{"fid": self.extractor.dim, "sfid": SPATIAL}[name] for name in self.metrics if name in ("fid", "sfid")]
+        if dims and len(pictures) <= max(dims) and not self.allow_few:
+            raise UserError(
+                f"{count}: the covariance of {max(dims)} features needs more, and the distance of fewer says little; "
+                "take more, --metrics kid, or --allow-few"
+            )
+        if "kid" in self.metrics and len(pictures) < self.kid_subset:
+            raise UserError(f"{count}, KID takes subsets of {self.kid_subset}: --kid-subset {len(pictures)} or less")
 
     def extracted(
         self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
     ) -> tuple[Store, Reference]:
         """Features of both sides; those of the samples in `folder`, those of the reference in the cache."""
+        reference = Reference(
+            self.file, self.reference_features(processes, show)
+        )  # first: it is kept, and its faults are found
         keep = sorted({kind for name in self.metrics for kind in METRICS[name].samples} | {"features"})
         keep.append("pictures" if save_pictures else "shown")
         what = about(self.samples, self.extractor, keep)
-        samples = Store(folder, what, parts_of(len(self.samples), self.batch_size))
-        extract(self.samples, self.extractor, samples, keep, processes, self.device, show)
-        return samples, Reference(self.file, self._reference(processes, show))
+        samples = Store(folder, what, parts_of(len(self.samples)))
+        extract(self.samples, self.extractor, samples, keep, self.batch_size, processes, self.device, show)
+        return samples, reference
 
-    def _reference(self, processes: Processes, show: bool) -> Store | None:
-        wanted = any(METRICS[name].reference for name in self.metrics) or self.file is None
-        if self.reference is None or not wanted:
+    def reference_features(self, processes: Processes, show: bool = True) -> Store | None:
+        """Features of the reference's pictures, where a metric wants them or the file has no statistics for it."""
+        needs = [METRICS[name] for name in self.metrics]
+        wanted = any(need.reference for need in needs) or any(
+            need.statistics and not (self.file and self.file.has(need.statistics)) for need in needs
+        )
+        if self.reference is None or not (wanted or self.file is None):
             return None
         keep = ["features", *(["spatial"] if "sfid" in self.metrics else [])]
         return cached_features(self.reference, self.extractor, keep, self.batch_size, processes, self.device, show)
@@ -160,6 +180,14 @@ class Comparison:
         """For keys and file names: what a number was measured on, and how."""
         return f"{self.samples.short()}_vs_{self._reference_name()}_{self.extractor.name}"
 
+    def default_name(self) -> str:
+        """Of a report: readable, and another one for everything that could make another number."""
+        whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.identity()}
+        if self.reference is not None:
+            whole["pictures"] = self.reference.identity()
+        digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+        return f"{self.short()}_{digest[:8]}.json"
+
     def protocol(self) -> dict[str, Any]:
         """Plain values: everything that the numbers depend on."""
         return {
@@ -167,7 +195,7 @@ class Comparison:
             "samples": self.samples.describe(),
             "reference": self._about_reference(),
             "extractor": self.extractor.identity(),
-            **({"is_splits": 10} if "is" in self.metrics else {}),
+            **({"is_splits": SPLITS} if "is" in self.metrics else {}),
             **({"kid_subset": self.kid_subset} if "kid" in self.metrics else {}),
         }
 
@@ -191,7 +219,9 @@ class Comparison:
             if self.samples.shape != self.reference.shape:
                 sizes = (f"{p.shape[2]}x{p.shape[1]}" for p in (self.samples, self.reference))
                 said.append(f"samples and reference differ in size, {' and '.join(sizes)}")
-        if self.extractor.name.startswith("inception") and PUBLISHED not in self.extractor.identity():
+        if not self.extractor.name.startswith("inception"):
+            said.append(f"features of {self.extractor.name}, not Inception's: no FID of papers compares")
+        elif PUBLISHED not in self.extractor.identity():
             said.append("these Inception weights are not the published ones: the numbers compare with nothing else")
         return tuple(said)
 
@@ -206,9 +236,8 @@ def cached_features(
     show: bool = True,
 ) -> Store:
     """Features of a reference, extracted once on this machine."""
-    parts = parts_of(len(pictures), batch_size)
-    store = Store.cached(about(pictures, extractor, keep), parts)
-    extract(pictures, extractor, store, keep, processes, device, show)
+    store = Store.cached(about(pictures, extractor, keep), parts_of(len(pictures)))
+    extract(pictures, extractor, store, keep, batch_size, processes, device, show)
     return store
 
 

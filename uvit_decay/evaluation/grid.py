@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from uvit_decay.disk import replacing
 from uvit_decay.nn.tap import Stage
 from uvit_decay.plots import heat_map
 
@@ -61,17 +63,23 @@ class Grid:
             "best_knn_accuracy_of_all_cells": float(self.scores["knn_accuracy"].max()),
         }
 
+    def _table(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("layer", "name", "kind", "t", *SCORES))
+        for level, t in enumerate(self.times):
+            for column, (number, stage) in enumerate(self.stages.items()):
+                values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
+                writer.writerow([number, stage.name, stage.kind, t, *values])
+        return text.getvalue()
+
     def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
         """Write probes.csv, probes.json and probes.png."""
-        with (folder / "probes.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("layer", "name", "kind", "t", *SCORES))
-            for level, t in enumerate(self.times):
-                for column, (number, stage) in enumerate(self.stages.items()):
-                    values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
-                    writer.writerow([number, stage.name, stage.kind, t, *values])
+        with replacing(folder / "probes.csv") as file:
+            file.write(self._table().encode())
         content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
-        (folder / "probes.json").write_text(json.dumps(content, indent=2) + "\n")
+        with replacing(folder / "probes.json") as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
         heat_map(
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,

@@ -52,13 +52,15 @@ class Reference:
         return self.store.tensor(kind)
 
 
-def chosen_metrics(words: str | None, extractor: Extractor, pictures: bool) -> tuple[str, ...]:
+def chosen_metrics(words: str | None, extractor: Extractor, pictures: int, kid_subset: int) -> tuple[str, ...]:
     """From comma-separated names; None means all that can be had, but for sfid.
 
-    `pictures` says whether the reference has them. Raises UserError: unknown names, or what the extractor cannot give.
+    `pictures` is the number of samples or, if that is less, of reference pictures. Raises UserError: unknown names, or
+    what the extractor cannot give.
     """
     if words is None:
-        return ("fid", *(["is"] if extractor.has_logits else []), *(["kid", "prc"] if pictures else []))
+        pairs = [*(["kid"] if pictures >= kid_subset else []), *(["prc"] if pictures > 3 else [])]
+        return ("fid", *(["is"] if extractor.has_logits else []), *pairs)
     names = tuple(word.strip() for word in words.split(",") if word.strip())
     unknown = sorted(set(names) - set(METRICS))
     if unknown or not names:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -128,10 +129,16 @@ class OfArray(Pictures):
             raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {found}")
         n, h, w, _ = self.array.shape
         self.name, self.shape = path.stem, (channels, h, w)
-        with np.load(path, allow_pickle=False) as members:
-            if "arr_1" in members.files and members["arr_1"].shape == (n,):
-                self.labels = torch.from_numpy(members["arr_1"].astype(np.int64))
-                self.class_names = tuple(str(i) for i in range(int(self.labels.max()) + 1))
+        with _reading(path), np.load(path, allow_pickle=False) as members:
+            if "arr_1" in members.files:
+                self._label(members["arr_1"], n)
+
+    def _label(self, labels: np.ndarray, n: int) -> None:
+        if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer) or labels.min(initial=0) < 0:
+            found = f"{labels.dtype} {labels.shape}"
+            raise UserError(f"{self.path}: arr_1 must be labels, whole numbers from 0, ({n},), it is {found}")
+        self.labels = torch.from_numpy(labels.astype(np.int64))
+        self.class_names = tuple(str(i) for i in range(int(labels.max(initial=0)) + 1))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -146,8 +153,10 @@ class OfArray(Pictures):
 
 def _array(path: Path, name: str) -> np.ndarray:
     """An array of an .npz, mapped where it is not compressed."""
-    try:
+    with _reading(path):
         with zipfile.ZipFile(path) as archive:
+            if f"{name}.npy" not in archive.namelist():
+                raise UserError(f"{path} has no {name}: an .npz of pictures holds them there, uint8 (n, h, w, c)")
             member = archive.getinfo(f"{name}.npy")
         with path.open("rb") as file:
             file.seek(member.header_offset + 26)  # the lengths of name and extra field in the member's own header
@@ -157,8 +166,13 @@ def _array(path: Path, name: str) -> np.ndarray:
                 return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
         with np.load(path, allow_pickle=False) as members:
             return members[name]
-    except KeyError as error:
-        raise UserError(f"{path} has no {name}: an .npz of pictures holds them there, uint8 (n, h, w, c)") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what numpy and zipfile raise on damaged files into one line."""
+    try:
+        yield
     except (zipfile.BadZipFile, ValueError, OSError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
@@ -194,8 +208,11 @@ class OfSet(Pictures):
     def identity(self) -> dict[str, Any]:
         if isinstance(self.images, InMemory):
             content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
+            chosen = self.chosen
         elif isinstance(self.images, OnDisk):
             content = _files_hash(self.images.listing)
+            chosen = [self.images.chosen[i] for i in self.chosen]
         else:
             raise UserError(f"{self.name} are no pictures: judge samples against a folder of pictures")
-        return {"set": content, "chosen": hashlib.sha256(repr(self.chosen).encode()).hexdigest()}
+        picked = hashlib.sha256(repr(chosen).encode()).hexdigest()
+        return {"set": content, "chosen": picked, "shape": list(self.shape)}

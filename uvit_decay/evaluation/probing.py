@@ -43,6 +43,7 @@ class Probing:
         max_train: at most so many training pictures, a fixed random choice.
         max_test: likewise.
         neighbours: k of the nearest neighbours.
+        uniform: one vote for each of them, instead of DINO's weights.
         seed: of the noise.
         batch_size: pictures at a time on each device.
 
@@ -56,6 +57,7 @@ class Probing:
     max_train: int = 50_000
     max_test: int = 10_000
     neighbours: int = 20
+    uniform: bool = False
     seed: int = 0
     batch_size: int = 256
 
@@ -64,6 +66,8 @@ class Probing:
             raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
         if min(self.max_train, self.max_test, self.neighbours, self.batch_size) < 1:
             raise UserError("numbers of pictures, neighbours and batches must be at least 1")
+        if self.seed < 0:
+            raise UserError(f"the seed must be at least 0, got {self.seed}")
 
     def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
         """Numbers of the training and the test pictures."""
@@ -76,7 +80,8 @@ class Probing:
         known = {**{str(i): i for i in range(len(stages))}, **{stage.name: i for i, stage in enumerate(stages)}}
         unknown = [str(name) for name in self.layers if str(name) not in known]
         if unknown:
-            raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {', '.join(known)}")
+            names = ", ".join(stage.name for stage in stages)
+            raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {names}")
         return sorted({known[str(name)] for name in self.layers})
 
 
@@ -88,8 +93,8 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
         raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
-            "probes need test pictures of two classes or more: set --data.test_path or --data.holdout 0.1, or "
-            "remove LinearProbes"
+            "probes need test pictures of two classes or more: name some (train.py: --data.test_path, or "
+            "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
     probing.places(net.stages)
     if min(len(data.train), probing.max_train) < probing.neighbours:
@@ -133,7 +138,7 @@ class Prober:
             "times": list(self.probing.times),
             "label": "null",
             "classifier": "logistic regression, ridge chosen on a held-out fifth of the training pictures",
-            "knn": f"k = {self.probing.neighbours}, cosine, votes exp(similarity / 0.07)",
+            "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
         }
 
     def _level(self, level: int) -> Tensor:
@@ -143,7 +148,8 @@ class Prober:
             seen, labels, unseen, test_labels = self.features(level, places)
             found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
             chunks = seen.split(CHUNK, dim=1)
-            knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, self.probing.neighbours)
+            vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
+            knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, **vote)
             columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, knn, *self._ranks(unseen))
             parts.append(torch.stack([column.double() for column in columns]))
         return torch.cat(parts, dim=1)

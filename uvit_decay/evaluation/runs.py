@@ -18,7 +18,7 @@ BEST, ON_TEST = "probe/best_accuracy", "probe/best_on_test_accuracy"
 WATCHED, KNN, RANK = "probe/watched_accuracy", "probe/watched_knn", "probe/watched_effective_rank"
 KEYS = (BEST, ON_TEST, WATCHED, KNN, RANK)  # in metrics.csv, a row at each look of LinearProbes
 SEED = "seed_everything"
-PROTOCOL = ("weights", "n", "samples", "reference", "extractor", "is_splits")  # in generation.json, beside the values
+PROTOCOL = ("n", "samples", "reference", "extractor", "is_splits")  # in generation.json, beside the values
 VAGUE = 0.1  # steps in an epoch of which only a wider range is known, as a share, count as not known
 
 

@@ -15,6 +15,7 @@ from uvit_decay.errors import UserError, one_line
 from uvit_decay.metrics.features import Extractor
 from uvit_decay.metrics.frechet import Statistics
 
+SPATIAL = 2023  # features of sFID
 NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # ADM's
 
 
@@ -42,6 +43,8 @@ class StatisticsFile:
                 about = json.loads(str(members["about"])) if "about" in members.files else {}
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+        if not isinstance(about, dict):
+            raise UserError(f"{path}: about is no JSON object")
         self.about: dict[str, Any] = about
 
     def has(self, kind: str) -> bool:
@@ -53,13 +56,16 @@ class StatisticsFile:
         wanted, found = extractor.identity(), self.about.get("extractor")
         if found is not None and found != wanted:
             raise UserError(f"{self.path} has statistics of {found}, these features are of {wanted}")
-        if self.has("features") and self._arrays["mu"].shape != (extractor.dim,):
-            shape = self._arrays["mu"].shape
-            raise UserError(
-                f"{self.path} has statistics of features {shape}, {extractor.name} gives ({extractor.dim},)"
-            )
+        dims = {"features": extractor.dim, "spatial": SPATIAL}
+        for kind, (mean, cov) in NAMES.items():
+            if not self.has(kind):
+                continue
+            shapes = self._arrays[mean].shape, self._arrays[cov].shape
+            if shapes != ((dims[kind],), (dims[kind], dims[kind])):
+                found = f"{mean} {shapes[0]} and {cov} {shapes[1]}"
+                raise UserError(f"{self.path} has statistics {found}, {extractor.name} gives {dims[kind]} features")
         for name, array in self._arrays.items():
-            if not (np.issubdtype(array.dtype, np.floating) and np.isfinite(array).all()):
+            if not (np.issubdtype(array.dtype, np.number) and np.isfinite(array).all()):
                 raise UserError(f"{self.path}: {name} holds NaN, infinity or no numbers")
 
     def statistics(self, kind: str) -> Statistics:

@@ -28,7 +28,7 @@ def cache_folder() -> Path:
 class Store:
     """Tensors of consecutive parts of n pictures: `features` float32 (n, d), and perhaps more; one file for each part.
 
-    Only the first process writes and reads.
+    Only the first process opens it, writes and reads.
 
     Args:
         folder: of this store alone.
@@ -38,6 +38,7 @@ class Store:
 
     def __init__(self, folder: Path, about: dict[str, Any], parts: Sequence[range]) -> None:
         self.folder, self.about, self.parts = folder, {**about, "parts": [part.stop for part in parts]}, list(parts)
+        self._loaded: dict[str, Tensor] = {}
 
     @classmethod
     def cached(cls, about: dict[str, Any], parts: Sequence[range]) -> Store:
@@ -63,7 +64,7 @@ class Store:
                     f"{self.folder} keeps the features of another evaluation: remove it, or name another --out"
                 )
         else:
-            if any(self.folder.iterdir()):
+            if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # what a crash left is hidden
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
             with replacing(path) as file:
                 file.write(json.dumps(wanted, indent=1).encode())
@@ -94,8 +95,10 @@ class Store:
                 raise UserError(f"{path} was damaged ({one_line(error)}) and is removed: run again") from error
 
     def tensor(self, kind: str) -> Tensor:
-        """All rows of `kind`, in order."""
-        return torch.cat(list(self.iterate(kind)))
+        """All rows of `kind`, in order; read once, and kept in memory."""
+        if kind not in self._loaded:
+            self._loaded[kind] = torch.cat(list(self.iterate(kind)))
+        return self._loaded[kind]
 
     def statistics(self, kind: str = "features") -> Statistics:
         """Mean and covariance of `features` or `spatial`, from sums in float64."""
