@@ -73,6 +73,9 @@ def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
     alone = fit(tmp_path / "alone", max_steps=12)
     assert watched[0] == alone[0]
     assert same(watched[1], alone[1])
+    saved = torch.load(tmp_path / "watched" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert all(name.startswith("net.") for name in saved["state_dict"])
+    assert not {name for name in saved["callbacks"] if "Metrics" in name or "Probes" in name}
     for name in ("samples.png", "samples/step_00000005.png", "generation.json", "probes.png", "probes.csv"):
         assert (tmp_path / "watched" / name).stat().st_size > 0
 

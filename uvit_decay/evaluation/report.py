@@ -74,17 +74,10 @@ class Meaning(NamedTuple):
 MEANINGS = {
     "fid": Meaning("FID", 2, "lower", "Fréchet distance between the features of samples and reference"),
     "sfid": Meaning("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
-    "frechet_distance": Meaning("Fréchet distance", 2, "lower", "between features of samples and reference; no FID"),
     "is": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
-    "inception_score": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
     "kid": Meaning("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best"),
     "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference pictures"),
     "recall": Meaning("Recall", 3, "higher", "share of reference pictures that lie among the samples"),
-    "density": Meaning(
-        "Density", 3, "higher", "how densely the samples lie among the reference pictures; 1 is as these do"
-    ),
-    "coverage": Meaning("Coverage", 3, "higher", "share of reference pictures that have a sample near by"),
-    "label_consistency": Meaning("Label consistency", 3, "higher", "share of samples of the class that was asked for"),
 }
 
 
