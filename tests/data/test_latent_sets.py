@@ -9,12 +9,13 @@ from conftest import Losses, save_tiny_vae, tiny_trainer
 from latent_files import COUNT, encode, open_set
 from PIL import Image
 
-from uvit_decay.callbacks import LinearProbes, Preview
+from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.steps import StepLoader, StepSampler
 from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.errors import UserError
+from uvit_decay.metrics import CustomExtractor
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import DiffusionTask
 
@@ -96,6 +97,27 @@ def test_previews_and_probes_work_on_latents(encoded, tmp_path):
     with Image.open(tmp_path / "samples.png") as grid:
         assert len(grid.getcolors(maxcolors=100_000)) > 10
     assert (tmp_path / "probes.csv").read_text().count("\n") == 5
+
+
+class Colours(torch.nn.Module):
+    """64 features: the mean colours of 16 places, and a constant."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        places = torch.nn.functional.adaptive_avg_pool2d(images.float() / 255, [4, 4]).flatten(1)
+        return torch.cat([places, places[:, :16]], 1)
+
+
+def test_samples_of_latents_are_judged_decoded_against_pictures(encoded, pictures, tmp_path):
+    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
+    data = Latents(str(encoded), batch_size=11, num_workers=0)
+    judged = {"num": 12, "reference": str(pictures), "allow_few": True}
+    with pytest.raises(UserError, match="latents need a reference"):
+        fit(tmp_path / "without", data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12))
+    fit(tmp_path, data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged))
+    (found,) = json.loads((tmp_path / "generation.json").read_text())
+    assert found["fid"] > 0
+    assert (found["samples"]["size"], found["reference"]["size"]) == ("32x32", "32x32")
+    assert any("not Inception's" in remark for remark in found["remarks"])
 
 
 def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, pictures, vae, tmp_path):

@@ -92,7 +92,8 @@ class GenerationMetrics(Periodic):
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.
         num: images; FID needs more than the extractor has features.
-        reference: what to compare with, as evaluate.py's --reference; null: the training pictures.
+        reference: what to compare with, as evaluate.py's --reference, files cropped to the samples' size; null: the
+            training pictures.
         max_reference: at most so many training pictures, a fixed random choice.
         every_n_steps: optimizer steps between measurements; 0 means only at the end.
         at_end: measure when training ends, too.
@@ -147,15 +148,18 @@ class GenerationMetrics(Periodic):
         comparison.reference_features(Processes.joined())  # kept for the looks
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
-        if self.extractor.knows_labels and len(data.class_names) < 2:
+        if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
             raise UserError(f"{self.extractor.name} features need training pictures of two classes or more")
-        chosen = subset(data.train, self.max_reference, "reference") if self.extractor.knows_labels else []
-        self.extractor.prepare(*data.train[chosen], device)
+        if self.extractor.knows_labels:
+            self.extractor.prepare(*data.train[subset(data.train, self.max_reference, "reference")], device)
+        else:
+            empty = torch.zeros(0, self.extractor.channels, self._size, self._size, dtype=torch.uint8)
+            self.extractor.prepare(empty, torch.zeros(0, dtype=torch.int64), device)
 
     def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Pictures | None]:
         channels = self.extractor.channels
         if self.reference is not None:
-            return open_reference(self.reference, channels)
+            return open_reference(self.reference, channels, self._size)
         chosen = subset(data.train, self.max_reference, "reference")
         return None, OfSet(f"{data.name}-train", data.train, channels, data.class_names, chosen)
 

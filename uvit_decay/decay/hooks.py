@@ -96,6 +96,8 @@ class Site:
 
 
 class PairSite(Site):
+    """A branch that the network adds to its input as it is: y = x + f(norm(x))."""
+
     def read(self, v: Tensor) -> Tensor:
         self.call.x, self.call.v, self.call.read = v, v, 1
         return v
@@ -107,6 +109,8 @@ class PairSite(Site):
 
 
 class GatedSite(Site):
+    """Branches that are scaled after their last module, as by adaLN's gates: y = x + g f(norm(x))."""
+
     def read(self, v: Tensor) -> Tensor:
         if self.call.read and v.shape != self.call.v.shape:
             raise UserError(f"one of {self.norms} is called with a tensor of another shape: check the names")
