@@ -111,3 +111,8 @@ class TorchEncoder(Case):
 
 
 MODELS = {"timm": TimmViT, "diffusers": DiffusersDiT, "torch": TorchEncoder}
+
+
+def hooks(model: nn.Module) -> int:
+    """How many are registered in the whole model."""
+    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
