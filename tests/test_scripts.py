@@ -34,7 +34,7 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
     assert list(run.glob("events.out.tfevents.*"))
     assert {path.name for path in run.iterdir()} == {*wanted, "checkpoints", "samples", *_events(run)}
     header = (run / "metrics.csv").read_text().splitlines()[0]
-    for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "frechet"):
+    for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fid"):
         assert column in header
     command = re.search(r"sample from it: python (sample\.py .*)", result.stdout + result.stderr)[1]
     sampled = run_script(*shlex.split(command), "--num", "10", cwd=tmp_path)
