@@ -102,17 +102,15 @@ def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
 
 def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
     """Load what the extractor needs to take such pictures, or train it on the digits."""
-    import torch
-
     from uvit_decay.data import Digits
+    from uvit_decay.metrics.features import load
 
     if extractor.knows_labels:
         digits = Digits()
         digits.setup()
         extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
     else:
-        empty = torch.zeros(0, *pictures.shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-        extractor.prepare(*empty, device)
+        load(extractor, pictures.shape, device)
 
 
 def _refuse_sampling(options: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.sources import open_pictures
 from uvit_decay.image import save_pngs
 from uvit_decay.metrics import Inception
+from uvit_decay.metrics.features import load
 from uvit_decay.processes import Processes
 
 METRICS = {"fid": "frechet_inception_distance", "is": "inception_score_mean", "kid": "kernel_inception_distance_mean"}
@@ -63,7 +64,7 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         extractor = Inception(str(weights), "adm")
-        extractor.prepare(torch.zeros(0, 3, 1, 1, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
+        load(extractor, (3, 1, 1), device)
         sides = open_pictures(str(samples), 3), None, open_pictures(str(reference), 3)
         options = {"batch_size": batch, "kid_subset": subset, "allow_few": True}
         comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, **options)

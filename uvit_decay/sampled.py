@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,9 +115,7 @@ class Sampled:
             "step": self.found.step,
             "data": self.found.data,
             "weights": self.found.weights,
-            **asdict(self.sampling),
-            "steps": self.sampling.step_count,
-            "evaluations": self.sampling.evaluations,
+            **self.sampling.values(),
             "seed": self.seed,
             "labels": f"{shown} in turn" if self.classes else None,
             "vae": self.vae,

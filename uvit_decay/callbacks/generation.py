@@ -29,6 +29,7 @@ from uvit_decay.evaluation.sources import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.image import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
+from uvit_decay.metrics.features import load
 from uvit_decay.processes import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -73,13 +74,7 @@ class _OfTask(Pictures):
         return {"sampled": asdict(self.sampling), "seed": self.seed}
 
     def describe(self) -> dict[str, Any]:
-        own = {
-            "weights": self.weights,
-            "steps": self.sampling.step_count,
-            "evaluations": self.sampling.evaluations,
-            "seed": self.seed,
-        }
-        return {**super().describe(), **asdict(self.sampling), **own}
+        return {**super().describe(), "weights": self.weights, **self.sampling.values(), "seed": self.seed}
 
 
 class GenerationMetrics(Periodic):
@@ -153,8 +148,7 @@ class GenerationMetrics(Periodic):
         if self.extractor.knows_labels:
             self.extractor.prepare(*data.train[subset(data.train, self.max_reference, "reference")], device)
         else:
-            empty = torch.zeros(0, self.extractor.channels, self._size, self._size, dtype=torch.uint8)
-            self.extractor.prepare(empty, torch.zeros(0, dtype=torch.int64), device)
+            load(self.extractor, (self.extractor.channels, self._size, self._size), device)
 
     def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Pictures | None]:
         channels = self.extractor.channels

@@ -6,12 +6,11 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.generate import Sampling, seconds_per_image, share
+from uvit_decay.diffusion.generate import Sampling, seconds_per_image
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -50,10 +49,6 @@ class Periodic(Callback):
         """This callback's sampling, else the task's, without guidance where the network cannot have it."""
         return task.source().unguided(self.sampling or task.sampling)
 
-    def my_share(self, trainer: Trainer, count: int) -> range:
-        """This rank's contiguous part of `count` things."""
-        return share(count, trainer.global_rank, trainer.world_size)
-
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
 
@@ -78,19 +73,9 @@ class Periodic(Callback):
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
         with averaged(trainer, task):
-            seconds = count / trainer.world_size * seconds_per_image(task.source()) + self.seconds_besides(
-                trainer, task
-            )
+            seconds = count / trainer.world_size * seconds_per_image(task.source())
+            seconds += self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
-
-
-def gather_objects(trainer: Trainer, mine: Any) -> list[Any]:
-    """Every rank's object, in rank order, on every rank."""
-    if trainer.world_size == 1:
-        return [mine]
-    everyone: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone
 
 
 def run_folder(trainer: Trainer) -> Path:

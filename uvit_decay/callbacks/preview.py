@@ -7,11 +7,13 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
+from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, gather_objects
+from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.diffusion.generate import Sampling, generate, image_evaluations
 from uvit_decay.image import grid_columns, labelled_grid
+from uvit_decay.processes import Processes, batches
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -54,14 +56,17 @@ class Preview(Periodic):
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         names, columns = self._columns(trainer, task)
-        mine = self.my_share(trainer, self.rows * columns)
-        labels = [i % len(names) for i in mine] if names else None
+        sampling, processes = self.sampling_for(task), Processes.joined()
+
+        def work(part: range) -> Tensor:
+            labels = [i % len(names) for i in part] if names else None
+            made = generate(task.source(), sampling, part, labels, self.seed, len(part))
+            return torch.cat([trainer.datamodule.preview(batch).cpu() for batch in made])
+
         with averaged(trainer, task):
-            batches = generate(task.source(), self.sampling_for(task), mine, labels, self.seed, self.batch_size)
-            parts = [trainer.datamodule.preview(batch).cpu() for batch in batches]
-        images = torch.cat([part for rank in gather_objects(trainer, parts) for part in rank])
-        if trainer.is_global_zero:
-            self._save(trainer, labelled_grid(images, columns, names * (columns // max(1, len(names)))))
+            parts = list(processes.in_order(batches(self.rows * columns, self.batch_size, processes.size), work))
+        if processes.first:
+            self._save(trainer, labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names)))))
 
     def _save(self, trainer: Trainer, grid: Image) -> None:
         (self.folder / "samples").mkdir(exist_ok=True)

@@ -11,7 +11,7 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.evaluation.grid import Grid
 from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
-from uvit_decay.nn.tap import Tapped
+from uvit_decay.nn.tap import Tapped, places
 from uvit_decay.processes import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -66,7 +66,7 @@ class LinearProbes(Periodic):
     def _watched(self, net: Tapped) -> int:
         if self.watch is None:
             return len(net.stages) // 2  # U-ViT's middle block, SiT's last encoder block
-        return Probing(layers=(str(self.watch),)).places(net.stages)[0]
+        return places(net.stages, (str(self.watch),))[0]
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         return sum(map(len, self.probing.chosen(trainer.datamodule))) * len(self.probing.times)

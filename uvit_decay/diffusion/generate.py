@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -87,6 +87,10 @@ class Sampling:
     def evaluations(self) -> int | None:
         """Network evaluations for each image, with guidance of both halves; None where the images decide: `Counted`."""
         return self.method.evaluations(self.step_count)
+
+    def values(self) -> dict[str, Any]:
+        """Plain values for reports: the fields, with the number of steps, and the network evaluations."""
+        return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
 
     def describe(self) -> str:
         """Short name for keys and files, such as `dpm++25_w2`."""
@@ -186,11 +190,6 @@ class Source:
     def unguided(self, sampling: Sampling) -> Sampling:
         """`sampling`, without the guidance that an unconditional network cannot use."""
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
-
-
-def share(count: int, rank: int, ranks: int) -> range:
-    """The contiguous part of `count` things that falls to one of several processes; in rank order they are all."""
-    return range(rank * count // ranks, (rank + 1) * count // ranks)
 
 
 def generate(

@@ -64,6 +64,7 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     from uvit_decay.evaluation.masks import Masks
     from uvit_decay.evaluation.patch_features import PatchFeatures
     from uvit_decay.evaluation.probing import Probing
+    from uvit_decay.nn.tap import places
     from uvit_decay.sampled import pick_device
 
     views = _views(options)
@@ -75,7 +76,8 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     )
     stages = found.net.stages
     layers = options.layer.split(",") if options.layer else (str(len(stages) // 2),)
-    chosen = {i: stages[i] for i in Probing((options.time,), layers).places(stages)}
+    Probing((options.time,))  # refuses a time that is none
+    chosen = {i: stages[i] for i in places(stages, layers)}
     masks = Masks.of(options.masks, features.pictures) if options.masks else None
     classes, points = _points(options, features.pictures) if "tsne" in views else ([], [])
     if set(views) != {"tsne"}:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,9 +93,8 @@ class Comparison:
         self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
     ) -> tuple[Store, Reference]:
         """Features of both sides; those of the samples in `folder`, those of the reference in the cache."""
-        reference = Reference(
-            self.file, self.reference_features(processes, show)
-        )  # first: it is kept, and its faults are found
+        # The reference first: it is kept, and its faults are found before anything is sampled.
+        reference = Reference(self.file, self.reference_features(processes, show))
         keep = sorted({kind for name in self.metrics for kind in METRICS[name].samples} | {"features"})
         keep.append("pictures" if save_pictures else "shown")
         what = about(self.samples, self.extractor, keep)
@@ -153,8 +151,7 @@ class Comparison:
         if reference.store is None:
             return None
         keys = reference.tensor("features")
-        features = torch.cat(list(itertools.islice(samples.iterate("features"), SHOWN)))[: len(shown)]
-        distances, indices = nearest(features, keys, min(NEAREST, len(keys)))
+        distances, indices = nearest(samples.tensor("features")[: len(shown)], keys, min(NEAREST, len(keys)))
         rows = distances[:, 0].argsort(stable=True)[:ROWS]
         found = torch.stack([self.reference.read(row.tolist()).cpu() for row in indices[rows]])
         return Neighbours(shown[rows], found, distances[rows].float())

@@ -15,10 +15,10 @@ from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.diffusion.path import Path
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import Pictures
+from uvit_decay.evaluation.probing import noised
 from uvit_decay.evaluation.sources import open_pictures
 from uvit_decay.image import to_float
 from uvit_decay.nn.tap import Tapped
-from uvit_decay.randomness import generator
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ class PatchFeatures:
     @torch.no_grad()
     def _batch(self, part: list[int], places: Sequence[int]) -> Float[Tensor, "layers b p d"]:
         x = self._input(self.pictures.read(part))
-        noise = [torch.randn(x.shape[1:], generator=generator("probe", self.seed, "pictures", i)) for i in part]
-        t = torch.full((len(x),), self.time, device=x.device)
-        trunk = self.net.trunk(self.path.noised(x, torch.stack(noise).to(x), t), t)
+        trunk = self.net.trunk(*noised(self.path, x, self.time, part, self.seed, "pictures"))
         wanted = zip(range(places[-1] + 1), trunk, strict=False)
         return torch.stack([state[:, self.net.extras :].float().cpu() for i, state in wanted if i in places])
 

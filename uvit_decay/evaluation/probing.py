@@ -23,7 +23,7 @@ from uvit_decay.evaluation.grid import SCORES, Grid
 from uvit_decay.metrics.knn import knn_accuracy
 from uvit_decay.metrics.probe import logistic_grid
 from uvit_decay.metrics.rank import effective_rank
-from uvit_decay.nn.tap import Pool, Stage, Tapped, pooled_features
+from uvit_decay.nn.tap import Pool, Tapped, places, pooled_features
 from uvit_decay.processes import Processes
 from uvit_decay.randomness import generator
 
@@ -73,16 +73,12 @@ class Probing:
         """Numbers of the training and the test pictures."""
         return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
 
-    def places(self, stages: Sequence[Stage]) -> list[int]:
-        """Numbers of the layers. Raises a UserError for layers that are not there."""
-        if self.layers is None:
-            return list(range(len(stages)))
-        known = {**{str(i): i for i in range(len(stages))}, **{stage.name: i for i, stage in enumerate(stages)}}
-        unknown = [str(name) for name in self.layers if str(name) not in known]
-        if unknown:
-            names = ", ".join(stage.name for stage in stages)
-            raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {names}")
-        return sorted({known[str(name)] for name in self.layers})
+
+def noised(path: Path, x: Tensor, time: float, numbers: Sequence[int], *key: str | int) -> tuple[Tensor, Tensor]:
+    """x (b, c, h, w) at noise level `time`, and the times (b,); a picture has the noise of `key` and its number."""
+    noise = [torch.randn(x.shape[1:], generator=generator("probe", *key, i)) for i in numbers]
+    t = torch.full((len(x),), time, device=x.device)
+    return path.noised(x, torch.stack(noise).to(x), t), t
 
 
 def check_probed(net: object, data: ImageData, probing: Probing) -> None:
@@ -96,7 +92,7 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
             "probes need test pictures of two classes or more: name some (train.py: --data.test_path, or "
             "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
-    probing.places(net.stages)
+    places(net.stages, probing.layers)
     if min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training pictures")
 
@@ -122,8 +118,7 @@ class Prober:
                 bar.update()
         if not processes.first:
             return None
-        places = self.probing.places(self.net.stages)
-        stages = {i: self.net.stages[i] for i in places}
+        stages = {i: self.net.stages[i] for i in places(self.net.stages, self.probing.layers)}
         scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
         return Grid(stages, tuple(self.probing.times), scores, self.protocol())
 
@@ -144,8 +139,8 @@ class Prober:
     def _level(self, level: int) -> Tensor:
         """(scores, layers), float64, of one noise level."""
         parts = []
-        for places in self._groups():
-            seen, labels, unseen, test_labels = self.features(level, places)
+        for layers in self._groups():
+            seen, labels, unseen, test_labels = self.features(level, layers)
             found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
             chunks = seen.split(CHUNK, dim=1)
             vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
@@ -162,31 +157,28 @@ class Prober:
 
     def _groups(self) -> list[list[int]]:
         """Layers whose features are held together: all of them, where they fit into FEATURES."""
-        places, pictures = self.probing.places(self.net.stages), sum(map(len, self.probing.chosen(self.data)))
+        layers, pictures = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
         size = max(1, FEATURES // (4 * pictures * self.net.dim))
-        return [places[i : i + size] for i in range(0, len(places), size)]
+        return [layers[i : i + size] for i in range(0, len(layers), size)]
 
-    def features(self, level: int, places: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Of training pictures float32 (layers, n, d) and int64 labels (n,), and the same of test pictures; on the CPU.
 
-        `level` is the number of the noise level, `places` are numbers of layers, all of those probed if None.
+        `level` is the number of the noise level, `layers` are their numbers, all of those probed if None.
         """
         train, test = self.probing.chosen(self.data)
-        places = self.probing.places(self.net.stages) if places is None else places
-        seen = self._features(self.data.train, train, "train", level, places)
-        unseen = self._features(self.data.test, test, "test", level, places)
+        layers = places(self.net.stages, self.probing.layers) if layers is None else layers
+        seen = self._features(self.data.train, train, "train", level, layers)
+        unseen = self._features(self.data.test, test, "test", level, layers)
         return seen, self.data.train.labels[train], unseen, self.data.test.labels[test]
 
     @torch.no_grad()
-    def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, places: list[int]) -> Tensor:
+    def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
         """Float32 (layers, n, d) on the CPU, of the pictures `chosen`; each is written where it stays."""
-        out = torch.empty(len(places), len(chosen), self.net.dim)
+        out = torch.empty(len(layers), len(chosen), self.net.dim)
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]
             x = self.data.network_input(images[part][0].to(self.device))
-            seed = self.probing.seed
-            noise = [torch.randn(x.shape[1:], generator=generator("probe", seed, split, level, i)) for i in part]
-            t = torch.full((len(x),), self.probing.times[level], device=x.device)
-            x_t = self.path.noised(x, torch.stack(noise).to(x), t)
-            out[:, start : start + len(part)] = pooled_features(self.net, x_t, t, self.probing.pool)[places].cpu()
+            x_t, t = noised(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
+            out[:, start : start + len(part)] = pooled_features(self.net, x_t, t, self.probing.pool)[layers].cpu()
         return out

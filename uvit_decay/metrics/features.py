@@ -59,6 +59,11 @@ class Extractor(Protocol):
     def __call__(self, images: Pictures) -> Features: ...
 
 
+def load(extractor: Extractor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Prepare one that needs no training set, for pictures of this `shape` (c, h, w)."""
+    extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
+
+
 class Inception:
     """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
 

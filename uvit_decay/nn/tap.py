@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uvit_decay.errors import UserError
+
 Pool = Literal["mean", "all"]
 
 
@@ -35,6 +37,22 @@ class Tapped(Protocol):
 
     def trunk(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
         """Token states (b, n, d), one for each stage, in order."""
+
+
+def places(stages: Sequence[Stage], names: Sequence[str] | None) -> list[int]:
+    """Numbers of the stages with these numbers or names, ascending; None means all.
+
+    Raises:
+        UserError: one that is not there.
+    """
+    if names is None:
+        return list(range(len(stages)))
+    known = {**{str(i): i for i in range(len(stages))}, **{stage.name: i for i, stage in enumerate(stages)}}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        there = ", ".join(stage.name for stage in stages)
+        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {there}")
+    return sorted({known[name] for name in names})
 
 
 def pooled_features(
