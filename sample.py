@@ -72,7 +72,7 @@ def write(out: Path, sampled: "Sampled", num: int, pictures: "Iterator[Tensor]")
     else:
         columns = min(image.grid_columns(len(classes)), num)
         header = [names[label] for label in sampled.labels(range(columns)) or ()]
-        image.labelled_grid(torch.cat(list(pictures)), columns, header).save(out)
+        image.save_picture(out, image.labelled_grid(torch.cat(list(pictures)), columns, header))
 
 
 def main(args: Sequence[str]) -> None:

@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError, one_line
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -84,11 +83,13 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
                 np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
 
 
+def save_picture(path: Path, picture: Image.Image, sync: bool = True) -> None:
+    """Write a PNG, whole or not at all; see `replacing`."""
+    with replacing(path, sync) as file:
+        picture.save(file, "PNG")
+
+
 def save_pngs(folder: Path, batches: Iterable[Tensor]) -> None:
     """One PNG each, written as they come and named by its number: 000000.png, 000001.png, ..."""
     for number, image in enumerate(itertools.chain.from_iterable(batches)):
-        path = folder / f"{number:06d}.png"
-        try:
-            to_pil(image).save(path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror or one_line(error)}") from error
+        save_picture(folder / f"{number:06d}.png", to_pil(image), sync=False)

@@ -15,6 +15,7 @@ from uvit_decay.disk import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Looks = Sequence[Mapping[str, float]]  # of one run, in the order of their steps
 # Petroff's ten colours (arXiv:2107.02270), told apart with any colour vision and in print; the shapes do it twice.
@@ -51,7 +52,7 @@ def heat_map(
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
     axes.add_patch(Rectangle((marked[1] - 0.5, marked[0] - 0.5), 1, 1, fill=False, edgecolor="red", linewidth=2))
     figure.colorbar(picture)
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def learning_curves(
@@ -89,8 +90,12 @@ def learning_curves(
         axes.set_xlabel(x)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
     figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
+    _save(figure, path)
+
+
+def _save(figure: Figure, path: Path) -> None:
     with replacing(path) as file:
-        figure.savefig(file, format=path.suffix.removeprefix("."))
+        figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
 
 
 def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[float, ...]) -> None:
@@ -128,7 +133,7 @@ def picture_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], r
     for axes, name in zip(table[:, 0], rows, strict=True):
         axes.set_ylabel(name, fontsize=9)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def scatter(
@@ -151,4 +156,4 @@ def scatter(
         axes.set(xticks=[], yticks=[], title=heading)
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path)
+    _save(figure, path)

@@ -12,7 +12,8 @@ from torch import Tensor
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.diffusion.generate import Sampling, generate, image_evaluations
-from uvit_decay.image import grid_columns, labelled_grid
+from uvit_decay.disk import check_writable
+from uvit_decay.image import grid_columns, labelled_grid, save_picture
 from uvit_decay.processes import Processes, batches
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -69,9 +70,10 @@ class Preview(Periodic):
             self._save(trainer, labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names)))))
 
     def _save(self, trainer: Trainer, grid: Image) -> None:
-        (self.folder / "samples").mkdir(exist_ok=True)
-        grid.save(self.folder / "samples" / f"step_{trainer.global_step:08d}.png")
-        grid.save(self.folder / "samples.png")
+        path = self.folder / "samples" / f"step_{trainer.global_step:08d}.png"
+        check_writable(path)
+        save_picture(path, grid)
+        save_picture(self.folder / "samples.png", grid)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image("samples", np.asarray(grid), trainer.global_step, dataformats="HWC")

@@ -1,0 +1,95 @@
+"""Every writer of the package on a full disk: one line, the old file intact, nothing else left behind."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from uvit_decay import plots
+from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
+from uvit_decay.checkpoint.convert import export
+from uvit_decay.data.latents.shards import write_labels, write_shard
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.compare import save_csv
+from uvit_decay.evaluation.report import Report, write_html
+from uvit_decay.evaluation.statistics import save_statistics
+from uvit_decay.evaluation.store import Store
+from uvit_decay.image import labelled_grid, save_npz, save_picture, save_pngs
+from uvit_decay.metrics.frechet import Statistics
+
+PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+TABLE = PICTURES.permute(0, 2, 3, 1)
+STATISTICS = Statistics(torch.zeros(50), torch.eye(50), 100)
+LOOKS = [{"step": step, "a": 1.0, "b": 2.0} for step in (1.0, 2.0)]
+WEIGHTS = {"weight": torch.zeros(5000)}
+
+
+@contextmanager
+def full_disk(limit):
+    """No file can grow beyond `limit` bytes, as on a full disk: Python ignores the signal."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def report():
+    return Report("title", {"fid": 1.0}, {}, (), PICTURES, 2, (), None, None)
+
+
+def store(path):
+    found = Store(path.parent, {}, [range(2)])
+    found.add(range(2), {"features": torch.zeros(2, 2048)})
+
+
+WRITERS = {
+    "grid.png": lambda path: save_picture(path, labelled_grid(PICTURES, 2)),
+    "samples.npz": lambda path: save_npz(path, [PICTURES], 2),
+    "000000.png": lambda path: save_pngs(path.parent, [PICTURES]),
+    "last.ckpt": lambda path: AtomicCheckpointIO().save_checkpoint(WEIGHTS, path),
+    "heat_map.png": lambda path: plots.heat_map(path, torch.eye(2), "ab", "cd", ("x", "y"), "title", (0, 0)),
+    "curves.png": lambda path: plots.learning_curves(
+        path, {"group": [LOOKS]}, "step", {"a": "A", "b": "B"}, ("a", "b"), "title", "legend"
+    ),
+    "table.pdf": lambda path: plots.picture_table(path, {"one": TABLE}, ["a", "b"], "title"),
+    "scatter.svg": lambda path: plots.scatter(path, {"one": torch.eye(2)}, torch.tensor([0, 1]), ["a", "b"], "title"),
+    "report.html": lambda path: write_html(path, report()),
+    "stats.npz": lambda path: save_statistics(path, {"features": STATISTICS}, {}),
+    "compare.csv": lambda path: save_csv(path, "alpha_min", []),
+    "shard-0.safetensors": lambda path: write_shard(path, torch.zeros(9, 2, 8, 4, 4), torch.zeros(9).long(), {}),
+    "labels.safetensors": lambda path: write_labels(path.parent, torch.zeros(900).long()),
+    "000000000.safetensors": store,
+}
+
+
+@pytest.mark.parametrize("limit", [0, 50, 1500], ids="at {} bytes".format)
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_disk_is_a_line_and_leaves_the_old_file_and_nothing_else(tmp_path, name, limit):
+    path = tmp_path / name
+    (tmp_path / "full").mkdir()
+    WRITERS[name](tmp_path / "full" / name)  # also reads what is read only once
+    if (tmp_path / "full" / name).stat().st_size <= limit:
+        pytest.skip("the whole file is smaller")
+    shutil.rmtree(tmp_path / "full")
+    path.write_bytes(b"old")
+    with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"), full_disk(limit):
+        WRITERS[name](path)
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+@pytest.mark.parametrize("limit", [0, 20_000])
+def test_an_export_on_a_full_disk_is_a_line(tmp_path, trained, suffix, limit):
+    path = tmp_path / f"model{suffix}"
+    path.write_bytes(b"old")
+    with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"), full_disk(limit):
+        export(trained, path)
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == b"old"
