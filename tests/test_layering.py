@@ -29,6 +29,7 @@ WITHOUT_LIGHTNING = (
     "sampled.py",
     "sampling_options.py",
     "disk.py",
+    "plain.py",
     "tensor_files.py",
     "download.py",
 )

@@ -243,6 +243,57 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "compare.csv").exists()
 
 
+DAMAGE = {
+    "config.yaml": {
+        "a: &a {b: [*a]}": "cannot read",
+        "- 1": "must be dict",
+        "3: 4": "must be str",
+        "data: {batch_size: much}": "data.batch_size must be int, it is 'much'",
+        "data: {batch_size: 3}\ntrainer: {accumulate_grad_batches: [1]}": "accumulate_grad_batches must be int",
+    },
+    "metrics.csv": {
+        f"step,{BEST}\n10,much\n": "could not convert string to float: 'much'",
+        f"step,{BEST}\nnan,0.5\n": "invalid literal",
+        f"step,{BEST}\n{'9' * 400},0.5\n": "too large",
+        f"step,{BEST}\n-3,0.5\n": "step -3.0",
+        f"step,{BEST}\n3,1e999\n": f"{BEST} inf",
+        f"step,{BEST}\n3,-0.5\n": f"{BEST} -0.5",
+        f"step,{BEST},epoch,train/loss\n3,0.5,-1,1\n": "division",
+        f"step,{BEST}\n3,{'x' * 200_000}\n": "field larger",
+    },
+    "generation.json": {
+        "[]": "has no entry",
+        "{}": "must be list",
+        "[3]": r"[0] must be dict",
+        '[{"step": 1, "fid": "low"}]': "fid must be float, it is 'low'",
+        '[{"step": 1, "fid": NaN}]': "fid must be float",
+        '[{"step": "x"}]': "step must be int",
+        '[{"samples": [1]}]': "samples must be dict",
+        '[{"n": 1.5}]': "n must be int",
+        "[" * 3000: "cannot read",
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]])
+def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path)
+    (run / name).write_text(content)
+    line = refused(monkeypatch, capsys, tmp_path, run)
+    assert DAMAGE[name][content] in line
+    assert str(run / name) in line
+    assert not (tmp_path / "compare.csv").exists()
+
+
+def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
+    """A number beyond floats, a date, a nested list: all that YAML knows."""
+    for i, value in enumerate((10**400, "2026-11-21", [[1]], None)):
+        run = a_run(tmp_path, i, alpha_min=value, seed=i)
+        (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"more: 2026-11-2{i}\n")
+    compare(monkeypatch, tmp_path, *sorted((tmp_path / "digits").iterdir()))
+    assert "more differs" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [

@@ -94,7 +94,7 @@ def broken_npz(folder, **arrays):
     [
         ("nowhere", "nothing there; a folder, zip or tar"),
         ("digits:valid", "the split is train or test"),
-        ("own.yaml:train", "own.yaml has no data that can be read"),
+        ("own.yaml:train", "own.yaml: data must be dict"),
         ("latents.yaml:train", "the checkpoint|no such|not part of|cannot"),
     ],
 )

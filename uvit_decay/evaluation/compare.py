@@ -108,10 +108,10 @@ def option(runs: Sequence[Run], by: str) -> str:
 def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
     """The runs by their value of an option: from large to small, as the paper's tables begin with the plain network."""
 
-    def place(run: Run) -> tuple[bool, float, str]:
+    def place(run: Run) -> tuple[bool, float | int, str]:
         value = run.options[name]
         number = type(value) in (int, float)
-        return not number, -float(value) if number else 0.0, str(value)
+        return not number, -value if number else 0.0, str(value)
 
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=place):
@@ -222,7 +222,7 @@ def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
     """One line if not all runs have the same value."""
     having: dict[str, list[Run]] = {}
     for run, value in values.items():
-        having.setdefault(value if isinstance(value, str) else json.dumps(value), []).append(run)
+        having.setdefault(value if isinstance(value, str) else json.dumps(value, default=str), []).append(run)
     if len(having) > 1:
         yield f"{what} differs: {'; '.join(f'{value} in {_names(found)}' for value, found in having.items())}"
 

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from uvit_decay.errors import UserError, one_line
+from uvit_decay.plain import read_json, read_text, read_yaml, typed
 
 BEST, ON_TEST = "probe/best_accuracy", "probe/best_on_test_accuracy"
 WATCHED, KNN, RANK = "probe/watched_accuracy", "probe/watched_knn", "probe/watched_effective_rank"
 KEYS = (BEST, ON_TEST, WATCHED, KNN, RANK)  # in metrics.csv, a row at each look of LinearProbes
 SEED = "seed_everything"
 PROTOCOL = ("n", "samples", "reference", "extractor", "is_splits")  # in generation.json, beside the values
+GENERATION = {"step": int, "fid": float | None, "is": float | None, "n": int, "samples": dict[str, object]}
+GENERATION |= {"reference": dict[str, object], "extractor": str, "is_splits": int}
 VAGUE = 0.1  # steps in an epoch of which only a wider range is known, as a share, count as not known
 
 
@@ -49,8 +49,8 @@ class Run:
         options = dict(flat(_configuration(folder)))
         rows = _rows(folder / "metrics.csv")
         try:
-            looks = _looks(rows, options)
-        except ValueError as error:
+            looks = _looks(rows, _batch_size(folder, options))
+        except (ValueError, ArithmeticError) as error:
             raise UserError(f"{folder / 'metrics.csv'} is damaged: {one_line(error)}") from error
         if not looks:
             probing = any(name.startswith("trainer.callbacks.LinearProbes") for name in options)
@@ -98,40 +98,43 @@ def _configuration(folder: Path) -> dict[str, Any]:
         versions = sorted(child.name for child in folder.iterdir() if (child / "config.yaml").exists())
         mend = f"name one of its runs, such as {folder / versions[0]}" if versions else "train.py writes a config.yaml"
         raise UserError(f"{folder} is no run folder: {mend}")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} is no configuration")
-    return content
+    return read_yaml(path)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
     """All complete lines of a CSV file; none where it is not there. A run that goes on may have written half of one."""
     if not path.exists():
         return []
+    text = read_text(path, 2**30)
     try:
-        text = path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
-    return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), restval=""))
+        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines(), restval=""))
+    except csv.Error as error:
+        raise UserError(f"{path} is damaged: {one_line(error)}") from error
 
 
-def _looks(rows: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> list[dict[str, float]]:
+def _batch_size(folder: Path, options: Mapping[str, Any]) -> float:
+    """Images of a step; NaN where the configuration does not tell."""
+    names = ("data.batch_size", "trainer.accumulate_grad_batches")
+    size, pieces = (typed(int | None, options.get(name), f"{folder / 'config.yaml'}: {name}") for name in names)
+    return float(size or math.nan) * (pieces or 1)
+
+
+def _looks(rows: Sequence[Mapping[str, str]], batch_size: float) -> list[dict[str, float]]:
     """The looks that `rows` of metrics.csv tell of: it has a row for each call of the logger, and gaps in all of them.
 
     Raises:
-        ValueError: a number is none.
+        ValueError, ArithmeticError: a number is none, or cannot be that of a step, an accuracy or a rank.
     """
     probed = [row for row in rows if row.get(BEST)]
     epoch = steps_in_epoch(rows) if probed else math.nan
-    batch = (options.get("data.batch_size") or math.nan) * (options.get("trainer.accumulate_grad_batches") or 1)
     found = {}
     for row in probed:
-        step = float(row.get("step", ""))
+        step = float(int(row.get("step", "")))
         values = {key: float(row.get(key) or math.nan) for key in KEYS}
-        found[step] = {"step": step, "epoch": step / epoch, "images": float(step * batch), **values}
+        for key, value in {"step": step, **values}.items():
+            if value < 0 or math.isinf(value):
+                raise ValueError(f"{key} {value}")
+        found[step] = {"step": step, "epoch": step / epoch, "images": step * batch_size, **values}
     return [found[step] for step in sorted(found)]
 
 
@@ -151,11 +154,13 @@ def steps_in_epoch(rows: Sequence[Mapping[str, str]]) -> float:
 
 
 def _generation(path: Path) -> dict[str, Any]:
-    """The newest entry."""
+    """The newest entry; raises a UserError for a damaged file."""
     if not path.exists():
         return {}
-    try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        return dict(entries[-1])
-    except (OSError, ValueError, TypeError, LookupError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+    entries = read_json(path, list[dict[str, object]])
+    if not entries:
+        raise UserError(f"{path} has no entry")
+    for name, kind in GENERATION.items():
+        if name in entries[-1]:
+            typed(kind, entries[-1][name], f"{path}: {name}")
+    return entries[-1]

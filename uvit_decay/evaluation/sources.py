@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
 from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.plain import read_yaml, typed
 from uvit_decay.specs import build
 
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
@@ -96,10 +95,9 @@ def _of_set(stem: str, split: str, channels: int) -> OfSet:
 
 def _configured(path: Path) -> ImageData:
     """The data module of a configuration."""
-    try:
-        config = yaml.safe_load(path.read_text())
-        spec = config["data"]
-        wanted = {"class_path": spec["class_path"], "init_args": spec.get("init_args") or {}}
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
-        raise UserError(f"{path} has no data that can be read: {one_line(error)}") from error
+    spec = typed(dict[str, object], read_yaml(path).get("data"), f"{path}: data")
+    wanted = {
+        "class_path": typed(str, spec.get("class_path"), f"{path}: data.class_path"),
+        "init_args": typed(dict[str, object], spec.get("init_args") or {}, f"{path}: data.init_args"),
+    }
     return build(wanted, ImageData, "uvit_decay.data", ())
