@@ -75,11 +75,14 @@ def test_decayed_add_in_bfloat16_stays_in_it_and_rounds_about_once(learned, beta
 
 
 @pytest.mark.parametrize("learned", [False, True])
-def test_decayed_add_of_a_float32_stream_and_a_bfloat16_branch_is_float32(learned):
+def test_decayed_add_of_a_float32_stream_and_a_bfloat16_branch_is_float32_in_one_operation(learned):
     x, f = pair()[0], pair(torch.bfloat16)[1]
-    out = decayed_add(x, f, torch.tensor(0.7) if learned else 0.7)
+    alpha = torch.tensor(0.7) if learned else 0.7
+    with RecordOps() as ops:
+        out = decayed_add(x, f, alpha)
     assert out.dtype == torch.float32
     torch.testing.assert_close(out, 0.7 * x + f.float())
+    assert len(ops.ops) == 1
 
 
 @pytest.mark.parametrize("beta", [1.0, 0.5])

@@ -1,5 +1,6 @@
 """Pre-norm transformer blocks with decayed shortcuts: U-ViT's `Block` and SiT's `AdaLNBlock`, with the official names.
 
+The stream x stays in its dtype, float32 under autocast: only what a branch computes is rounded to autocast's.
 b = batch, n = tokens, d = width.
 """
 
@@ -15,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
 from uvit_decay.errors import UserError
+from uvit_decay.nn.embed import without_autocast
 
 Tokens = Float[Tensor, "b n d"]
 SkipMerge = Literal["add", "concat"]
@@ -78,7 +80,7 @@ class Block(nn.Module):
     ) -> Tokens:
         """x <- alpha x + beta f(x), twice. `skip` is given if and only if the block was built with skip=True."""
         if self.skip_linear is not None:
-            x = self.skip_linear(torch.cat([x, skip], dim=-1))
+            x = merged(self.skip_linear, x, skip)
         x = decayed_add(x, self.attn(self.norm1(x)), alphas[0], betas[0])
         return decayed_add(x, self.mlp(self.norm2(x)), alphas[1], betas[1])
 
@@ -115,7 +117,7 @@ class AdaLNBlock(nn.Module):
     ) -> Tokens:
         """x <- alpha x + beta gate f(x), twice. `skip` is given if and only if the block was built to merge one."""
         if self.skip is not None:
-            x = self.skip(torch.cat([x, skip], dim=-1)) if self.concat else x + self.skip(skip)
+            x = merged(self.skip, x, skip) if self.concat else x + self.skip(skip)
         # The official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
         x = decayed_add(x, gate1 * self.attn(modulate(self.norm1(x), shift1, scale1)), alphas[0], betas[0])
@@ -131,7 +133,7 @@ class AdaLNBlock(nn.Module):
 
 
 class AdaLNHead(nn.Module):
-    """From tokens to `out` values each, after a norm that is modulated by the condition c."""
+    """From tokens to `out` values each, after a norm that is modulated by the condition c; not under autocast."""
 
     def __init__(self, dim: int, out: int) -> None:
         super().__init__()
@@ -140,13 +142,19 @@ class AdaLNHead(nn.Module):
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
 
     def forward(self, x: Tokens, c: Float[Tensor, "b d"]) -> Float[Tensor, "b n out"]:
-        shift, scale = self.adaLN_modulation(c)[:, None].chunk(2, dim=-1)
-        return self.linear(modulate(self.norm_final(x), shift, scale))
+        with without_autocast(x):
+            shift, scale = self.adaLN_modulation(c)[:, None].chunk(2, dim=-1)
+            return self.linear(modulate(self.norm_final(x), shift, scale))
 
     def zero_init(self) -> None:
         """Zero modulation and output: a fresh network says 0 everywhere (adaLN-Zero)."""
         zero_linear(self.adaLN_modulation[1])
         zero_linear(self.linear)
+
+
+def merged(linear: nn.Linear, x: Tokens, skip: Tokens) -> Tokens:
+    """W [x, skip] + b, back in the dtype of the stream x."""
+    return linear(torch.cat([x, skip], dim=-1)).to(x.dtype)
 
 
 def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:

@@ -6,6 +6,7 @@ b = batch, c = channels, h and w = patches down and across, p = patch size, d = 
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from einops import rearrange
@@ -15,8 +16,19 @@ from torch import Tensor, nn
 from uvit_decay.errors import UserError
 
 
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Return a context in which autocast rounds nothing on the device of `x`: for both ends of a network.
+
+    They cost next to nothing, and bfloat16 would take .7 % of the noise's variance from x_t at t = 1e-3.
+    """
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
+
+
 class PatchEmbed(nn.Module):
     """Non-overlapping patches through one linear map, written as a convolution (the official key layout).
+
+    It works in the dtype of its weights under autocast too.
 
     Raises:
         UserError: the image size is not a multiple of the patch size.
@@ -30,7 +42,8 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(channels, dim, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b n d"]:
-        return rearrange(self.proj(x), "b d h w -> b (h w) d")
+        with without_autocast(x):
+            return rearrange(self.proj(x), "b d h w -> b (h w) d")
 
 
 def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H W"]:
@@ -61,7 +74,7 @@ class TimestepEmbedder(nn.Module):
 
     def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         # In bf16 neighbouring times become one, and the MLP is too small for its speed to matter.
-        with torch.autocast(t.device.type, enabled=False):
+        with without_autocast(t):
             return self.mlp(timestep_embedding(t, self.channels).to(self.mlp[0].weight.dtype))
 
 

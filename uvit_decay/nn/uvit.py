@@ -21,7 +21,7 @@ from uvit_decay import decay
 from uvit_decay.errors import UserError
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
-from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
+from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.tap import Stage
 
 
@@ -126,8 +126,9 @@ class UViT(DecayedNet):
     ) -> Float[Tensor, "b c h w"]:
         for state in self.trunk(x, t, y):
             tokens = state
-        patches = self.decoder_pred(self.norm(tokens))[:, self.extras :]
-        return self.final_layer(unpatchify(patches, self.channels))
+        with without_autocast(tokens):
+            patches = self.decoder_pred(self.norm(tokens))[:, self.extras :]
+            return self.final_layer(unpatchify(patches, self.channels))
 
     def trunk(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
@@ -144,10 +145,9 @@ class UViT(DecayedNet):
             yield tokens
 
     def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        tokens = [
-            self.time_embed(timestep_embedding(self.time_scale * t, self.dim))[:, None],
-            self.patch_embed(x),
-        ]
+        with without_autocast(t):
+            time = self.time_embed(timestep_embedding(self.time_scale * t, self.dim))
+        tokens = [time[:, None], self.patch_embed(x)]
         if self.num_classes:
             if y is None:
                 y = self.null_labels(len(x), x.device)
