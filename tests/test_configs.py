@@ -88,6 +88,7 @@ def leaves(tree, name=""):
 @pytest.mark.parametrize(
     ("stem", "wanted"),
     [
+        ("cifar10_uvit_s", (500_000, 128, 2e-4, [0.99, 0.999], 2500, 44_255_328)),
         ("cifar100_uvit_s", (500_000, 128, 2e-4, [0.99, 0.999], 2500, 44_255_328)),
         ("cifar100_uvit_s_cond", (500_000, 128, 2e-4, [0.99, 0.999], 2500, 44_307_552)),
         ("imagenet100_uvit_m", (300_000, 1024, 2e-4, [0.99, 0.99], 5000, 130_122_404)),
@@ -246,3 +247,17 @@ def test_a_version_that_is_there_already_is_refused(tmp_path):
     logger.finalize("success")
     with pytest.raises(UserError, match="is there already"):
         RunLogger("digits", str(tmp_path), version=0)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
+def test_the_baseline_starts_from_the_same_weights(config):
+    """The decay is all that the runs with and without it differ in."""
+    spec = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]
+    kind = {"UViT": UViT, "SiT": SiT}[spec["class_path"].rpartition(".")[2]]
+    states = []
+    for changed in ({}, {"alpha_min": 1.0}):
+        torch.manual_seed(0)
+        states.append(kind(**spec["init_args"] | dict(dim=16, depth=2, heads=2) | changed).state_dict())
+    assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == ["alphas"]
+    if kind is UViT:
+        assert "--model.net.zero_init false" in config.read_text()  # the official start, the third run

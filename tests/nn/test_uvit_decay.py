@@ -8,6 +8,7 @@ from record_ops import recorded
 from uvit_reference import SMALL, inputs, loaded, official_forward, small
 
 from uvit_decay.errors import UserError
+from uvit_decay.nn.zoo import build
 
 # ---- the function
 
@@ -80,6 +81,18 @@ def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_
 def test_alpha_min_changes_no_random_draw_of_the_initialisation():
     plain, decayed = small().state_dict(), small(alpha_min=0.7, zero_init=False).state_dict()
     assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
+
+
+@pytest.mark.parametrize(("options", "silent"), [(dict(), True), (dict(zero_init=False), False)])
+def test_a_named_size_starts_alike_with_and_without_decay(options, silent):
+    tiny = dict(image_size=4, num_classes=3, dim=16, depth=2, heads=2, **options)
+    nets = []
+    for alpha_min in (1.0, 0.7):
+        torch.manual_seed(0)
+        nets.append(build("uvit-s/2", alpha_min, **tiny))
+    plain, decayed = (net.state_dict() for net in nets)
+    assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
+    assert plain["in_blocks.0.mlp.fc2.weight"].any() != silent
 
 
 # ---- loading

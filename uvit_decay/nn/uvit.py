@@ -43,7 +43,8 @@ class UViT(DecayedNet):
         granularity: an alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
-        zero_init: start with silent residual branches; null means if alpha_min < 1.
+        zero_init: start with silent residual branches; null means if alpha_min < 1, so name it where runs of several
+            alpha_min are compared; false is the official start.
         init: `official` (normal 0.02, for S and up) or `xavier`, which trains far better at a width of about 64.
         skip: the long skips between input and output blocks.
         conv: the final 3x3 convolution (all official sizes but H).

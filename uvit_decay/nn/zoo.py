@@ -25,18 +25,20 @@ SIT_SIZES: dict[str, dict[str, Any]] = {  # those of DiT
     "sit-l": dict(dim=1024, depth=24, heads=16),
     "sit-xl": dict(dim=1152, depth=28, heads=16),
 }
-CLASSES = ((UViT, UVIT_SIZES), (SiT, SIT_SIZES))
+CLASSES = ((UViT, UVIT_SIZES, {"zero_init": True}), (SiT, SIT_SIZES, {}))  # the same start whatever alpha_min
 
 
 def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
-    """The network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are the other arguments of its class.
+    """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
+
+    Residual branches start silent with and without decay; `zero_init=False` starts a U-ViT as the official one.
 
     Raises:
         UserError: unknown name.
     """
     size, _, patch = name.partition("/")
-    for net, sizes in CLASSES:
+    for net, sizes, start in CLASSES:
         if size in sizes and patch.isdecimal():
-            return net(patch_size=int(patch), alpha_min=alpha_min, **sizes[size], **options)
-    known = [size for _, sizes in CLASSES for size in sizes]
+            return net(patch_size=int(patch), alpha_min=alpha_min, **sizes[size] | start | options)
+    known = [size for _, sizes, _ in CLASSES for size in sizes]
     raise UserError(f"unknown network {name!r}: use <size>/<patch>, sizes {', '.join(known)}")
