@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be named without their modules
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
+from uvit_decay.disk import check_writable
 from uvit_decay.errors import UserError
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.sharding import Sharded
@@ -119,9 +120,13 @@ class CLI(LightningCLI):
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
         try:
-            return super().instantiate_trainer(**options)
+            trainer = super().instantiate_trainer(**options)
         except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
+        for folder in [logger.save_dir for logger in trainer.loggers] or [trainer.default_root_dir]:
+            if folder is not None:
+                check_writable(Path(folder), folder=True)
+        return trainer
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would let the hyper-parameters of a checkpoint override the command line."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.disk import check_writable
 from uvit_decay.errors import UserError
@@ -45,6 +47,17 @@ class RunLogger(TensorBoardLogger):
             self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
         return self._csv
 
+    def _get_next_version(self) -> int:
+        """The next free number, whose folder the first process makes: another run may look at the same moment."""
+        number = super()._get_next_version()
+        while rank_zero_only.rank == 0:
+            try:
+                Path(self.root_dir, f"version_{number}").mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1
+        return number
+
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         super().log_metrics(metrics, step)
         self.csv.log_metrics(metrics, step)
@@ -57,6 +70,11 @@ class RunLogger(TensorBoardLogger):
         self.experiment.flush()
         self.csv.save()
 
+    @rank_zero_only
     def finalize(self, status: str) -> None:
+        """Close both; a run that has failed before it logged or kept anything leaves no folder."""
         super().finalize(status)
         self.csv.finalize(status)
+        names = [path.name for path in Path(self.log_dir).glob("*")]
+        if status == "failed" and all(name == "config.yaml" or name.startswith("events.out.") for name in names):
+            shutil.rmtree(self.log_dir, ignore_errors=True)
