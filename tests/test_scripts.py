@@ -46,29 +46,51 @@ def _events(run):
     return {path.name for path in run.glob("events.out.tfevents.*")}
 
 
-@pytest.mark.slow
-def test_ctrl_c_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path):
-    args = ["--trainer.max_steps=100000", "--trainer.limit_val_batches=0", "--trainer.val_check_interval=null", *SMALL]
-    command = [sys.executable, str(ROOT / "train.py"), "fit", *args]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+TWO = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+
+
+def interrupted(folder, launcher, flags, signum, to_all=False):
+    """A long training that gets a signal once it has logged: the finished process, its errors and its checkpoint."""
+    flags = ["--trainer.max_steps=100000", "--trainer.limit_val_batches=0", "--trainer.val_check_interval=null", *flags]
+    command = [sys.executable, *launcher, str(ROOT / "train.py"), "fit", *flags, *SMALL]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "runs" / "digits" / "version_0" / "metrics.csv"
+    pipe = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=folder, env=environment, **pipe)
+    run = folder / "runs" / "digits" / "version_0"
     deadline = time.monotonic() + 120
-    while not metrics.exists() and time.monotonic() < deadline:
+    while not (run / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
+    (os.killpg if to_all else os.kill)(process.pid, signum)
     _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    return process, errors, run / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path, signum, code):
+    process, errors, path = interrupted(tmp_path, [], [], signum)
+    assert process.returncode == code, errors
     assert "Traceback" not in errors
-    path = metrics.parent / "checkpoints" / "last.ckpt"
     step = torch.load(path, weights_only=True)["global_step"]
-    assert f"stopped at step {step}" in errors
+    assert f"stopped at step {step}; go on with: python train.py fit ... --ckpt_path" in errors
     assert not list(path.parent.glob(".*"))
     more = [f"--ckpt_path={path}", f"--trainer.max_steps={step + 5}", *SMALL]
     resumed = run_script("train.py", "fit", *more, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     last = torch.load(tmp_path / "runs" / "digits" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == step + 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launcher", "flags"), [([], TWO), (TORCHRUN, TWO)], ids=["to the first", "torchrun, to all"])
+def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launcher, flags):
+    """A scheduler signals every process, and torchrun passes on its own; that is not a second wish."""
+    process, errors, path = interrupted(tmp_path, launcher, flags, signal.SIGTERM, to_all=bool(launcher))
+    step = torch.load(path, weights_only=True)["global_step"]
+    assert f"stopped at step {step}" in errors
+    assert step % 10 == 0
+    assert process.returncode == 143 or launcher
 
 
 @pytest.mark.slow

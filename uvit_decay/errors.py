@@ -17,6 +17,10 @@ class UserError(Exception):
         super().__init__(message)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which schedulers send before they take a machine back; Lightning ends a run at it as at Ctrl-C."""
+
+
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an error says, as one line of at most `limit` characters; its type if it says nothing."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
@@ -24,20 +28,26 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with exit code 130.
+    """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with 130, `Terminated` with 143.
 
-    Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + SIGINT) is restored here.
+    Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + number of the signal) is restored here.
     """
     try:
         yield
     except UserError as error:
         sys.exit(_fail(f"error: {error}", 2))
-    except KeyboardInterrupt:
-        sys.exit(_fail("interrupted", 130))
+    except KeyboardInterrupt as error:
+        sys.exit(_stopped(error))
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):
-            sys.exit(_fail("interrupted", 130))
+            sys.exit(_stopped(stop.__context__))
         raise
+
+
+def _stopped(error: KeyboardInterrupt) -> int:
+    if isinstance(error, Terminated):
+        return _fail("terminated", 143)
+    return _fail("interrupted", 130)
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,9 +1,10 @@
-"""Nothing is lost: whole checkpoints at fixed steps, at the end, and at Ctrl-C."""
+"""Nothing is lost: whole checkpoints at fixed steps, at the end, and when the run is stopped."""
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
+import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,8 +17,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic, run_folder
 from uvit_decay.disk import replacing
+from uvit_decay.errors import Terminated
 
 AGREE_EVERY = 10  # steps between the agreements of several processes to stop
+ONE_SIGNAL = 2.0  # seconds in which it may come twice, since torchrun passes on what a scheduler sends to all processes
+STOPS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -34,10 +38,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps checkpoints/last.ckpt in the run folder up to date; at Ctrl-C finishes the step, saves, and stops.
+    """Keeps checkpoints/last.ckpt in the run folder up to date; at Ctrl-C or SIGTERM finishes the step, saves, stops.
 
-    A second Ctrl-C stops at once, without saving. Resume with --ckpt_path. It saves before previews, metrics and probes
-    look, so that whatever happens to them costs no step.
+    Several processes finish up to 10 steps. A second signal, 2 seconds later or more, stops at once, without saving.
+    Resume with --ckpt_path. It saves before previews, metrics and probes look, so that whatever happens to them costs
+    no step.
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
@@ -47,8 +52,9 @@ class LastCheckpoint(Checkpoint):
     def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0) -> None:
         self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
         self._seen_step = self._saved_step = -1
-        self._asked = False
-        self._previous: Any = None
+        self._asked: int | None = None  # the signal that came
+        self._asked_at = 0.0
+        self._previous: dict[int, Any] = {}  # handlers
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -60,17 +66,21 @@ class LastCheckpoint(Checkpoint):
             return 2
         return 1 if callback is self else 3 if isinstance(callback, Checkpoint) else 0
 
-    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._asked = False
-        self._previous = signal.signal(signal.SIGINT, self._ask)
-
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        """Take the signals from Lightning, which has just taken SIGTERM to stop without saving."""
         self._seen_step = self._saved_step = trainer.global_step
+        self._asked = None
+        self._previous = {signum: signal.signal(signum, self._ask) for signum in STOPS}
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
-        self._asked = True
-        print("\nCtrl-C: finishing this step; again to stop at once", file=sys.stderr)
-        signal.signal(signal.SIGINT, self._previous)
+        now = time.monotonic()
+        if self._asked is None:
+            self._asked, self._asked_at = signum, now
+            name = "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"
+            message = f"\n{name}: finishing this step; again after {ONE_SIGNAL:g} s to stop at once\n"
+            os.write(2, message.encode())  # print would fail if the signal came in the middle of another print
+        elif now - self._asked_at > ONE_SIGNAL:
+            raise STOPS[signum]
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
         if trainer.fast_dev_run:
@@ -96,17 +106,19 @@ class LastCheckpoint(Checkpoint):
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
         """All processes stop at the same step, or one would wait for the others for ever."""
-        if trainer.strategy.reduce_boolean_decision(self._asked, all=False):
+        any_rank = trainer.strategy.reduce_boolean_decision
+        if any_rank(self._asked is not None, all=False):
+            signum = signal.SIGTERM if any_rank(self._asked == signal.SIGTERM, all=False) else signal.SIGINT
             path = self._save(trainer)
             step = trainer.global_step
             rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
-            raise KeyboardInterrupt
+            raise STOPS[signum]
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_asked(trainer)
         if trainer.global_step != self._saved_step:
             self._save(trainer)
-        self._restore()  # nothing is lost from here on, so Ctrl-C stops at once
+        self._restore()  # nothing is lost from here on, so a signal stops at once
 
     def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._restore()
@@ -115,6 +127,6 @@ class LastCheckpoint(Checkpoint):
         self._restore()
 
     def _restore(self) -> None:
-        if self._previous is not None:
-            signal.signal(signal.SIGINT, self._previous)
-            self._previous = None
+        for signum, handler in self._previous.items():
+            signal.signal(signum, handler)
+        self._previous = {}

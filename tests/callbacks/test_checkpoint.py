@@ -1,0 +1,47 @@
+"""Signals while training: the step is finished, saved, and the run stops; a second wish stops it at once."""
+
+import os
+import signal
+
+import pytest
+import torch
+from conftest import tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks import LastCheckpoint, checkpoint
+from uvit_decay.data import Digits
+from uvit_decay.errors import user_errors
+
+
+class Signals(Callback):
+    """Sends this process a signal, in the middle of step 4, as often as is said."""
+
+    def __init__(self, signum: int, times: int = 1) -> None:
+        self.signum, self.times = signum, times
+
+    def on_after_backward(self, trainer, task) -> None:
+        if trainer.global_step == 3:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.signum)
+
+
+def stopped(folder, *callbacks):
+    """Exit code of a training that is stopped, and the step of its checkpoint, if there is one."""
+    with pytest.raises(SystemExit) as stop, user_errors():
+        tiny_trainer(folder, LastCheckpoint(), *callbacks, max_steps=20).fit(tiny_task(), Digits(32))
+    path = folder / "checkpoints" / "last.ckpt"
+    return stop.value.code, torch.load(path, weights_only=True)["global_step"] if path.exists() else None
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(tmp_path, signum, code, times):
+    before = signal.getsignal(signum)
+    assert stopped(tmp_path, Signals(signum, times)) == (code, 4)
+    assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, signum, code):
+    monkeypatch.setattr(checkpoint, "ONE_SIGNAL", 0.0)
+    assert stopped(tmp_path, Signals(signum, times=2)) == (code, None)
