@@ -130,7 +130,7 @@ class Task(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        if self._logs_at(self.trainer.global_step):
+        if self._logs_at(self.trainer.global_step + 1):  # this step is counted only afterwards
             self.raise_if_not_finite()
             self._speed = self._images / (time.monotonic() - self._clock)
 
@@ -138,7 +138,7 @@ class Task(LightningModule):
         losses, self._losses = self._losses, []
         if self._logs_at(self.trainer.global_step + 1):
             # Of the whole global batch: each piece and each device sees a part of the noise levels.
-            self.log("train/loss", torch.stack(losses).mean(), prog_bar=True, sync_dist=True)
+            self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
             self.log("train/grad_norm", full(get_total_norm(gradients)))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
@@ -146,9 +146,15 @@ class Task(LightningModule):
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Restart the clock after all callbacks have run, so that what they do does not count as training."""
         if self._speed:
-            self.log("train/images_per_second", self._speed, prog_bar=True)
+            self.log("train/images_per_second", self._speed)
+            self._show("train/loss", "train/images_per_second")
             self._speed = 0.0
             self._images, self._clock = 0, time.monotonic()
+
+    def _show(self, *names: str) -> None:
+        """Put logged numbers into the progress bar. Lightning's own way would wait for the device at every batch."""
+        shown = {name: float(self.trainer.callback_metrics[name]) for name in names}
+        self.trainer.progress_bar_metrics.update(shown)
 
     def on_train_start(self) -> None:
         self._images, self._clock = 0, time.monotonic()
