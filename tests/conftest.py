@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -104,6 +105,13 @@ def run_script(*args: str, cwd: Path, **options) -> subprocess.CompletedProcess:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / args[0]), *args[1:]]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)
+
+
+def train(monkeypatch, folder, *args):
+    """`python train.py ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *args])
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,10 @@
 """Every configuration runs, made tiny; and a baseline is one flag away."""
 
-import runpy
-import sys
-
 import pytest
 import torch
 import yaml
 from cifar_files import write_cifar
-from conftest import ROOT
+from conftest import ROOT, train
 from PIL import Image
 
 from uvit_decay.data import CIFAR100
@@ -47,13 +44,6 @@ def data_paths(encoded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     write_cifar(CIFAR100, folder)
     return {"Images": picture_folder(folder / "pictures"), "CIFAR100": folder, "Latents": encoded}
-
-
-def train(monkeypatch, folder, *args):
-    """`python train.py ...` in this process, in `folder`."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *args])
-    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -235,7 +225,7 @@ def test_a_checkpoint_of_another_width_is_refused(trained, tmp_path, monkeypatch
     with pytest.raises(SystemExit) as stop:
         train(monkeypatch, tmp_path, "fit", "--ckpt_path", str(trained), "--model.net.dim=32", "--model.net.depth=2")
     assert stop.value.code == 2
-    assert "is of another network" in capsys.readouterr().err
+    assert "was trained with net.dim 16, this run has 32" in capsys.readouterr().err
 
 
 def test_a_version_that_is_there_already_is_refused(tmp_path):

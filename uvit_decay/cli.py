@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
+import yaml
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -18,10 +19,14 @@ from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.disk import check_writable
 from uvit_decay.errors import UserError
+from uvit_decay.evaluation.runs import flat
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded
 
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
+# What is kept in a checkpoint, and compared when a run goes on.
+EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -133,18 +138,23 @@ class CLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Find a bad --ckpt_path before any work."""
+        self.model.settings = self._settings()
         if self.config.fit.ckpt_path is not None:
             self._check_fits(self.config.fit.ckpt_path)
 
     def before_validate(self) -> None:
         """The same, and without a checkpoint there is nothing to measure."""
+        self.model.settings = self._settings()
         if self.config.validate.ckpt_path is None:
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
         self._check_fits(self.config.validate.ckpt_path)
 
     def _check_fits(self, path: str) -> None:
-        stored = read_training_checkpoint(Path(path))["state_dict"]
-        for name, value in self.model.state_dict().items():
-            found = stored[name].shape if name in stored else "nothing"
-            if value.shape != found:
-                raise UserError(f"{path} is of another network: {name} is {found} there, {value.shape} here")
+        contents = read_training_checkpoint(Path(path))
+        check(contents, self.model, self.trainer, path)
+        self.model.load_state_dict(contents["state_dict"])  # which refuses another decay
+
+    def _settings(self) -> dict[str, Any]:
+        """All that this run depends on, flat."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand])
+        return {name: value for name, value in flat(yaml.safe_load(text)) if name.startswith(EXPERIMENT)}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
+from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_blocks, full, local
 
 MEND = (
@@ -62,6 +64,23 @@ class Optimization:
         return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
 
 
+class Schedule(LambdaLR):
+    """A LambdaLR that takes of a checkpoint its step, and nothing of the learning rate."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        step = state_dict["last_epoch"]
+        rates = [base * factor(step) for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        own = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
+        super().load_state_dict({**own, "lr_lambdas": [None] * len(rates)})
+
+
+def _own_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
+    """The state of a checkpoint, for an optimizer that keeps the settings that it was built with."""
+    return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}
+
+
 class Task(LightningModule):
     """Trains `net` with AdamW; subclasses give `loss` and `describe`.
 
@@ -78,6 +97,7 @@ class Task(LightningModule):
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
+        self.settings: Settings = {}  # all of the program's, where it tells; compared when a run goes on
         self._backend = "inductor" if compile is True else compile
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
@@ -93,6 +113,10 @@ class Task(LightningModule):
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""
+        raise NotImplementedError
+
+    def function(self) -> dict[str, Any]:
+        """What the weights depend on, of `describe`: known before there are data."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
@@ -121,7 +145,8 @@ class Task(LightningModule):
             # Lightning cannot clip gradients of a fused optimizer under mixed precision.
             fused=not self.trainer.gradient_clip_val,
         )
-        scheduler = LambdaLR(optimizer, lambda step: self.optim.factor(step, total))
+        optimizer.register_load_state_dict_pre_hook(_own_settings)
+        scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _logs_at(self, step: int) -> bool:
@@ -177,9 +202,18 @@ class Task(LightningModule):
         self._check_weights()
         pieces = self.trainer.datamodule.pieces
         checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step, "pieces": pieces}
+        checkpoint["settings"] = self.settings
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Lightning counts pieces of global batches; here they may be others than where the checkpoint was written."""
+        """Check it, say what else differs, and count in the pieces of this run.
+
+        Lightning counts pieces of global batches; here they may be others than where the checkpoint was written.
+        """
+        check(checkpoint, self, self.trainer, "the checkpoint")
+        optim = {"lr": self.optim.lr, "betas": list(self.optim.betas), "weight_decay": self.optim.weight_decay}
+        different = changes(checkpoint, self.settings, {**optim, "data": self.trainer.datamodule.name})
+        if different:
+            rank_zero_info(f"other settings than the checkpoint's: {different}")
         before, now = checkpoint["uvit_decay"].get("pieces", 1), self.trainer.datamodule.pieces
         current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         ready = current["ready"]  # whole global batches; the other counts may lag behind by one piece

@@ -95,7 +95,7 @@ class DiffusionTask(Task):
         trained, classes, own = description.get("latents"), description.get("class_hash"), class_hash(data.class_names)
         if self.net.num_classes and classes not in (None, own):
             raise UserError(
-                f"the checkpoint was trained on classes of sha256 {classes[:12]}, {data.name} has {own[:12]}"
+                f"the checkpoint was trained on classes of sha256 {str(classes)[:12]}, {data.name} has {own[:12]}"
             )
         if bool(trained) != bool(data.latents):
             kinds = ("latents", "pixels") if trained else ("pixels", "latents")
@@ -123,12 +123,18 @@ class DiffusionTask(Task):
         """The network as samplers want it, with the weights that it holds now."""
         return Source.of(self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None)
 
-    def describe(self) -> dict[str, Any]:
-        data: ImageData = self.trainer.datamodule
+    def function(self) -> dict[str, Any]:
         return {
             "net": spec(original_class(self.net), self.net.config),
             "path": spec(type(self.path), dataclasses.asdict(self.path)),
             "prediction": self.prediction,
+            "weighting": self.weighting,
+        }
+
+    def describe(self) -> dict[str, Any]:
+        data: ImageData = self.trainer.datamodule
+        return {
+            **self.function(),
             "sampling": dataclasses.asdict(self.sampling),
             "class_names": list(data.class_names) if self.net.num_classes else [],
             "class_hash": class_hash(data.class_names),

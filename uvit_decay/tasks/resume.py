@@ -1,0 +1,222 @@
+"""May a run go on from a checkpoint: is the file whole, is it of the same function, and what else differs."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import lightning
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from uvit_decay.errors import UserError
+
+if TYPE_CHECKING:
+    from uvit_decay.tasks.base import Task
+
+Settings = Mapping[str, Any]  # by flags without their dashes: {"model.optim.lr": 1e-4}
+
+NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # arguments of a network that may change
+MISSING = "nothing"
+COUNT = 0  # in a template: any int from 0
+MOST = 2**48  # of any count
+SPEC = {"class_path": "", "init_args": {}}
+HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, "uvit_decay": {}}
+
+
+def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str) -> None:
+    """Raise a UserError where training cannot go on from a checkpoint as it was.
+
+    Its network, path, prediction and weighting must be the task's; its tensors of the shapes and types of this run's,
+    and finite: the fused optimizer reads beyond the end of moments that are too small.
+
+    Args:
+        contents: of the checkpoint.
+        task: what is trained.
+        trainer: of this run.
+        where: the checkpoint.
+    """
+    own = task.function()
+    _refuse(_unlike(contents, HEAD), where)
+    _refuse(_contradictions(contents), where)
+    stored = contents["uvit_decay"]
+    known = {part: value for part, value in own.items() if part in stored or part != "weighting"}  # old ones lack it
+    _refuse(_unlike(stored, {part: SPEC if isinstance(value, dict) else "" for part, value in known.items()}), where)
+    _check_function({part: stored[part] for part in known}, known, where)
+    _refuse(_unlike(contents, _template(contents, task, trainer)), where)
+    _refuse(_steps(contents), where)
+
+
+def _check_function(stored: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
+    """Raise a UserError that names the flag in which the function of a checkpoint is not that of this run."""
+    was, now = _values(stored, own), _values(own, own)
+    for name in was | now:
+        found, wanted = was.get(name, MISSING), now.get(name, MISSING)
+        if found != wanted and name.rpartition(".")[2] not in NOT_THE_FUNCTION:
+            raise UserError(
+                f"{where} was trained with {name} {found}, this run has {wanted}: set --model.{name} {found}"
+            )
+
+
+def _values(function: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """{"prediction": "eps", "net": its class, "net.heads": 2, ...}; arguments that a spec leaves out have defaults."""
+    values = {}
+    for part, mine in own.items():
+        values[part] = value = function[part]
+        if not isinstance(mine, dict):
+            continue
+        kind = _named(mine["class_path"])
+        values[part] = value["class_path"]
+        if _named(value["class_path"]) == kind:
+            values[part] = mine["class_path"]
+            defaults = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
+            values |= {f"{part}.{name}": _plain(item) for name, item in {**defaults, **value["init_args"]}.items()}
+    return values
+
+
+def _named(class_path: str) -> Any:
+    """The class of this name, which may be that of a package which only imports it; the name if there is none."""
+    module, _, name = class_path.rpartition(".")
+    return getattr(sys.modules.get(module), name, class_path)
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def changes(contents: Mapping[str, Any], settings: Settings, least: Settings) -> str:
+    """One line of all settings in which a run differs from the one that wrote a checkpoint; empty if none does.
+
+    Args:
+        contents: of the checkpoint; where it holds no settings, its optimizer and data are compared.
+        settings: of this run; empty where nobody knows them all.
+        least: `lr`, `betas`, `weight_decay` and `data` of this run.
+    """
+    before, now = contents.get("settings"), settings
+    if not (before and now):
+        group = contents["optimizer_states"][0]["param_groups"][0]
+        before = {**group, "lr": group["initial_lr"], "data": contents["uvit_decay"].get("data")}
+        before, now = {name: _plain(before[name]) for name in least}, least
+    different = [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
+    return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in different)
+
+
+def _refuse(problems: Iterator[str], where: str) -> None:
+    for problem in problems:
+        raise UserError(f"{where} is damaged, or of another network: {problem}")
+
+
+def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict[str, Any]:
+    """What a checkpoint looks like: values of the right types, tensors of the right shapes."""
+    parameters = dict(task.net.named_parameters())
+    moments = {
+        i: {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}
+        for i, p in enumerate(parameters.values())
+        if p.requires_grad and contents["global_step"]
+    }
+    group = {"initial_lr": 0.0, "betas": (0.0, 0.0), "weight_decay": 0.0}
+    loops = {"fit_loop": trainer.fit_loop.state_dict(), "validate_loop": trainer.validate_loop.state_dict()}
+    loops["fit_loop"]["state_dict"] = {"combined_loader": [{"start": COUNT}]}
+    if contents["pytorch-lightning_version"] != lightning.__version__:
+        loops = _common(loops, contents.get("loops"))
+    ema = {"EMA": {"shadow": parameters, "updates": COUNT}} if "EMA" in contents["callbacks"] else {}
+    return {
+        "state_dict": dict(task.state_dict()),
+        "callbacks": ema,
+        "optimizer_states": [{"state": moments, "param_groups": [group]}],
+        "lr_schedulers": [{"last_epoch": COUNT}],
+        "loops": loops,
+    }
+
+
+def _common(wanted: Any, found: Any) -> Any:
+    """`wanted` without what a file of another version of Lightning lacks."""
+    if not (isinstance(wanted, dict) and isinstance(found, dict)):
+        return wanted
+    return {key: _common(value, found[key]) for key, value in wanted.items() if key in found}
+
+
+def _unlike(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
+    """In what `found` is not of the form of `wanted`; only dicts of tensors may hold nothing else."""
+    if isinstance(wanted, Tensor):
+        yield from _unlike_tensor(found, wanted, name)
+    elif type(found) is not type(wanted) and not _alike(found, wanted):
+        yield f"{name} is {_shown(found)}, not {_shown(wanted)}"
+    elif isinstance(wanted, dict):
+        strict = any(isinstance(value, Tensor) for value in wanted.values())
+        for key in wanted.keys() | (found.keys() if strict else ()):
+            place = f"{name}.{key}".lstrip(".")
+            if key not in found or key not in wanted:
+                yield f"{place} is {'missing' if key in wanted else 'too much'}"
+            else:
+                yield from _unlike(found[key], wanted[key], place)
+    elif isinstance(wanted, list | tuple):
+        if len(found) != len(wanted):
+            yield f"{name} has {len(found)} entries, not {len(wanted)}"
+        for i, (item, own) in enumerate(zip(found, wanted, strict=False)):
+            yield from _unlike(item, own, f"{name}.{i}")
+    elif type(wanted) is int and not 0 <= found < MOST:
+        yield f"{name} is out of range"
+
+
+def _alike(found: Any, wanted: Any) -> bool:
+    """Kinds of dicts and of numbers that stand for one another."""
+    return isinstance(wanted, dict) and isinstance(found, dict) or type(wanted) is float and type(found) is int
+
+
+def _unlike_tensor(found: Any, wanted: Tensor, name: str) -> Iterator[str]:
+    plain = isinstance(found, Tensor) and found.layout == torch.strided and found.device.type == "cpu"
+    if not plain or found.shape != wanted.shape or found.dtype != wanted.dtype:
+        yield f"{name} is {_shown(found)}, not {_shown(wanted)}"
+    elif not (found.is_contiguous() or found.stride() == wanted.stride()):
+        yield f"{name} is not contiguous"
+    elif not torch.isfinite(found).all():
+        yield f"{name} is not finite"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{tuple(value.shape)} of {value.dtype}"
+    return f"a {type(value).__name__}"
+
+
+def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
+    """What cannot be right of HEAD, and of plain values."""
+    if not re.fullmatch(r"[2-9](\.\d+)+\w*", contents["pytorch-lightning_version"]):
+        yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
+    for name in ("uvit_decay", "settings"):
+        if not (isinstance(contents.get(name, {}), dict) and _is_plain(contents.get(name))):
+            yield f"{name} holds more than names and plain values"
+    pieces = contents["uvit_decay"].get("pieces", 1)
+    if not (type(pieces) is int and 0 < pieces < MOST):
+        yield f"uvit_decay.pieces is {pieces!r:.40}"
+
+
+def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
+    """What counts or follows the optimizer's steps, and cannot be right, of contents of the right form."""
+    step = contents["global_step"]
+    progress = contents["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
+    counts = {
+        "loops": progress["optimizer"]["step"]["total"]["completed"],
+        "lr_schedulers": contents["lr_schedulers"][0]["last_epoch"],
+    }
+    for name, count in counts.items():
+        if count != step:
+            yield f"{name} are at step {count}, global_step is {step}"
+    for i, moments in contents["optimizer_states"][0]["state"].items():
+        if not 0 < moments["step"] <= step:
+            yield f"optimizer_states.0.state.{i}.step is {moments['step']:g}, global_step is {step}"
+        if (moments["exp_avg_sq"] < 0).any():
+            yield f"optimizer_states.0.state.{i}.exp_avg_sq is negative"
+
+
+def _is_plain(value: Any, depth: int = 10) -> bool:
+    """Whether it is made of numbers, strings, lists and dicts, and ends."""
+    if isinstance(value, dict | list | tuple) and depth:
+        inner = [*value, *value.values()] if isinstance(value, dict) else value
+        return all(_is_plain(item, depth - 1) for item in inner)
+    return value is None or isinstance(value, str | int | float)
