@@ -1,8 +1,13 @@
 """The latents of twenty-two small pictures, for the tests of latents; conftest.py has the fixtures."""
 
+import json
+
+from safetensors.torch import save
+
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.tensor_files import load_tensors
 
 SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 pictures in shards of 4 are 6 shards, the last one half full
 FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]
@@ -13,5 +18,26 @@ def encode(pictures, target, vae, *flags):
     return target
 
 
-def open_set(folder):
-    return LatentSet(folder, manifests.read(folder))
+def open_set(folder, **options):
+    return LatentSet(folder, manifests.read(folder), **options)
+
+
+def copied(folder, target):
+    """A copy to damage."""
+    target.mkdir(exist_ok=True)
+    for path in folder.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    return target
+
+
+def without_checksums(folder):
+    """Make the folder what it was before there were checksums."""
+    for path in folder.glob("*.safetensors"):
+        metadata, tensors = load_tensors(path)
+        sums = {"sums": metadata["sums"]} if "sums" in metadata else None
+        content = save({name: tensors[name].clone() for name in ("labels", "moments") if name in tensors}, sums)
+        path.write_bytes(content)
+    values = json.loads((folder / "manifest.json").read_text())
+    del values["crc32"]
+    (folder / "manifest.json").write_text(json.dumps(values, indent=1))
+    return folder

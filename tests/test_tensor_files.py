@@ -73,3 +73,12 @@ def test_a_file_without_checksums_is_read(tmp_path):
 def test_what_is_no_file_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="does not exist or is no file"):
         load_tensors(tmp_path / name)
+
+
+def test_the_same_contents_are_the_same_bytes(tmp_path):
+    """safetensors itself writes metadata in a random order."""
+    metadata = {str(i): "é" * i for i in range(12)}
+    for name, given in (("a", metadata), ("b", dict(reversed(metadata.items())))):
+        save_tensors(tmp_path / name, {"x": torch.arange(3.0), "y": torch.ones(2, dtype=torch.int64)}, given)
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert load_tensors(tmp_path / "a")[0] == metadata

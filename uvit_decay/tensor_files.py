@@ -30,8 +30,20 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
     """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = {**(metadata or {}), TENSORS: _crc32(tensors)}
+    content = save(tensors, metadata | {HEADER: _header_crc32(metadata, tensors)})
+    end = 8 + int.from_bytes(content[:8], "little")
     with replacing(path) as file:
-        file.write(save(tensors, metadata | {HEADER: _header_crc32(metadata, tensors)}))
+        file.write(_in_order(content[8:end]))
+        file.write(memoryview(content)[end:])
+
+
+def _in_order(header: bytes) -> bytes:
+    """Return length and text of a header with its metadata sorted: safetensors has another order in each process."""
+    entries = json.loads(header)
+    entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # where the tensors begin
+    return len(text).to_bytes(8, "little") + text
 
 
 def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:

@@ -6,7 +6,7 @@ import pickle
 import pytest
 import torch
 from conftest import Losses, save_tiny_vae, tiny_trainer
-from latent_files import COUNT, encode, open_set
+from latent_files import COUNT, copied, encode, open_set, without_checksums
 from PIL import Image
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
@@ -39,29 +39,106 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     ("damage", "message"),
     [
         (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <pictures>"),
-        (lambda f: (f / "manifest.json").write_text("{}"), "is damaged or no manifest"),
-        (lambda f: (f / "manifest.json").write_text("text"), "is damaged or no manifest"),
+        (lambda f: (f / "manifest.json").write_text("{}"), "has layout version None"),
+        (lambda f: (f / "manifest.json").write_text("text"), "cannot read .*manifest.json"),
         (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
         (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
-        (lambda f: edit(f, count=23), "22 labels, the manifest 23"),
-        (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors is missing"),
+        (lambda f: edit(f, count=23), "classes does not agree"),
+        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), r"\(22,\), the manifest 23 pictures"),
+        (lambda f: edit(f, classes={"cat": 10, "dog": 12}), "other labels than the manifest counts: the encode"),
+        (lambda f: edit(f, shard_size=0), "shard_size does not agree"),
+        (lambda f: edit(f, count=10**12, shard_size=1), "shard_size does not agree"),
+        (lambda f: edit(f, count="22"), "count must be int, it is '22'"),
+        (lambda f: edit(f, latents=3), "latents must be dict"),
+        (lambda f: edit(f, statistics={"mean": [0.0], "std": [1.0]}), "statistics does not agree"),
+        (lambda f: edit(f, statistics={"mean": [float("nan")] * 4, "std": [1.0] * 4}), r"mean\[0\] must be float"),
+        (lambda f: edit(f, checksum=0), "manifest.json is damaged: .*remove that field"),
+        (lambda f: edit(f, class_hash="0"), "class_hash does not agree"),
+        (lambda f: edit(f, dtype="bfloat16"), "is a shard of other latents"),
+        (
+            lambda f: (f / "labels.safetensors").unlink(),
+            "labels.safetensors does not exist .*the encode command, run again",
+        ),
         (lambda f: (f / "shard-00003-of-00006.safetensors").unlink(), "shard-00003-of-00006.safetensors is missing"),
-        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99), "cut short: delete it"),
-        (lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99999), "cut short or not of this"),
-        (lambda f: edit(f, image_size=16), r"holds \(4, 2, 8, 4, 4\), the manifest says \(4, 2, 8, 2, 2\)"),
+        (
+            lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99),
+            "truncated: the encode command, run again",
+        ),
+        (
+            lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99999),
+            "truncated or not a safetensors file",
+        ),
+        (lambda f: edit(f, image_size=16), "shard-0000.-of-00006.safetensors is a shard of other latents"),
     ],
 )
 def test_damaged_folders_are_refused_in_one_line(encoded, tmp_path, damage, message):
-    for path in encoded.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    damage(tmp_path)
-    with pytest.raises(UserError, match=message):
-        open_set(tmp_path)[list(range(COUNT))]
+    folder = copied(encoded, tmp_path)
+    damage(folder)
+    with pytest.raises(UserError, match=message) as raised:
+        open_set(folder)[list(range(COUNT))]
+    assert "\n" not in str(raised.value)
 
 
-def edit(folder, **values):
+def read_all(folder, **options):
+    stored = open_set(folder, **options)
+    every = list(range(COUNT))
+    return *stored[every], stored.mirrored(every, torch.ones(COUNT, dtype=torch.bool))[0]
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "labels.safetensors", "shard-00002-of-00006.safetensors"])
+def test_flipped_bits_change_nothing_or_are_noticed(encoded, tmp_path, name):
+    """What is read of a shard are its header and its moments: flips of its other tensors change nothing."""
+    folder, wanted = copied(encoded, tmp_path), read_all(encoded)
+    content, noticed, lines = (folder / name).read_bytes(), 0, set()
+    for place in range(3, len(content), max(len(content) // 100, 1)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        (folder / name).write_bytes(damaged)
+        try:
+            found = read_all(folder)
+        except UserError as error:
+            found, noticed = wanted, noticed + 1
+            lines.add(str(error))
+        assert all(map(torch.equal, found, wanted))
+    assert noticed > 90
+    assert not [line for line in lines if "\n" in line]
+
+
+def test_rows_are_not_verified_where_nobody_wants_it(encoded, tmp_path):
+    folder = copied(encoded, tmp_path)
+    shard = folder / "shard-00002-of-00006.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1  # the moments' last one: safetensors puts them behind int64
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match="shard-00002-of-00006.safetensors is damaged in row 3: the encode command"):
+        read_all(folder)
+    images, _, mirrors = read_all(folder, verify=False)
+    assert torch.equal(images, read_all(encoded)[0])
+    assert not torch.equal(mirrors, read_all(encoded)[2])
+
+
+def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
+    folder = copied(encoded, tmp_path)
+    first, second = (folder / f"shard-0000{k}-of-00006.safetensors" for k in (0, 1))
+    first.rename(folder / "x")
+    second.rename(first)
+    (folder / "x").rename(second)
+    with pytest.raises(UserError, match="shard-00000.* from another place among these"):
+        read_all(folder)
+
+
+def test_folders_from_before_there_were_checksums_are_read(encoded, pictures, vae, tmp_path):
+    folder, wanted = without_checksums(copied(encoded, tmp_path)), read_all(encoded)
+    assert all(map(torch.equal, read_all(folder), wanted))
+    encode(pictures, folder, vae)
+    assert all(map(torch.equal, read_all(folder), wanted))
+
+
+def edit(folder, checksum=None, **values):
+    """Change a manifest by hand, as its errors say; `checksum` keeps a wrong one."""
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    found = json.loads(path.read_text()) | values | {"crc32": checksum}
+    path.write_text(json.dumps({key: value for key, value in found.items() if (key, value) != ("crc32", None)}))
 
 
 # ---- training

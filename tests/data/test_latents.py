@@ -1,5 +1,6 @@
 """Latents on disk: what is stored, and how an interrupted encoding goes on."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 import torch
 from accelerate import PartialState
 from conftest import ROOT, save_tiny_vae
-from latent_files import COUNT, FLAGS, SIZE, encode, open_set
+from latent_files import COUNT, FLAGS, SIZE, copied, encode, open_set, without_checksums
 from PIL import Image
+from safetensors.torch import save
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.latents import manifest as manifests
@@ -22,6 +24,7 @@ from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
 from uvit_decay.data.pictures import list_pictures, read
 from uvit_decay.errors import UserError
+from uvit_decay.tensor_files import load_tensors
 
 
 def contents(folder):
@@ -173,16 +176,73 @@ def test_shards_that_nobody_accounts_for_are_refused(encoded, pictures, vae, tmp
         encode(pictures, tmp_path, vae)
 
 
-def test_a_damaged_shard_says_how_to_mend_it(encoded, pictures, vae, tmp_path):
-    for name in os.listdir(encoded):
-        (tmp_path / name).write_bytes((encoded / name).read_bytes())
-    broken = tmp_path / "shard-00001-of-00006.safetensors"
-    broken.write_bytes(b"x" * 99)
-    with pytest.raises(UserError, match="delete it and run the encode command again"):
-        encode(pictures, tmp_path, vae)
-    broken.unlink()
-    encode(pictures, tmp_path, vae)
-    assert contents(tmp_path) == contents(encoded)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_bytes(b"x" * 99),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: path.write_bytes(path.with_name("shard-00002-of-00006.safetensors").read_bytes()),
+        *(lambda path, name=name: flip(path, name) for name in ("moments", "labels", "rows", "pixels")),
+    ],
+)
+def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, pictures, vae, tmp_path, damage, capsys):
+    folder = copied(encoded, tmp_path)
+    damage(folder / "shard-00001-of-00006.safetensors")
+    encode(pictures, folder, vae)
+    said = [line for line in capsys.readouterr().err.splitlines() if "made anew" in line]
+    assert len(said) == 1
+    assert "shard-00001-of-00006.safetensors" in said[0]
+    assert contents(folder) == contents(encoded)
+
+
+def flip(path, name):
+    """Another bit in a tensor."""
+    content, tensor = path.read_bytes(), load_tensors(path)[1][name].contiguous().view(torch.uint8).numpy().tobytes()
+    place = content.index(tensor)
+    path.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda tensors, metadata: tensors["moments"][1, 0, 0, 0].fill_(torch.inf),
+        lambda tensors, metadata: tensors["labels"].add_(1),
+        lambda tensors, metadata: tensors.update(moments=tensors["moments"].float()),
+        lambda tensors, metadata: tensors.update(moments=tensors["moments"][:3].clone()),
+        lambda tensors, metadata: tensors.update(labels=tensors["labels"][:3].clone()),
+        lambda tensors, metadata: tensors.update(more=torch.zeros(1)),
+        lambda tensors, metadata: tensors.pop("labels"),
+        lambda tensors, metadata: metadata.clear(),
+        lambda tensors, metadata: metadata.update(sums="[" * 5000),
+        lambda tensors, metadata: metadata.update(sums=json.dumps({"gram": 1, "cross": 2, "variance": 3})),
+        lambda tensors, metadata: metadata.update(sums=metadata["sums"].replace("0.", "NaN, 0.", 1)),
+    ],
+)
+def test_a_wrong_shard_without_checksums_is_made_anew(encoded, pictures, vae, tmp_path, damage, capsys):
+    folder = without_checksums(copied(encoded, tmp_path))
+    path = folder / "shard-00001-of-00006.safetensors"
+    metadata, tensors = load_tensors(path)
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    damage(tensors, metadata)
+    path.write_bytes(save(tensors, metadata or None))
+    encode(pictures, folder, vae)
+    assert capsys.readouterr().err.count("made anew") == 1
+    assert contents(folder)[path.name] == contents(encoded)[path.name]
+
+
+def test_other_pictures_of_the_same_names_are_refused_and_nothing_is_lost(encoded, pictures, vae, tmp_path):
+    """Also of the same sizes in bytes, and times of change: the pixels tell."""
+    folder, others = copied(encoded, tmp_path / "latents"), tmp_path / "others"
+    (folder / "shard-00005-of-00006.safetensors").unlink()
+    for path in pictures.rglob("*.png"):
+        target = others / path.relative_to(pictures)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(path) as image:
+            image.transpose(Image.Transpose.ROTATE_180).save(target)
+    before = contents(folder)
+    with pytest.raises(UserError, match="others: cat/.*png is another picture than .*shard-00000.* was made of"):
+        encode(others, folder, vae)
+    assert contents(folder) == before
 
 
 def test_latents_do_not_go_among_the_pictures(pictures, vae):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -27,7 +28,7 @@ from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.images import OnDisk
 from uvit_decay.data.latents.manifest import Manifest, Statistics, read
-from uvit_decay.data.latents.shards import read_summaries, write_labels, write_shard
+from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.data.pictures import Listing
 from uvit_decay.disk import check_writable
 from uvit_decay.errors import UserError
@@ -63,14 +64,20 @@ def encode(
 ) -> Manifest:
     """Encode what `folder` lacks, all processes together; returns the finished manifest.
 
+    What is there is read and compared with its checksums; a damaged shard is made anew.
+
     Raises:
-        UserError: the folder cannot be written or holds other latents, or a picture cannot be read or encoded.
+        UserError: the folder cannot be written or holds other latents or those of other pictures, or a picture cannot
+            be read or encoded.
     """
     if folder.resolve().is_relative_to(listing.path.resolve()):
         raise UserError(f"{folder} is the pictures' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
     manifest.check_continues(folder)
-    missing = [k for k, (name, _) in enumerate(manifest.shards) if not (folder / name).exists()]
+    shards = range(len(manifest.shards))
+    _remove_damaged(listing, manifest, folder, shards[processes.process_index :: processes.num_processes])
+    processes.wait_for_everyone()
+    missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
     _check_space(folder, manifest, len(missing))
     processes.wait_for_everyone()  # nobody writes before all have looked: they would share out different lists
     if processes.is_main_process and missing:
@@ -79,11 +86,32 @@ def encode(
     _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
     processes.wait_for_everyone()
     if processes.is_main_process:
-        labels, finished = _finish(folder, manifest)
-        write_labels(folder, labels)
+        finished = _finish(folder, manifest)
+        write_labels(folder, torch.tensor(listing.labels))
         finished.write(folder)  # last: it says that all is there
     processes.wait_for_everyone()
     return read(folder)
+
+
+def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers: range) -> None:
+    """Remove, with a remark, what is damaged of these shards, to be made anew; raise a UserError for other pictures."""
+    pictures, labels = (
+        OnDisk(listing, list(range(manifest.count)), manifest.image_size, 3),
+        torch.tensor(listing.labels),
+    )
+    for number in numbers:
+        name, part = manifest.shards[number]
+        if not (folder / name).exists():
+            continue
+        try:
+            pixels = check_shard(folder, manifest, number, labels[part.start : part.stop])
+        except UserError as error:
+            print(f"{error}: it is made anew", file=sys.stderr)
+            (folder / name).unlink()
+            continue
+        if pixels is not None and crc32(pictures[[part.start]][0], 1) != pixels[:1]:  # one of each: all would take long
+            picture = f"{listing.path}: {listing.members[part.start]}"
+            raise UserError(f"{picture} is another picture than {folder / name} was made of: choose another folder")
 
 
 def _check_space(folder: Path, manifest: Manifest, shards: int) -> None:
@@ -103,26 +131,26 @@ def _encode_shards(
     workers: int,
     processes: PartialState,
 ) -> None:
-    shards = [manifest.shards[k] for k in numbers]
+    parts = [manifest.shards[k][1] for k in numbers]
     step = manifest.batch_size
-    batches = [list(part[start : start + step]) for _, part in shards for start in range(0, len(part), step)]
+    batches = [list(part[start : start + step]) for part in parts for start in range(0, len(part), step)]
     pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     stream = iter(DataLoader(pictures, sampler=batches, batch_size=None, num_workers=workers))
     who = f" ({processes.process_index + 1} of {processes.num_processes})" if processes.num_processes > 1 else ""
     total = sum(map(len, batches))
     with tqdm(total=total, unit="image", desc=f"encoding{who}", disable=not processes.is_main_process) as bar:
-        for name, part in shards:
+        for number, part in zip(numbers, parts, strict=True):
             its_own = islice(stream, -(-len(part) // step))
-            write_shard(folder / name, *_encode_shard(its_own, part, manifest, autoencoder, bar))
+            write_shard(folder, manifest, number, *_encode_shard(its_own, part, manifest, autoencoder, bar))
 
 
 def _encode_shard(
     batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
-) -> tuple[Tensor, Tensor, dict[str, Any]]:
-    """Moments (n, 2, 2c, h, w), labels (n,) and sums of the shard of these pictures."""
+) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """Moments (n, 2, 2c, h, w), labels (n,), CRC-32s of the pictures (n,) and sums of the shard of these pictures."""
     count, first = len(numbers), numbers.start
-    shape = (count, 2, 2 * manifest.latents.channels, manifest.size, manifest.size)
-    moments, labels = torch.empty(shape, dtype=getattr(torch, manifest.dtype)), torch.empty(count, dtype=torch.int64)
+    moments = torch.empty(count, *manifest.row, dtype=getattr(torch, manifest.dtype))
+    labels, pixels = torch.empty(2, count, dtype=torch.int64)
     sums, start = _Sums(manifest.latents), 0
     for images, batch_labels in batches:
         part = slice(start, start := start + len(images))
@@ -133,10 +161,10 @@ def _encode_shard(
                 f"latents of pictures {first + part.start} to {first + part.stop - 1} are not finite in "
                 f"{manifest.dtype}: try --dtype bfloat16, in another folder"
             )
-        labels[part] = batch_labels
+        labels[part], pixels[part] = batch_labels, crc32(images, 1)
         sums.update(moments[part, 0], images)
         bar.update(len(images))
-    return moments, labels, sums.values()
+    return moments, labels, pixels, sums.values()
 
 
 class _Sums:
@@ -163,17 +191,14 @@ class _Sums:
         return {"gram": self.gram.tolist(), "cross": self.cross.tolist(), "variance": self.variance.tolist()}
 
 
-def _finish(folder: Path, manifest: Manifest) -> tuple[Tensor, Manifest]:
-    """All labels, and the manifest with what is known once all shards are there."""
+def _finish(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with what is known once all shards are there."""
     rows = manifest.latents.channels
-    labels, all_sums = zip(*read_summaries(folder, manifest), strict=True)
-    gram, cross, variance = (
-        torch.tensor([sums[key] for sums in all_sums], dtype=torch.float64).sum(dim=0)
-        for key in ("gram", "cross", "variance")
-    )
+    all_sums = list(read_sums(folder, manifest))
+    gram, cross, variance = (torch.stack([s[key] for s in all_sums]).sum(0) for key in ("gram", "cross", "variance"))
     cells = gram[rows, rows]
     mean = gram[rows, :rows] / cells
     std = ((gram.diagonal()[:rows] + variance) / cells - mean.square()).sqrt()
     rgb = (torch.linalg.pinv(gram, hermitian=True) @ cross).tolist()
     statistics = Statistics(tuple(mean.tolist()), tuple(std.tolist()))
-    return torch.cat(labels), replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=statistics)
+    return replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=statistics)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.data.classes import class_hash
 from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
+from uvit_decay.plain import read_json, typed
 
 NAME = "manifest.json"
 VERSION = 1
+CHECKSUM = "crc32"  # beside the fields: of all of them
+MOST_SHARDS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,11 @@ class Manifest:
         return self.image_size // self.latents.factor
 
     @property
+    def row(self) -> tuple[int, int, int, int]:
+        """Shape of the moments of one picture and its mirror."""
+        return 2, 2 * self.latents.channels, self.size, self.size
+
+    @cached_property
     def shards(self) -> list[tuple[str, range]]:
         """Name of each shard's file, and which pictures it holds."""
         number = math.ceil(self.count / self.shard_size)
@@ -78,10 +90,37 @@ class Manifest:
         parts = (range(start, min(start + self.shard_size, self.count)) for start in starts)
         return [(f"shard-{k:05d}-of-{number:05d}.safetensors", part) for k, part in enumerate(parts)]
 
+    @cached_property
+    def key(self) -> str:
+        """The same for all latents that are made in the same way of pictures of the same names; each shard holds it."""
+        return hashlib.sha256(json.dumps(dict(_settings(self))).encode()).hexdigest()
+
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest, whole or not at all."""
+        values = asdict(self)
         with replacing(folder / NAME) as file:
-            file.write(json.dumps(asdict(self), indent=1).encode())
+            file.write(json.dumps({**values, CHECKSUM: _crc32(values)}, indent=1).encode())
+
+    def check(self, name: str) -> None:
+        """Raise a UserError that begins with `name` and the field unless the numbers agree with one another."""
+        space, counts, statistics = self.latents, list(self.classes.values()), self.statistics
+        rows = [3] * (space.channels + 1)
+        right = {
+            "latents: channels": space.channels > 0,
+            "latents: factor": space.factor > 0,
+            "latents: scale": space.scale > 0,
+            "latents: rgb": space.rgb is None or [len(row) for row in space.rgb] == rows,
+            "image_size": self.image_size > 0 and self.image_size % max(space.factor, 1) == 0,
+            "count": self.count > 0,
+            "batch_size": self.batch_size > 0,
+            "shard_size": self.count <= MOST_SHARDS * self.shard_size,
+            "classes": min(counts, default=0) >= 0 and sum(counts) == (self.count if counts else 0),
+            "class_hash": self.class_hash == class_hash(self.class_names),
+            "statistics": statistics is None or len(statistics.mean) == len(statistics.std) == space.channels,
+        }
+        for field, fits in right.items():
+            if not fits:
+                raise UserError(f"{name}: {field} does not agree with the other fields: the file is damaged")
 
     def check_continues(self, folder: Path) -> None:
         """Raise a UserError, with both values, if `folder` holds latents that were made otherwise."""
@@ -117,18 +156,22 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     if not path.is_file():
         command = f"python -m uvit_decay.data.latents encode <pictures> {folder}"
         raise UserError(f"{folder} holds no latents (no {NAME}): make them with {command}")
-    try:
-        values = json.loads(path.read_text())
-        if values["version"] != VERSION:
-            raise UserError(f"{path} has layout version {values['version']}, this program reads {VERSION}")
-        values["latents"] = LatentSpace(**values["latents"])
-        values["statistics"] = values["statistics"] and Statistics(*map(tuple, values["statistics"].values()))
-        manifest = Manifest(**values)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is damaged or no manifest of latents ({one_line(error)})") from error
+    values = read_json(path, dict[str, object])
+    if values.get("version") != VERSION:
+        raise UserError(f"{path} has layout version {values.get('version')}, this program reads {VERSION}")
+    if CHECKSUM in values and values.pop(CHECKSUM) != _crc32(values):
+        raise UserError(
+            f"{path} is damaged: its contents differ from their {CHECKSUM}; only if you edited it, remove that field"
+        )
+    manifest = typed(Manifest, values, str(path))
+    manifest.check(str(path))
     if whole and manifest.statistics is None:
         done = sum((folder / name).exists() for name, _ in manifest.shards)
         raise UserError(
             f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same encode command again to go on"
         )
     return manifest
+
+
+def _crc32(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())

@@ -28,9 +28,11 @@ class Latents(ImageData):
         flip: take the mirrored picture's latents half of the time.
         num_workers: reader processes on each device.
         seed: of the order, the mirrors and the posterior samples.
+        verify: compare all that is read with its checksum.
 
     Raises:
-        UserError: no latents there, unfinished ones, other classes, or test latents that do not fit the training ones.
+        UserError: no latents there, unfinished or damaged ones, other classes, or test latents that do not fit the
+            training ones.
     """
 
     def __init__(
@@ -43,9 +45,11 @@ class Latents(ImageData):
         flip: bool = True,
         num_workers: int = 4,
         seed: int = 0,
+        verify: bool = True,
     ) -> None:
         super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # the manifest knows the sizes
         self.path, self.test_path, self.classes = Path(path).expanduser(), test_path, classes
+        self.verify = verify
 
     @property
     def name(self) -> str:
@@ -62,7 +66,7 @@ class Latents(ImageData):
                 )
         self.image_size, self.channels, self.latents = found.size, found.latents.channels, found.latents
         self.class_names = found.class_names
-        self.train = LatentSet(self.path, found)
+        self.train = LatentSet(self.path, found, self.verify)
         if self.test_path is not None:
             self.test = self._load_test(Path(self.test_path).expanduser(), found)
 
@@ -73,7 +77,7 @@ class Latents(ImageData):
             own, other = getattr(training, key), getattr(found, key)
             if own != other:
                 raise UserError(f"{self.path} has {key} {own}, {path} {other}")
-        return LatentSet(path, found)
+        return LatentSet(path, found, self.verify)
 
     def network_input(self, stored: Tensor) -> Tensor:
         """The posterior mean, scaled."""

@@ -1,107 +1,175 @@
 """Shards: safetensors files of moments and labels, written whole, memory-mapped, read row by row.
 
-A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each picture [i, 0] and of its mirror [i, 1],
-`labels` int64 (n,), and the sums over its pictures as JSON in its header. labels.safetensors has the labels of all
-shards, so that nothing else of them is read before it is needed.
+A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each picture [i, 0] and of its mirror [i, 1];
+`labels` int64 (n,); CRC-32s as int64: `rows` (n, 2) of the moments' bytes, `pixels` (n,) of the pictures that were
+encoded; and, in its header, the sums over its pictures as JSON, and whose shard it is. labels.safetensors has the
+labels of all shards, so that nothing else of them is read before it is needed. Shards without checksums are read, too.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from uvit_decay.data.latents.manifest import Manifest
 from uvit_decay.data.steps import ImageSet
-from uvit_decay.disk import replacing
 from uvit_decay.errors import UserError, one_line
+from uvit_decay.tensor_files import load_tensors, save_tensors
 
-SUMS = "sums"
+SUMS, WHOSE = "sums", "whose"
 LABELS = "labels.safetensors"
+MEND = "the encode command, run again, makes it anew"
 
 
-def write_shard(path: Path, moments: Tensor, labels: Tensor, sums: dict[str, Any]) -> None:
-    """The whole shard, or nothing if the process is killed meanwhile."""
-    with replacing(path) as file:
-        file.write(save({"labels": labels, "moments": moments}, {SUMS: json.dumps(sums)}))
+def write_shard(
+    folder: Path, manifest: Manifest, number: int, moments: Tensor, labels: Tensor, pixels: Tensor, sums: dict[str, Any]
+) -> None:
+    """Write the whole shard, or nothing if the process is killed meanwhile."""
+    tensors = {"moments": moments, "labels": labels, "pixels": pixels, "rows": crc32(moments, 2)}
+    metadata = {SUMS: json.dumps(sums), WHOSE: _whose(manifest, number)}
+    save_tensors(folder / manifest.shards[number][0], tensors, metadata)
 
 
 def write_labels(folder: Path, labels: Tensor) -> None:
-    """The labels (n,) of all shards, in order."""
-    with replacing(folder / LABELS) as file:
-        file.write(save({"labels": labels}))
+    """Write the labels (n,) of all shards, in order."""
+    save_tensors(folder / LABELS, {"labels": labels})
 
 
-def read_summaries(folder: Path, manifest: Manifest) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    """Labels and sums of each shard, in order.
+def crc32(values: Tensor, dims: int) -> Tensor:
+    """Return the CRC-32 of the bytes at each place of the first `dims` dimensions, int64."""
+    places = values.contiguous().view(torch.uint8).flatten(dims).flatten(0, dims - 1).numpy()
+    return torch.tensor([zlib.crc32(row) for row in places], dtype=torch.int64).view(values.shape[:dims])
+
+
+def _whose(manifest: Manifest, number: int) -> str:
+    return f"{number} of {manifest.key}"
+
+
+def _open(
+    folder: Path, manifest: Manifest, number: int, verify: bool = False
+) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and mapped tensors of a shard; to `verify` is to read all of it.
 
     Raises:
-        UserError: a shard cannot be read.
+        UserError: it is missing, damaged, in the place of another one, or not what the manifest says.
     """
-    for name, _ in manifest.shards:
-        with _opened(folder / name) as file:
-            yield file.get_tensor("labels"), json.loads(file.metadata()[SUMS])
+    name, part = manifest.shards[number]
+    metadata, tensors = load_tensors(folder / name, verify)
+    if metadata.get(WHOSE, _whose(manifest, number)) != _whose(manifest, number):
+        raise UserError(f"{folder / name} is a shard of other latents, or from another place among these")
+    wanted = {"moments": (getattr(torch, manifest.dtype), (len(part), *manifest.row))}
+    wanted |= {"labels": (torch.int64, (len(part),)), "pixels": (torch.int64, (len(part),))}
+    wanted |= {"rows": (torch.int64, (len(part), 2))}
+    for key in {"moments", "labels"} | tensors.keys():
+        found = (tensors[key].dtype, tuple(tensors[key].shape)) if key in tensors else None
+        if found != wanted.get(key):
+            raise UserError(f"{folder / name} holds {key} {found}, the manifest says {wanted.get(key)}")
+    return metadata, tensors
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[safe_open]:
+def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -> Tensor | None:
+    """Read all of a shard; return the checksums of its pictures' pixels, or None if it has none.
+
+    Raises:
+        UserError: it is damaged, not what the manifest says, or its labels are not these.
+    """
+    path = folder / manifest.shards[number][0]
+    metadata, tensors = _open(folder, manifest, number, verify=True)
+    if not torch.equal(tensors["labels"], labels):
+        raise UserError(f"{path} has labels of other pictures")
+    if not tensors["moments"].isfinite().all():
+        raise UserError(f"{path} holds moments that are not finite")
+    _sums(path, manifest, metadata)
+    return tensors.get("pixels")
+
+
+def read_sums(folder: Path, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
+    """Yield the sums of each shard, in order, float64; raise a UserError if a shard cannot be read."""
+    for number, (name, _) in enumerate(manifest.shards):
+        yield _sums(folder / name, manifest, _open(folder, manifest, number)[0])
+
+
+def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> dict[str, Tensor]:
+    c = manifest.latents.channels
+    shapes = {"gram": (c + 1, c + 1), "cross": (c + 1, 3), "variance": (c,)}
     try:
-        with safe_open(path, framework="pt") as file:
-            yield file
-    except (SafetensorError, OSError) as error:
-        raise UserError(
-            f"{path} is missing, cut short or not of this layout ({one_line(error)}): delete it and run the encode "
-            "command again"
-        ) from error
+        values = json.loads(metadata[SUMS])
+        found = {key: torch.tensor(values[key], dtype=torch.float64).reshape(shapes[key]) for key in shapes}
+        if not all(value.isfinite().all() for value in found.values()):
+            raise ValueError("they are not finite")
+    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
+        raise UserError(f"{path} has no sums that can be read ({one_line(error)})") from error
+    return found
 
 
 class LatentSet(ImageSet):
     """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels. Only what is read is loaded.
 
+    Args:
+        folder: where they are.
+        manifest: of the folder.
+        verify: compare each row that is read with its checksum.
+
     Raises:
-        UserError: a file is missing, cut short, or not what the manifest says.
+        UserError: a file is missing, damaged, or not what the manifest says.
     """
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder, self.shards, self.shard_size = folder, manifest.shards, manifest.shard_size
-        self.row = (2, 2 * manifest.latents.channels, manifest.size, manifest.size)
-        with _opened(folder / LABELS) as file:
-            self.labels = file.get_tensor("labels").clone()  # else it would stay a map of the file
-        if len(self.labels) != manifest.count:
-            raise UserError(f"{folder / LABELS} has {len(self.labels)} labels, the manifest {manifest.count} pictures")
-        for name, part in self.shards:
+    def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
+        self.folder, self.manifest, self.verify = folder, manifest, verify
+        self.labels = self._labels()
+        for name, part in manifest.shards:
             path = folder / name
-            if not path.is_file() or path.stat().st_size < 2 * len(part) * math.prod(self.row):  # 2 bytes each
-                raise UserError(f"{path} is missing or cut short: delete it and run the encode command again")
-        self._open: dict[int, Tensor] = {}
+            if not path.is_file() or path.stat().st_size < 2 * len(part) * math.prod(manifest.row):  # 2 bytes each
+                raise UserError(f"{path} is missing or truncated: {MEND}")
+        self._shards: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": {}}  # a memory map cannot be sent to a worker process, its name can
+        return {**self.__dict__, "_shards": {}}  # a memory map cannot be sent to a worker process, its name can
 
-    def _shard(self, number: int) -> Tensor:
-        """The moments of a shard, memory-mapped."""
-        if number not in self._open:
-            name, part = self.shards[number]
-            with _opened(self.folder / name) as file:
-                moments = file.get_tensor("moments")
-            if moments.shape != (len(part), *self.row):
-                raise UserError(
-                    f"{self.folder / name} holds {tuple(moments.shape)}, the manifest says {(len(part), *self.row)}"
-                )
-            self._open[number] = moments
-        return self._open[number]
+    def _labels(self) -> Tensor:
+        """All labels: those of the manifest's pictures, by their number and by that of each class."""
+        path, manifest = self.folder / LABELS, self.manifest
+        try:
+            labels = load_tensors(path)[1].get("labels", torch.empty(0))
+        except UserError as error:
+            raise UserError(f"{error}: {MEND}") from error
+        if labels.dtype != torch.int64 or labels.shape != (manifest.count,):
+            found = f"{labels.dtype} {tuple(labels.shape)}"
+            raise UserError(f"{path} has labels {found}, the manifest {manifest.count} pictures: {MEND}")
+        counts = list(manifest.classes.values()) or [manifest.count]
+        inside = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
+        if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:
+            raise UserError(f"{path} has other labels than the manifest counts: {MEND}")
+        return labels.clone()  # else it would stay a map of the file
+
+    def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Memory-mapped bytes (n, 2, bytes of a row) of the moments of a shard, and their checksums (n, 2), if any."""
+        if number not in self._shards:
+            try:
+                _, tensors = _open(self.folder, self.manifest, number)
+            except UserError as error:
+                raise UserError(f"{error}: {MEND}") from error
+            rows = tensors["rows"].numpy() if self.verify and "rows" in tensors else None
+            self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), rows
+        return self._shards[number]
 
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
-        places = (divmod(i, self.shard_size) for i in indices)
-        return torch.stack([self._shard(k)[row, side] for (k, row), side in zip(places, sides, strict=True)])
+        found = np.empty((len(indices), 2 * math.prod(self.manifest.row[1:])), np.uint8)
+        for place, index, side in zip(found, indices, sides, strict=True):
+            number, i = divmod(index, self.manifest.shard_size)
+            moments, rows = self._shard(number)
+            place[:] = moments[i, side]
+            if rows is not None and zlib.crc32(place) != rows[i, side]:
+                raise UserError(f"{self.folder / self.manifest.shards[number][0]} is damaged in row {i}: {MEND}")
+        return torch.from_numpy(found).view(getattr(torch, self.manifest.dtype)).unflatten(1, self.manifest.row[1:])
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return self._rows(indices, [0] * len(indices)), self.labels[indices]
