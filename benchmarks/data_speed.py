@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet, write_labels, write_shard
 from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSampler
@@ -62,19 +63,19 @@ def training_rate(steps: int = 3, batch_size: int = 4) -> float:
 
 
 def index(count: int, shard_size: int) -> Manifest:
-    classes = {f"n{i:08d}": count // 1000 for i in range(1000)}
+    classes = {f"n{i:08d}": len(range(i, count, 1000)) for i in range(1000)}
     settings = {"dtype": "float16", "precision": "float32", "batch_size": 16, "shard_size": shard_size}
-    return Manifest(SPACE, "", "", count, 256, classes, None, "", **settings)
+    return Manifest(SPACE, "", "", count, 256, classes, None, class_hash(tuple(classes)), **settings)
 
 
-def latents(folder: Path, count: int, batch_size: int) -> Iterator[Batch]:
-    """Cached latents, mirrored, their posterior sampled, as a network gets them."""
-    manifest = index(count, 1024)
-    for name, part in manifest.shards:
-        moments = torch.randn(len(part), 2, 8, 32, 32).half()
-        write_shard(folder / name, moments, torch.zeros(len(part), dtype=torch.int64), {})
-    write_labels(folder, torch.zeros(count, dtype=torch.int64))
-    data = loader(LatentSet(folder, manifest), batch_size)
+def latents(folder: Path, count: int, batch_size: int, verify: bool) -> Iterator[Batch]:
+    """Cached latents, mirrored, their posterior sampled, as a network gets them; `verify` their checksums."""
+    manifest, labels = index(count, 1024), torch.arange(count) % 1000
+    for number, (_, part) in enumerate(manifest.shards):
+        moments = torch.randn(len(part), *manifest.row).half()
+        write_shard(folder, manifest, number, moments, labels[part.start : part.stop], labels[: len(part)], {})
+    write_labels(folder, labels)
+    data = loader(LatentSet(folder, manifest, verify), batch_size)
     while True:
         for batch in data:
             place = {"first": batch.first, "count": len(batch.images), "total": batch.total}
@@ -126,8 +127,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with tempfile.TemporaryDirectory() as folder:
         imagenet_index(Path(folder))
-    with tempfile.TemporaryDirectory() as folder:
-        print(f"cached latents, batch 256: {rate(latents(Path(folder), 8192, 256), options.batches):,.0f} images/s")
+    for verify in (True, False):
+        with tempfile.TemporaryDirectory() as folder:
+            found = rate(latents(Path(folder), 8192, 256, verify), options.batches)
+            print(f"cached latents, batch 256, {'' if verify else 'not '}verified: {found:,.0f} images/s")
     read, trained = rate(pixels(), options.batches), training_rate()
     print(f"pictures in memory: {read:,.0f} images/s; U-ViT-S/2 trains at {trained:.2f}: ratio {read / trained:,.0f}")
 

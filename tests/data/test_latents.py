@@ -102,7 +102,7 @@ def test_encoding_again_changes_nothing(encoded, pictures, vae):
 def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(encoded, pictures, vae, tmp_path):
     again = encode(pictures, tmp_path / "again", vae)
     for name in ("shard-00002-of-00006.safetensors", "shard-00005-of-00006.safetensors"):
-        (again / name).rename(again / f".{name}.partial")
+        (again / name).rename(again / f".{name}.0123abcd.partial")
     (again / "manifest.json").write_bytes((encoded / "manifest.json").read_bytes())
     encode(pictures, again, vae)
     assert contents(again) == contents(encoded)

@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,7 @@ from uvit_decay.data.images import OnDisk
 from uvit_decay.data.latents.manifest import Manifest, Statistics, read
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.data.pictures import Listing
-from uvit_decay.disk import check_writable
+from uvit_decay.disk import check_writable, claimed, remove_remains
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_float
 
@@ -73,6 +74,24 @@ def encode(
     if folder.resolve().is_relative_to(listing.path.resolve()):
         raise UserError(f"{folder} is the pictures' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
+    with claimed(folder) if processes.is_main_process else nullcontext():
+        missing = _missing(listing, manifest, folder, processes)
+        if processes.is_main_process and missing:
+            remove_remains(folder)
+            manifest.write(folder)
+        mine = missing[processes.process_index :: processes.num_processes]
+        _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
+        processes.wait_for_everyone()
+        if processes.is_main_process:
+            finished = _finish(folder, manifest)
+            write_labels(folder, torch.tensor(listing.labels))
+            finished.write(folder)  # last: it says that all is there
+        processes.wait_for_everyone()
+    return read(folder)
+
+
+def _missing(listing: Listing, manifest: Manifest, folder: Path, processes: PartialState) -> list[int]:
+    """The shards to encode; each process verifies its share of those that are there."""
     manifest.check_continues(folder)
     shards = range(len(manifest.shards))
     _remove_damaged(listing, manifest, folder, shards[processes.process_index :: processes.num_processes])
@@ -80,25 +99,13 @@ def encode(
     missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
     _check_space(folder, manifest, len(missing))
     processes.wait_for_everyone()  # nobody writes before all have looked: they would share out different lists
-    if processes.is_main_process and missing:
-        manifest.write(folder)
-    mine = missing[processes.process_index :: processes.num_processes]
-    _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
-    processes.wait_for_everyone()
-    if processes.is_main_process:
-        finished = _finish(folder, manifest)
-        write_labels(folder, torch.tensor(listing.labels))
-        finished.write(folder)  # last: it says that all is there
-    processes.wait_for_everyone()
-    return read(folder)
+    return missing
 
 
 def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers: range) -> None:
     """Remove, with a remark, what is damaged of these shards, to be made anew; raise a UserError for other pictures."""
-    pictures, labels = (
-        OnDisk(listing, list(range(manifest.count)), manifest.image_size, 3),
-        torch.tensor(listing.labels),
-    )
+    labels = torch.tensor(listing.labels)
+    pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     for number in numbers:
         name, part = manifest.shards[number]
         if not (folder / name).exists():
