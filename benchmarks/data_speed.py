@@ -73,7 +73,15 @@ def latents(folder: Path, count: int, batch_size: int, verify: bool) -> Iterator
     manifest, labels = index(count, 1024), torch.arange(count) % 1000
     for number, (_, part) in enumerate(manifest.shards):
         moments = torch.randn(len(part), *manifest.row).half()
-        write_shard(folder, manifest, number, moments, labels[part.start : part.stop], labels[: len(part)], {})
+        write_shard(
+            folder,
+            manifest,
+            number,
+            moments,
+            labels[part.start : part.stop],
+            torch.zeros(len(part), dtype=torch.int64),
+            {},
+        )
     write_labels(folder, labels)
     data = loader(LatentSet(folder, manifest, verify), batch_size)
     while True:
