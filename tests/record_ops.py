@@ -2,6 +2,7 @@
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 
 class RecordOps(TorchDispatchMode):
@@ -14,6 +15,26 @@ class RecordOps(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.ops.append(str(func))
         return func(*args, **(kwargs or {}))
+
+
+class Waits(TorchDispatchMode):
+    """Names of what would make a program wait for a GPU, for which the `meta` device stands: it has no numbers.
+
+    That is reading a number, and copying without non_blocking, which a tensor made of Python's numbers is, too.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result, kwargs = func(*args, **(kwargs or {})), kwargs or {}
+        given = [value.device.type for value in tree_leaves(args) if isinstance(value, torch.Tensor) and value.dim()]
+        away = isinstance(result, torch.Tensor) and result.is_meta
+        copies = away and (func is torch.ops.aten.lift_fresh.default or "cpu" in given)
+        if func is torch.ops.aten._local_scalar_dense.default or copies and not kwargs.get("non_blocking"):
+            self.found.append(str(func))
+        return result
 
 
 def recorded(net, arguments):

@@ -1,12 +1,18 @@
 """A step must not wait for a GPU: what reads numbers from the device, or copies to it, does so at log steps only."""
 
 from collections import Counter
+from typing import get_args
 
+import pytest
 import torch
-from conftest import tiny_task
+from conftest import tiny_net, tiny_task
 from lightning.pytorch import Trainer
+from record_ops import Waits
 
 from uvit_decay.data import Digits
+from uvit_decay.data.steps import InMemory
+from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times, training_times
+from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
 
 
 def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_path, monkeypatch, capsys):
@@ -19,3 +25,27 @@ def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_pa
     last = "".join(capsys.readouterr()).rpartition("Epoch 0")[2]
     assert "train/loss=" in last
     assert "train/images_per_second=" in last
+
+
+def test_pictures_on_the_device_are_chosen_and_mirrored_without_waiting_for_it():
+    pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
+    with Waits() as waits:
+        images, labels = pictures.mirrored([3, 1, 4], torch.tensor([True, False, True]))
+    assert waits.found == []
+    assert (images.device.type, images.shape, labels.tolist()) == ("meta", (3, 3, 4, 4), [3, 1, 4])
+
+
+@pytest.mark.parametrize("path", [VP(), SDDiscrete(), Linear(), GVP()], ids=lambda path: type(path).__name__)
+@pytest.mark.parametrize("prediction", get_args(Prediction))
+def test_times_network_and_loss_do_not_wait_for_the_device(prediction, path):
+    x, uniform = torch.empty(4, 1, 8, 8, device="meta"), torch.empty(4, device="meta")
+    net, labels = tiny_net().to("meta"), torch.empty(4, dtype=torch.int64, device="meta")
+
+    def step():
+        t = training_times(path, prediction, "none", stratified_times(uniform, 4, 16))
+        diffusion_loss(net, path, prediction, x, labels, t, torch.empty_like(x)).mean().backward()
+
+    step()  # a path may copy tables, once
+    with Waits() as waits:
+        step()
+    assert waits.found == []

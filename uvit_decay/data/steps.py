@@ -36,7 +36,8 @@ class ImageSet(ABC):
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
         """The same, with left and right exchanged where the bool tensor `mirror` (b,) says so."""
         images, labels = self[indices]
-        return torch.where(mirror.to(images.device)[:, None, None, None], images.flip(-1), images), labels
+        mirror = mirror.to(images.device, non_blocking=True)[:, None, None, None]
+        return torch.where(mirror, images.flip(-1), images), labels
 
 
 class InMemory(ImageSet):
@@ -47,7 +48,7 @@ class InMemory(ImageSet):
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = torch.tensor(indices, dtype=torch.int64)  # also of no index
-        return self.images[chosen.to(self.images.device)], self.labels[chosen]
+        return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
 
 
 class Batch(NamedTuple):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -46,7 +47,7 @@ def stratified_times(uniform: Times, first: int, total: int) -> Times:
 
     Each t is uniform over the shuffled data, and one batch covers all noise levels evenly.
     """
-    positions = uniform.new_tensor(range(first, first + len(uniform)))
+    positions = torch.arange(first, first + len(uniform), dtype=uniform.dtype, device=uniform.device)
     return (positions + uniform) / total
 
 
