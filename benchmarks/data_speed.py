@@ -21,7 +21,7 @@ from uvit_decay.data.latents.shards import LatentSet, write_labels, write_shard
 from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSampler
 from uvit_decay.image import to_float
 from uvit_decay.nn.zoo import build
-from uvit_decay.randomness import BatchRandom
+from uvit_decay.randomness import normal
 
 IMAGENET = 1_281_167
 SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)
@@ -86,8 +86,7 @@ def latents(folder: Path, count: int, batch_size: int, verify: bool) -> Iterator
     data = loader(LatentSet(folder, manifest, verify), batch_size)
     while True:
         for batch in data:
-            place = {"first": batch.first, "count": len(batch.images), "total": batch.total}
-            noise = BatchRandom("posterior", "train", 0, batch.number, **place).normal(4, 32, 32)
+            noise = normal("posterior", "train", 0, rows=batch.rows, shape=(4, 32, 32))
             yield batch._replace(images=SPACE.sample(batch.images, noise))
 
 

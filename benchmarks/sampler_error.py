@@ -21,7 +21,7 @@ from uvit_decay.diffusion.flow import Flow
 from uvit_decay.diffusion.path import GVP, VP, Linear, Path, SDDiscrete, expand
 from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 
 CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)
@@ -66,8 +66,12 @@ def noise(path: Path, size: int) -> Tensor:
 
 def final(name: str, path: Path, x: Tensor, steps: int) -> Tensor:
     """The sample that the sampler makes of x."""
-    streams = [generator("sampler-error", i) for i in range(len(x))]
-    for _, state in SAMPLERS[name].run(flow(path), x, steps, streams):
+    rows = torch.arange(len(x))
+
+    def draw(step: int) -> Tensor:
+        return normal("sampler-error", step, rows=rows, shape=x.shape[1:])
+
+    for _, state in SAMPLERS[name].run(flow(path), x, steps, draw):
         x = state
     return x
 

@@ -44,6 +44,12 @@ def test_help_imports_no_more_than_it_needs():
     assert result.stdout.strip().endswith("False")
 
 
+def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
+    sample(monkeypatch, tmp_path)
+    found, shown = (np.asarray(Image.open(path), float) for path in ("samples.png", ROOT / "docs/digits_samples.png"))
+    assert abs(found - shown).mean() < 0.1
+
+
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_ten_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
     for size in (1, 3, 10):

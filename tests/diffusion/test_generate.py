@@ -65,6 +65,13 @@ def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
     assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if Sampling(name).evaluations])
+def test_sampling_never_waits_for_the_device(name):
+    """On the meta device each look at a value raises."""
+    of = source(network().to("meta"), device=torch.device("meta"))
+    assert images(Sampling(name, steps=4, guidance=2.0), of=of).shape == (10, *SHAPE)
+
+
 def test_no_indices_make_no_batches():
     assert list(generate(source(), Sampling(), [], [], 0, 4)) == []
 

@@ -102,12 +102,12 @@ def test_labels_reach_the_network():
 
 
 def test_signs_are_fair_and_keyed():
-    z = signs((3, 100, 100), 0, 0)
+    z = signs((3, 100, 100), 0, torch.arange(2))
     assert set(z.flatten().tolist()) == {-1.0, 1.0}
-    assert abs(z.mean().item()) < 0.02
-    assert torch.equal(z, signs((3, 100, 100), 0, 0))
-    assert not torch.equal(z, signs((3, 100, 100), 0, 1))
-    assert not torch.equal(z, signs((3, 100, 100), 1, 0))
+    assert z.mean(dim=(1, 2, 3)).abs().max().item() < 0.02
+    assert torch.equal(z[1:], signs((3, 100, 100), 0, torch.tensor([1])))
+    assert not torch.equal(z[0], z[1])
+    assert not torch.equal(z, signs((3, 100, 100), 1, torch.arange(2)))
 
 
 def test_bits_per_dim_of_known_densities():

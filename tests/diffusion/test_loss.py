@@ -18,7 +18,7 @@ from uvit_decay.diffusion.loss import (
 )
 from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import BatchRandom
+from uvit_decay.randomness import uniform
 
 PATH = VP()
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
@@ -26,8 +26,8 @@ PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)
 CASES = [(p, w) for p in PREDICTIONS for w in WEIGHTINGS if w == "none" or p in ("eps", "score")]
 
 
-def draws(count, total=None, first=0):
-    return BatchRandom("times", 3, first=first, count=count, total=total or count).uniform()
+def draws(count, first=0):
+    return uniform("times", 3, rows=torch.arange(first, first + count))
 
 
 @pytest.mark.parametrize("total", [1, 7, 30, 96, 1024])
@@ -52,13 +52,12 @@ def test_a_draw_is_the_place_in_its_stratum(total):
 def test_times_do_not_depend_on_sharding(total, ranks):
     whole = stratified_times(draws(total), 0, total)
     edges = [total * rank // ranks for rank in range(ranks + 1)]
-    parts = [stratified_times(draws(b - a, total, a), a, total) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    parts = [stratified_times(draws(b - a, a), a, total) for a, b in zip(edges[:-1], edges[1:], strict=True)]
     assert torch.equal(torch.cat(parts), whole)
 
 
 def test_times_are_uniform_over_many_batches():
-    random = BatchRandom("times", first=0, count=16, total=16)
-    t = torch.cat([stratified_times(random.uniform(), 0, 16) for _ in range(500)])
+    t = torch.cat([stratified_times(draws(16, 16 * k), 0, 16) for k in range(500)])
     counts = torch.histc(t, 40, 0, 1) / len(t)  # 2.5 bins a stratum
     assert (counts - 1 / 40).abs().max() < 0.005
     one = t.reshape(500, 16)[:, 5]

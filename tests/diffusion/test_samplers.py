@@ -14,7 +14,7 @@ from uvit_decay.diffusion.flow import Flow
 from uvit_decay.diffusion.ode import FIRST_TIME
 from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 
 PATH = VP()
 MEAN, STD = 0.3, 0.5
@@ -31,8 +31,10 @@ def start(shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def streams(count):
-    return [generator("test", i) for i in range(count)]
+def noise_of(x, key="test", rows=None):
+    """Noise of each step for the batch x, whose samples have these numbers."""
+    rows = torch.arange(len(x)) if rows is None else torch.tensor(rows)
+    return lambda step: normal(key, step, rows=rows, shape=x.shape[1:])
 
 
 def gaussian(x_t, t, path=PATH):
@@ -79,8 +81,8 @@ class Toy(nn.Module):
         return expand(PATH.sigma(t), x_t) * x_t + 0.3 * self.last(torch.tanh(self.first(x_t) + expand(t, x_t)))
 
 
-def run(name, denoise, x, steps, generators=None, path=PATH):
-    return list(SAMPLERS[name].run(Flow(denoise, path), x, steps, generators or streams(len(x))))
+def run(name, denoise, x, steps, noise=None, path=PATH):
+    return list(SAMPLERS[name].run(Flow(denoise, path), x, steps, noise or noise_of(x)))
 
 
 def counted(denoise):
@@ -246,21 +248,36 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
     assert torch.allclose(found, wanted, atol=2e-3 * wanted.abs().max().item())
 
 
+@pytest.mark.parametrize("steps", [5, 20, 50])
+def test_ddpm_is_the_one_of_diffusers(steps):
+    from diffusers import DDPMScheduler
+
+    alpha2 = PATH.alpha(torch.arange(1001, dtype=torch.float64) / 1000).square()
+    betas = (1 - alpha2[1:] / alpha2[:-1]).tolist()
+    scheduler = DDPMScheduler(1000, trained_betas=betas, prediction_type="sample", clip_sample=False)
+    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
+    wanted = x = start((3, 3, 6, 6))
+    theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
+    for timestep in scheduler.timesteps:
+        data, _ = gaussian(wanted, torch.full((3,), (timestep.item() + 1) / 1000))
+        wanted = scheduler.step(data, timestep, wanted, generator=theirs).prev_sample
+    found = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
+    assert torch.allclose(found, wanted, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sample_does_not_depend_on_its_batch(name):
     x = start((6, 1, 4, 4))
     whole = run(name, gaussian, x, 10)[-1][1]
     for chosen in ([2], [0, 1, 2], [5, 2, 4]):
-        part = run(name, gaussian, x[chosen], 10, [generator("test", i) for i in chosen])[-1][1]
+        part = run(name, gaussian, x[chosen], 10, noise_of(x[chosen], rows=chosen))[-1][1]
         assert torch.allclose(part, whole[chosen], atol=1e-6), chosen
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_stochastic_samplers_draw_from_the_generators(name):
+def test_only_stochastic_samplers_draw_noise(name):
     x = start((2, 1, 4, 4))
-    one, again, other = (
-        run(name, gaussian, x, 10, [generator(key, i) for i in range(2)])[-1][1] for key in ("a", "a", "b")
-    )
+    one, again, other = (run(name, gaussian, x, 10, noise_of(x, key))[-1][1] for key in ("a", "a", "b"))
     assert torch.equal(one, again)
     assert torch.equal(one, other) != SAMPLERS[name].stochastic
     assert (name in DETERMINISTIC) != SAMPLERS[name].stochastic
@@ -277,20 +294,18 @@ def test_the_global_stream_is_left_alone(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMES if SAMPLERS[name].stochastic])
 def test_noise_is_added_at_every_step_but_the_last(name):
-    x, steps = start((2, 1, 4, 4)), 5
+    x, steps, drawn = start((2, 1, 4, 4)), 5, []
 
-    def final(reseeded):
-        """The sample, with other streams after step `reseeded`."""
-        generators = streams(2)
-        states = []
-        for _, state in SAMPLERS[name].run(Flow(gaussian, PATH), x, steps, generators):
-            states.append(state)
-            if len(states) == reseeded:
-                for g in generators:
-                    g.manual_seed(12345)
-        return states[-1]
+    def final(changed):
+        """The sample, with other noise in step `changed`."""
 
-    assert torch.equal(final(steps - 1), final(steps))
-    samples = [final(number) for number in range(1, steps - 1)]
-    for one, other in itertools.combinations([*samples, final(steps)], 2):
+        def noise(step):
+            drawn.append(step)
+            return noise_of(x, "other" if step == changed else "test")(step)
+
+        return run(name, gaussian, x, steps, noise)[-1][1]
+
+    samples = [final(changed) for changed in range(steps)]
+    assert drawn == [0, 1, 2, 3] * steps
+    for one, other in itertools.combinations(samples, 2):
         assert not torch.allclose(one, other, atol=1e-3)

@@ -7,20 +7,20 @@ from typing import get_args
 import pytest
 import torch
 
-from uvit_decay.diffusion.flow import Flow, normal_like, sampling_interval
+from uvit_decay.diffusion.flow import Flow, sampling_interval
 from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 
 MEAN, STD = 0.3, 0.5
 PATHS = [VP(), Linear(), GVP()]
 FINITE = [(path, form) for path in PATHS for form in FORMS if form != "sbdm" or path == VP()]
 
 
-def streams(count):
-    return [generator("sde", i) for i in range(count)]
+def noise_of(x):
+    return lambda step: normal("sde", step, rows=torch.arange(len(x)), shape=x.shape[1:])
 
 
 def start(*shape, dtype=torch.float32):
@@ -42,7 +42,7 @@ def flow(path, low=1e-3, high=1.0, times=None):
 
 
 def run(sde, of, x, steps):
-    return list(sde.run(of, x, steps, streams(len(x))))
+    return list(sde.run(of, x, steps, noise_of(x)))
 
 
 def test_forms_are_those_of_sit():
@@ -116,7 +116,7 @@ def test_the_grid_of_the_sde_is_that_of_sit():
 def test_one_step_of_each_method_is_its_formula(path):
     x, now, after = start(3, 1, 2, 2, dtype=torch.float64), 0.6, 0.5
     of, h = flow(path), now - after
-    z = normal_like(x, streams(3))
+    z = noise_of(x)(0).double()
 
     def w(time):
         return path.sigma(torch.tensor([time], dtype=torch.float64)).item()
@@ -127,11 +127,11 @@ def test_one_step_of_each_method_is_its_formula(path):
         return path.velocity(data, eps, t) + w(time) * path.score(eps, t)
 
     noise = math.sqrt(2 * w(now) * h) * z
-    euler = SDE()._euler(of, x, now, after, streams(3))
+    euler = SDE()._euler(of, x, now, after, z)
     assert torch.allclose(euler, x + h * drift(x, now) + noise)
     noisy = x + noise
     first = drift(noisy, now)
-    heun = SDE(heun=True)._heun(of, x, now, after, streams(3))
+    heun = SDE(heun=True)._heun(of, x, now, after, z)
     assert torch.allclose(heun, noisy + h * (first + drift(noisy + h * first, after)) / 2)
 
 
@@ -140,16 +140,15 @@ def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
     """dx = (f x - g^2 score) dt + g dW on linspace(1, 1e-3, steps), 0, with no noise on the last interval."""
     of, steps = flow(path), 20
     x = wanted = start(3, 1, 4, 4)
-    generators = streams(3)
     times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
-    for now, after in itertools.pairwise(times):
+    for i, (now, after) in enumerate(itertools.pairwise(times)):
         t = torch.full((3,), now)
         _, eps = of.denoise(wanted, t)
         g2 = expand(path.diffusion2(t), x)
         wanted = wanted + (expand(path.drift(t), x) * wanted - g2 * path.score(eps, t)) * (after - now)
         if after:
-            wanted = wanted + (g2 * (now - after)).sqrt() * normal_like(x, generators)
-    found = list(SAMPLERS["euler-maruyama"].run(of, x, steps, streams(3)))[-1][1]
+            wanted = wanted + (g2 * (now - after)).sqrt() * noise_of(x)(i)
+    found = list(SAMPLERS["euler-maruyama"].run(of, x, steps, noise_of(x)))[-1][1]
     assert torch.allclose(found, wanted, atol=1e-5 * wanted.abs().max().item())
 
 
@@ -175,7 +174,7 @@ def test_an_sde_out_of_range_is_a_user_error(options, reason):
 def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
     times = []
     x = start(2, 1, 3, 3, dtype=torch.float64)
-    found = list(SAMPLERS["sit-ode"].run(flow(path, 0.0, times=times), x, 125, []))[-1][1]
+    found = list(SAMPLERS["sit-ode"].run(flow(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
     assert len(times) == 250 == SAMPLERS["sit-ode"].evaluations(SAMPLERS["sit-ode"].steps)
     assert times[::2] == pytest.approx([1 - i / 125 for i in range(125)])
     assert times[1::2] == pytest.approx([1 - i / 125 for i in range(1, 126)])
@@ -186,7 +185,7 @@ def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path)
 def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
     times = []
     x = start(3, 1, 3, 3)
-    states = list(SAMPLERS["dopri5"].run(flow(path, low, 0.999, times), x, 4, []))
+    states = list(SAMPLERS["dopri5"].run(flow(path, low, 0.999, times), x, 4, noise_of(x)))
     assert len(states) == 4
     assert min(times) >= low * (1 - 1e-6)
     assert max(times) <= 0.9991
@@ -222,16 +221,9 @@ def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
         data, eps = of.denoise(wanted, torch.full((3,), sigma))
         wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
     times.clear()
-    found = list(SAMPLERS["dpm++"].run(of, x, 100, []))[-1][1]
+    found = list(SAMPLERS["dpm++"].run(of, x, 100, noise_of(x)))[-1][1]
     assert torch.allclose(found, wanted, atol=5e-3)
     assert torch.allclose(found, MEAN + STD * x, atol=2e-2)
-
-
-def test_noise_rows_come_from_their_own_generators():
-    x = torch.zeros(3, 1, 2, 2)
-    rows = normal_like(x, streams(3))
-    assert torch.equal(rows[1:2], normal_like(x[:1], [generator("sde", 1)]))
-    assert len(rows.flatten(1).unique(dim=0)) == 3
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "sbdm"])  # which these paths refuse
@@ -242,8 +234,7 @@ def test_heun_without_a_last_step_of_its_own_stays_finite(path, form):
 
     flow = Flow(denoise, path, low=0.0, high=1.0)
     x = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
-    generators = [torch.Generator().manual_seed(i) for i in range(2)]
-    *_, (time, end) = SDE(form, last_step="none", heun=True).run(flow, x, 5, generators)
+    *_, (time, end) = SDE(form, last_step="none", heun=True).run(flow, x, 5, noise_of(x))
     assert time == 0.0
     assert torch.isfinite(end).all()
 
@@ -251,4 +242,4 @@ def test_heun_without_a_last_step_of_its_own_stays_finite(path, form):
 def test_a_last_step_longer_than_the_way_is_refused():
     flow = Flow(lambda x_t, t: (x_t, x_t), Linear(), low=1e-3, high=0.999)
     with pytest.raises(UserError, match="last_time 0.9995 is not below 0.999"):
-        list(SDE(last_time=0.9995).run(flow, torch.zeros(1, 1, 2, 2), 5, [torch.Generator()]))
+        list(SDE(last_time=0.9995).run(flow, torch.zeros(1, 1, 2, 2), 5, noise_of))

@@ -19,7 +19,7 @@ from uvit_decay.evaluation.masks import Masks
 from uvit_decay.evaluation.patch_features import PatchFeatures, on_grid
 from uvit_decay.evaluation.sources import open_pictures
 from uvit_decay.nn import UViT
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 from uvit_decay.tasks import DiffusionTask
 
 CPU = torch.device("cpu")
@@ -65,7 +65,7 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     (states,) = features.states([5, 2], [1, 2])
     assert states.shape == (2, 2, 16, 16)
     x = features.pictures.read([5, 2]).float() / 127.5 - 1
-    noise = torch.stack([torch.randn(1, 8, 8, generator=generator("probe", 3, "pictures", i)) for i in (5, 2)])
+    noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
         wanted = list(features.net.trunk(features.path.noised(x, noise, t), t))

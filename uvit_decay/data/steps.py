@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import BatchRandom, generator
+from uvit_decay.randomness import generator, uniform
 
 
 class ImageSet(ABC):
@@ -63,6 +63,12 @@ class Batch(NamedTuple):
     number: int
     first: int
     total: int
+
+    @property
+    def rows(self) -> Tensor:
+        """Int64 (b,) on the device of the images: their numbers in the whole run, those of its random numbers."""
+        start = self.number * self.total + self.first
+        return torch.arange(start, start + len(self.images), device=self.images.device)
 
 
 def subset(images: ImageSet, limit: int, name: str) -> list[int]:
@@ -144,9 +150,9 @@ class _Batches(Dataset):
     def _read(self, part: _Slice) -> tuple[Tensor, Tensor]:
         if self.flip_seed is None:
             return self.images[part.indices]
-        count = len(part.indices)
-        random = BatchRandom("flip", self.flip_seed, part.number, first=part.first, count=count, total=part.total)
-        return self.images.mirrored(part.indices, random.uniform() < 0.5)
+        start = part.number * part.total + part.first
+        rows = torch.arange(start, start + len(part.indices))
+        return self.images.mirrored(part.indices, uniform("flip", self.flip_seed, rows=rows) < 0.5)
 
 
 class StepLoader(DataLoader):

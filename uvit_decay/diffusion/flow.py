@@ -15,7 +15,7 @@ from uvit_decay.diffusion.loss import EDGE, Prediction
 from uvit_decay.diffusion.path import Interpolant, Path
 
 Denoiser = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-Generators = list[torch.Generator]
+Noise = Callable[[int], Tensor]  # standard normal, of the shape of the states, for each number of a step
 Trajectory = Iterator[tuple[float, Tensor]]
 
 
@@ -51,12 +51,6 @@ class Flow:
 def times_like(x: Tensor, time: float) -> Tensor:
     """`time` for each sample of x."""
     return torch.full((len(x),), time, device=x.device, dtype=x.dtype)
-
-
-def normal_like(x: Tensor, generators: Generators) -> Tensor:
-    """Standard normal noise, row i from generators[i]."""
-    rows = [torch.randn(x.shape[1:], generator=g, device=g.device) for g in generators]
-    return torch.stack(rows).to(x)
 
 
 def linspace(high: float, low: float, count: int) -> list[float]:

@@ -20,7 +20,7 @@ from uvit_decay.diffusion.path import Path
 from uvit_decay.diffusion.sampler import SAMPLERS, Sampler, of_sde
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 
 ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for estimates of the cost
 
@@ -218,10 +218,14 @@ def _generate_batch(
     if sampling.method.alone and len(indices) > 1:
         lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
         return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
-    generators = [generator("sample", seed, i) for i in indices]
-    x = torch.stack([torch.randn(source.shape, generator=g) for g in generators]).to(source.device)
+    rows = torch.tensor(indices, dtype=torch.int64).to(source.device)
+    x = normal("sample", seed, rows=rows, shape=source.shape)
+
+    def noise(step: int) -> Tensor:
+        return normal("sample step", seed, step, rows=rows, shape=source.shape)
+
     flow = source.flow(sampling, labels)
-    for _, state in sampling.method.run(flow, x, sampling.step_count, generators):
+    for _, state in sampling.method.run(flow, x, sampling.step_count, noise):
         x = state
     return x
 

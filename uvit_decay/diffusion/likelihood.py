@@ -16,22 +16,22 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from uvit_decay.diffusion.flow import Flow, linspace
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.ode import adaptive
 from uvit_decay.diffusion.path import Batch
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import uniform
 
 Solver = Literal["heun", "dopri5"]
 Rates = tuple[Tensor, Tensor]
 
 
-def signs(shape: Sequence[int], seed: int, index: int) -> Tensor:
-    """+1 or -1 with equal chance (Rademacher), a function of (seed, index)."""
-    return 2.0 * torch.randint(2, tuple(shape), generator=generator("likelihood", seed, index)) - 1
+def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
+    """+1 or -1 with equal chance (Rademacher), (b, *shape), each a function of the seed and its row."""
+    return torch.where(uniform("likelihood", seed, rows=rows, shape=shape) < 0.5, -1.0, 1.0)
 
 
 def standard_normal_log_density(x: Batch) -> Float[Tensor, " b"]:
@@ -80,7 +80,7 @@ def log_likelihood(
     A network that has no value at t = 0 (`sampling_interval`) takes the images for states at its first time, 1e-3.
     Where alpha_1 is not 0, as for VP, the noise is N(0, I) only nearly.
     """
-    z = torch.stack([signs(source.shape, seed, i) for i in indices]).to(images)
+    z = signs(source.shape, seed, torch.tensor(indices).to(images.device)).to(images)
     if solver == "heun":
         x, total = _heun(_plain_flow(source, labels), images, z, steps)
     else:  # one image after the other, lest they share their steps and depend on one another

@@ -1,7 +1,6 @@
 """The samplers, noise to image: each a generator that yields (t, x_t) after every step, ending at t = 0.
 
-Entries of SAMPLERS take a flow, x_1, the number of steps, and one torch.Generator for each sample, so that a stochastic
-sampler draws the same noise for a sample whatever its batch.
+Entries of SAMPLERS take a flow, x_1, the number of steps, and what draws the noise of step 0, 1, ... for the batch.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Generators, Trajectory
-from uvit_decay.diffusion.ode import FIRST_TIME, ddim, dopri5, euler, heun, heun_throughout
+from uvit_decay.diffusion.flow import Flow, Noise, Trajectory
+from uvit_decay.diffusion.ode import FIRST_TIME, ddim, ddpm, dopri5, euler, heun, heun_throughout
 from uvit_decay.diffusion.path import Path
-from uvit_decay.diffusion.schedulers import ddpm, dpm_solver
+from uvit_decay.diffusion.schedulers import dpm_solver
 from uvit_decay.diffusion.sde import SDE
 
 
@@ -26,7 +25,7 @@ class Sampler:
     is called with one sample at a time.
     """
 
-    run: Callable[[Flow, Tensor, int, Generators], Trajectory]
+    run: Callable[[Flow, Tensor, int, Noise], Trajectory]
     evaluations: Callable[[int], int | None]
     stochastic: bool
     steps: int

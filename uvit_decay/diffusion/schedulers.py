@@ -1,8 +1,7 @@
 """Samplers that are schedulers of diffusers.
 
 These know variance-preserving paths on a grid of GRID levels. Every path is one of them after its states are divided by
-sqrt(alpha_t^2 + sigma_t^2), which changes neither x nor the signal-to-noise ratio, and so neither the DPM-Solver++ step
-nor the posterior of DDPM.
+sqrt(alpha_t^2 + sigma_t^2), which changes neither x nor the signal-to-noise ratio, and so not the DPM-Solver++ step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Generators, Trajectory
+from uvit_decay.diffusion.flow import Flow, Noise, Trajectory
 from uvit_decay.diffusion.path import Path
 
 GRID = 1000  # steps of the discrete grid on which diffusers' schedulers see a continuous path
@@ -39,30 +38,22 @@ def _timesteps(steps: int) -> list[int]:
     return [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
 
 
-def _with_scheduler(scheduler: Any, flow: Flow, x: Tensor, steps: int, **step_options: Any) -> Trajectory:
+def _with_scheduler(scheduler: Any, flow: Flow, x: Tensor, steps: int) -> Trajectory:
     """Run one of diffusers' schedulers, which is given the denoised image, over `_timesteps`."""
     timesteps = _timesteps(steps)
-    scheduler.set_timesteps(timesteps=timesteps, device=x.device)
+    scheduler.set_timesteps(timesteps=timesteps)  # on the CPU, where it looks at them
+    scheduler.set_begin_index(0)
     scales = [math.sqrt(power) for power in _powers(flow.path)[1].tolist()]
     for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):
         denoised, _ = flow.split(x, min((now + 1) / GRID, flow.high))
-        preserved = scheduler.step(denoised, now, x / scales[now + 1], **step_options).prev_sample
+        preserved = scheduler.step(denoised, now, x / scales[now + 1]).prev_sample
         x = preserved * scales[after + 1]
         yield (after + 1) / GRID, x
 
 
-def dpm_solver(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
+def dpm_solver(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """DPM-Solver++(2M) of Lu et al. (2022), diffusers' DPMSolverMultistepScheduler; the last step is of first order."""
     from diffusers import DPMSolverMultistepScheduler
 
     scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=_trained_betas(flow.path), prediction_type="sample")
     yield from _with_scheduler(scheduler, flow, x, steps)
-
-
-def ddpm(flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
-    """Ancestral sampling of Ho et al. (2020) with the posterior variance, diffusers' DDPMScheduler."""
-    from diffusers import DDPMScheduler
-
-    betas = _trained_betas(flow.path)
-    scheduler = DDPMScheduler(GRID, trained_betas=betas, prediction_type="sample", clip_sample=False)
-    yield from _with_scheduler(scheduler, flow, x, steps, generator=generators)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Generators, Trajectory, linspace, normal_like, times_like
+from uvit_decay.diffusion.flow import Flow, Noise, Trajectory, linspace, times_like
 from uvit_decay.diffusion.loss import EDGE
 from uvit_decay.diffusion.path import Interpolant, Path, Times, expand
 from uvit_decay.errors import UserError
@@ -80,7 +80,7 @@ class SDE:
         """Short name for keys and files, such as `sigma1-mean0.04`."""
         return f"{self.form}{self.norm:g}-{self.last_step}{self.last_time:g}" + ("-heun" if self.heun else "")
 
-    def run(self, flow: Flow, x: Tensor, steps: int, generators: Generators) -> Trajectory:
+    def run(self, flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
         """The trajectory in `steps` steps."""
         self.check(flow.path)
         alike = self.last_step == "none"
@@ -88,12 +88,9 @@ class SDE:
             raise UserError(f"last_time {self.last_time} is not below {flow.high}, where this network is first asked")
         # the score has no value at t = 0, where Heun's method would ask for it
         times = linspace(flow.high, max(flow.low, EDGE) if alike else self.last_time, steps + alike)
-        for now, after in pairwise(times):
-            x = (
-                self._heun(flow, x, now, after, generators)
-                if self.heun
-                else self._euler(flow, x, now, after, generators)
-            )
+        step = self._heun if self.heun else self._euler
+        for i, (now, after) in enumerate(pairwise(times)):
+            x = step(flow, x, now, after, noise(i))
             yield 0.0 if alike and after == times[-1] else after, x
         if not alike:
             yield 0.0, self._last(flow, x, times[-1])
@@ -107,17 +104,18 @@ class SDE:
         data, eps = flow.split(x, time)
         return flow.path.velocity(data, eps, t) + self._w(flow, x, time) * flow.path.score(eps, t)
 
-    def _noise(self, flow: Flow, x: Tensor, now: float, after: float, generators: Generators) -> Tensor:
-        return (2 * (now - after) * self._w(flow, x, now)).sqrt() * normal_like(x, generators)
+    def _scaled(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
+        """The noise that the step adds, from a standard normal z."""
+        return (2 * (now - after) * self._w(flow, x, now)).sqrt() * z
 
-    def _euler(self, flow: Flow, x: Tensor, now: float, after: float, generators: Generators) -> Tensor:
+    def _euler(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """A step of Euler and Maruyama."""
         moved = x + (now - after) * self._drift(flow, x, now)
-        return moved + self._noise(flow, x, now, after, generators)
+        return moved + self._scaled(flow, x, now, after, z)
 
-    def _heun(self, flow: Flow, x: Tensor, now: float, after: float, generators: Generators) -> Tensor:
+    def _heun(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """The noise of the step, then Heun's step along the drift."""
-        x = x + self._noise(flow, x, now, after, generators)
+        x = x + self._scaled(flow, x, now, after, z)
         drift = self._drift(flow, x, now)
         ahead = self._drift(flow, x + (now - after) * drift, after)
         return x + 0.5 * (now - after) * (drift + ahead)

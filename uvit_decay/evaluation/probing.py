@@ -25,7 +25,7 @@ from uvit_decay.metrics.probe import logistic_grid
 from uvit_decay.metrics.rank import effective_rank
 from uvit_decay.nn.tap import Pool, Tapped, places, pooled_features
 from uvit_decay.processes import Processes
-from uvit_decay.randomness import generator
+from uvit_decay.randomness import normal
 
 FEATURES = 2**31  # bytes of features that are held at once; with what the probes need besides, less than 4 GiB
 CHUNK = 4096  # training samples that are compared with the test samples at a time
@@ -76,9 +76,9 @@ class Probing:
 
 def noised(path: Path, x: Tensor, time: float, numbers: Sequence[int], *key: str | int) -> tuple[Tensor, Tensor]:
     """x (b, c, h, w) at noise level `time`, and the times (b,); a picture has the noise of `key` and its number."""
-    noise = [torch.randn(x.shape[1:], generator=generator("probe", *key, i)) for i in numbers]
+    noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
-    return path.noised(x, torch.stack(noise).to(x), t), t
+    return path.noised(x, noise, t), t
 
 
 def check_probed(net: object, data: ImageData, probing: Probing) -> None:

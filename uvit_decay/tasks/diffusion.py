@@ -23,7 +23,7 @@ from uvit_decay.diffusion.loss import (
 )
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import BatchRandom
+from uvit_decay.randomness import normal, uniform
 from uvit_decay.specs import of_this_version, spec
 from uvit_decay.tasks.base import Optimization, Task
 from uvit_decay.tasks.sharding import original_class
@@ -107,15 +107,13 @@ class DiffusionTask(Task):
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         x = batch.images
-        random = BatchRandom(
-            stage, self.seed, batch.number, first=batch.first, count=len(x), total=batch.total, device=x.device
-        )
-        uniform = stratified_times(random.uniform(), batch.first, batch.total)
-        t = training_times(self.path, self.prediction, self.weighting, uniform)
-        eps = random.normal(*x.shape[1:])
+        place, drop = uniform(stage, "time, label", self.seed, rows=batch.rows, shape=(2,)).unbind(1)
+        times = stratified_times(place, batch.first, batch.total)
+        t = training_times(self.path, self.prediction, self.weighting, times)
+        eps = normal(stage, "noise", self.seed, rows=batch.rows, shape=x.shape[1:])
         y = None
         if self.net.num_classes:
-            dropped = random.uniform() < (self.label_dropout if stage == "train" else 0.0)
+            dropped = drop < (self.label_dropout if stage == "train" else 0.0)
             y = torch.where(dropped, self.net.num_classes, batch.labels)
         return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
 

@@ -12,7 +12,7 @@ from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
-from uvit_decay.randomness import BatchRandom
+from uvit_decay.randomness import normal
 
 
 class Latents(ImageData):
@@ -88,9 +88,6 @@ class Latents(ImageData):
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Sample the posterior: noise as a function of the seed and of the place in the global batch."""
-        moments = batch.images
-        stage = "train" if self.trainer.training else "test"
-        place = {"first": batch.first, "count": len(moments), "total": batch.total}
-        random = BatchRandom("posterior", stage, self.seed, batch.number, **place, device=moments.device)
-        noise = random.normal(self.channels, self.image_size, self.image_size)
-        return batch._replace(images=self.latents.sample(moments, noise))
+        stage, shape = "train" if self.trainer.training else "test", (self.channels, self.image_size, self.image_size)
+        noise = normal("posterior", stage, self.seed, rows=batch.rows, shape=shape)
+        return batch._replace(images=self.latents.sample(batch.images, noise))
