@@ -74,5 +74,8 @@ def _holding(net, path):
     """The checkpoint at `path` with another network of its class."""
     description = described(path)
     description["net"]["init_args"] = net.config
+    description["class_names"] = [str(label) for label in range(net.num_classes)]
+    if net.channels != 4:
+        description["latents"] = None
     save_file(net.state_dict(), path, {"uvit_decay": json.dumps(description)})
     return path

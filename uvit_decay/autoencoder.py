@@ -8,6 +8,7 @@ b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ class LatentSpace:
         channels: c.
         factor: pixels for each latent cell, along each side.
         rgb: c + 1 rows (the last one is the constant) of 3 numbers: a linear map from x to RGB in [-1, 1].
+
+    Raises:
+        UserError: a number out of range, or a map of other sizes.
     """
 
     vae: str
@@ -43,6 +47,12 @@ class LatentSpace:
     channels: int
     factor: int
     rgb: Sequence[Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        if not (0 < self.scale < math.inf and math.isfinite(self.shift) and min(self.channels, self.factor) >= 1):
+            raise UserError(f"a latent space has positive scale, channels and factor and a finite shift, got {self}")
+        if self.rgb is not None and [len(row) for row in self.rgb] != [3] * (self.channels + 1):
+            raise UserError(f"the map to RGB of {self.channels} latent channels has {self.channels + 1} rows of 3")
 
     def scaled(self, z: Tensor) -> Tensor:
         """x from z."""

@@ -14,7 +14,7 @@ class UserError(Exception):
     def __init__(self, message: str) -> None:
         if message.startswith("Caught UserError in "):  # torch raises what a reader process raised with its traceback
             message = message.rpartition("UserError: ")[2].strip()
-        super().__init__(message)
+        super().__init__(" ".join(message.splitlines()))  # names from files may hold line ends
 
 
 class Terminated(KeyboardInterrupt):

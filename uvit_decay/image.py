@@ -16,6 +16,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from uvit_decay.disk import replacing
+from uvit_decay.errors import UserError
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -24,8 +25,17 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Float, about [-1, 1], to uint8: clamped and rounded; NaN becomes 0."""
-    return ((images.float() + 1.0) * 127.5).nan_to_num(0.0).clamp(0, 255).round().to(torch.uint8)
+    """Float, about [-1, 1], to uint8: clamped and rounded.
+
+    Raises:
+        UserError: a value is NaN or infinite, which would look like black or white.
+    """
+    if not images.isfinite().all():
+        raise UserError(
+            "the pictures hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "
+            "guidance or another checkpoint"
+        )
+    return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
 
 
 def to_pil(image: Tensor) -> Image.Image:

@@ -75,8 +75,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: a dataclass, bool, int, float, str, object (anything), `Literal`, `X | None`, or tuple[X, ...],
-            Sequence[X] or dict[str, X] of these.
-        value: of JSON or YAML.
+            tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, whose very objects are meant.
+        value: of JSON, YAML or a pickle of plain values.
         where: what errors call it.
 
     Raises:
@@ -89,14 +89,19 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         return None if value is None else typed(next(arg for arg in args if arg is not NoneType), value, where)
     if origin is dict and isinstance(value, dict):
         return {typed(str, key, where): typed(args[1], item, f"{where}: {key}") for key, item in value.items()}
-    if origin not in (None, dict, Literal) and isinstance(value, list):
+    several = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
+    if several and (origin is not tuple or ... in args or len(value) == len(args)):
         return tuple(typed(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
-    right = value in args if origin is Literal else kind is object or (origin is None and type(value) is kind)
-    if not right or (kind is float and not math.isfinite(value)):
+    right = kind is object or (origin is None and type(value) is kind)
+    if origin is Literal:
+        right = type(value) is str and value in args
+    if not right or (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**63):
         wanted = " or ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", str(kind))
-        raise UserError(f"{where} must be {wanted}, it is {str(value)[:60]!r} ({type(value).__name__})")
+        short = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+        shown = f"{str(value)[:60]!r} " if short else ""
+        raise UserError(f"{where} must be {wanted}, it is {shown}({type(value).__name__})")
     return value
 
 

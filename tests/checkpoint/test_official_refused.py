@@ -16,6 +16,7 @@ from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.checkpoint.official import Hints
 from uvit_decay.errors import UserError
 from uvit_decay.nn import UViT
+from uvit_decay.nn.block import Mlp
 
 
 def changed(remove=(), **entries):
@@ -210,7 +211,7 @@ def test_a_network_of_no_official_family_is_refused(tmp_path):
     path = ours(tmp_path)
     description = described(path)
     description["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
-    save_file({"weight": torch.zeros(2)}, path, {"uvit_decay": json.dumps(description)})
+    save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(description)})
     with pytest.raises(UserError, match="holds a Mlp, official layouts are for UViT and SiT: export .safetensors"):
         export(path, tmp_path / "official.pth")
 

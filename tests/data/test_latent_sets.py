@@ -213,10 +213,9 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line_by_training_and_
     change(contents["uvit_decay"]["latents"])
     torch.save(contents, path)
     for use in (lambda: fit(tmp_path / "b", data, max_steps=6, ckpt_path=path), lambda: load(path)):
-        with pytest.raises(
-            UserError, match=r"was written by another version of this project: .*(groups|scale)"
-        ) as error:
+        with pytest.raises(UserError, match="another version of this project") as error:
             use()
+        assert "groups" in str(error.value) or "scale" in str(error.value)
         assert "\n" not in str(error.value)
 
 

@@ -14,6 +14,7 @@ from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_uint8
+from uvit_decay.plain import typed
 
 
 @pytest.mark.parametrize(("name", "guidance"), [*((name, 1.0) for name in NAMES), ("dpm++", 2.0)])
@@ -166,8 +167,8 @@ def test_counting_evaluations_changes_nothing():
 )
 def test_sampling_is_built_again_from_a_checkpoint_s_description(sampling):
     stored = dataclasses.asdict(sampling)
-    assert Sampling.restored(stored) == sampling
-    assert Sampling.restored(json.loads(json.dumps(stored))) == sampling
+    assert typed(Sampling, stored, "it") == sampling
+    assert typed(Sampling, json.loads(json.dumps(stored)), "it") == sampling
     old = {key: stored[key] for key in ("sampler", "steps", "guidance", "clip")}
-    assert Sampling.restored(old).sde is None, "files that do not know the newer fields load"
+    assert typed(Sampling, old, "it").sde is None, "files that do not know the newer fields load"
     assert Sampling(**old).guidance_channels is None

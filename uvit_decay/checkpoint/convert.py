@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from uvit_decay.checkpoint import official, sit
-from uvit_decay.checkpoint.files import KEY, Weights, read, read_foreign, unpickle
+from uvit_decay.checkpoint.files import KEY, Weights, check_weights, read, read_foreign, unpickle
 from uvit_decay.checkpoint.foreign import Hints
 from uvit_decay.checkpoint.kinds import looks_like
+from uvit_decay.checkpoint.loading import HOME, described
 from uvit_decay.disk import check_writable, replacing
 from uvit_decay.errors import UserError
-from uvit_decay.specs import build
+from uvit_decay.tensor_files import save_tensors
 
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 
@@ -30,14 +31,14 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
         UserError: as `load`, a target that cannot be written, or a network that the official layout cannot express.
     """
     _check_target(source, target, (".safetensors", ".pth", ".pt"))
-    description, state, kind = read(source, weights)
-    if target.suffix == ".safetensors":
-        _write(target, {**description, "weights": kind}, state)
+    stored = read(source, weights)
+    exported = target.suffix == ".safetensors"
+    net = None if exported and not stored.description.net.is_from(HOME) else described(source, stored)
+    if exported:
+        _write(target, {**stored.plain, "weights": stored.weights}, stored.state)
         return ""
-    with torch.device("meta"):  # names and shapes only
-        net = build(description["net"], nn.Module, "uvit_decay.nn", ())
-    bare = official.bare_state(net, state, source)
-    untold = official.untold(description, bare, source)
+    bare = official.bare_state(net, stored.state, source)
+    untold = official.untold(stored.plain, bare, source)
     with replacing(target) as file:
         torch.save(bare, file)
     return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""
@@ -63,10 +64,12 @@ def import_official(source: Path, target: Path, weights: Weights | None, hints: 
     if source.is_dir() and not file.is_file():
         raise UserError(f"{source} holds no {file.name}: give a folder <step>.ckpt of the official code, or a file")
     contents, hints, step = sit.opened(read_foreign(file), weights, hints, file)
+    if isinstance(contents, Mapping):
+        check_weights(file, {name: value for name, value in contents.items() if isinstance(value, Tensor)})
     found = official.recognise(contents, hints, file)
     if (source / "step.pth").is_file():
         step = unpickle(source / "step.pth")
-    if not isinstance(step, int):
+    if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     description = {**found.description(source.name), "step": step, "weights": weights}
     _write(target, description, found.complete_state())
@@ -82,6 +85,4 @@ def _check_target(source: Path, target: Path, suffixes: tuple[str, ...]) -> None
 
 
 def _write(target: Path, description: dict[str, Any], state: dict[str, Tensor]) -> None:
-    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-    with replacing(target) as file:
-        file.write(save(tensors, {KEY: json.dumps(description)}))
+    save_tensors(target, state, {KEY: json.dumps(description)})

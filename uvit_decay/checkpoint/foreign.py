@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.checkpoint.files import misfit
 from uvit_decay.checkpoint.kinds import PREFIX
 from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.diffusion.loss import Prediction
@@ -136,9 +137,13 @@ class Bare:
         return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
 
     def blocks(self, *lists: str) -> int:
-        """How many blocks the longest of these lists has, from its highest number; at least 1."""
+        """How many blocks the longest of these lists has, from its highest number; at least 1, at most all entries.
+
+        A higher number is one that `fitting` finds to be of no block.
+        """
         numbers = [name.split(".")[1] for name in self.state if name.split(".")[0] in lists and "." in name]
-        return 1 + max((int(number) for number in numbers if number.isdecimal()), default=0)
+        known = {str(number) for number in range(len(self.state))}
+        return 1 + max((int(number) for number in known.intersection(numbers)), default=0)
 
     def size(
         self, config: Mapping[str, Any], heads: int | None, sizes: Mapping[str, Mapping[str, Any]]
@@ -188,22 +193,24 @@ class Bare:
         """The weights for `net`, without alphas.
 
         Raises:
-            UserError: names or shapes are not the network's, or recorded alphas are others.
+            UserError: names, shapes or kinds of number are not the network's, or recorded alphas are others.
         """
-        wanted = {name: value.shape for name, value in net.state_dict().items() if name != "alphas"}
         state = {name: value for name, value in self.state.items() if name != "alphas"}
-        for name in wanted | state:
-            if name not in wanted:
-                raise self.misfit(f"has {name}, which no official {self.family} has")
-            if self.shape(name, len(wanted[name])) != wanted[name]:
-                raise self.misfit(f"its {name} has the shape {tuple(state[name].shape)}, not {tuple(wanted[name])}")
+        problem = misfit(net, state, f"official {self.family}")
+        if problem:
+            raise self.misfit(problem)
         self._check_alphas(net)
         return state
 
     def _check_alphas(self, net: UViT | SiT) -> None:
         """A bare state_dict of our own network tells its decay: it must be the one that was named."""
-        own, alphas = torch.tensor(net.shortcuts.alphas), self.state.get("alphas")
-        if alphas is None or (alphas.shape == own.shape and (alphas - own).abs().max() <= EPSILON):
+        if "alphas" not in self.state:
+            return
+        self.shape("alphas", 1)
+        own, alphas = torch.tensor(net.shortcuts.alphas), self.state["alphas"]
+        if not alphas.is_floating_point():
+            raise self.misfit(f"its alphas are of {alphas.dtype}")
+        if alphas.shape == own.shape and (alphas - own).abs().max() <= EPSILON:
             return
         raise UserError(
             f"{self.where} was trained with alphas from {alphas.max():.4g} to {alphas.min():.4g}, not with alpha_min "

@@ -25,18 +25,22 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that
 FOREIGN = "a file of another program"
 
 
-def looks_like(contents: object) -> str:
-    """What was read from a file that is not ours, as a noun; `UVIT` or `SIT` where it is a bare state_dict of one."""
+def looks_like(contents: object, depth: int = 3) -> str:
+    """What was read from a file that is not ours, as a noun; `UVIT` or `SIT` where it is a bare state_dict of one.
+
+    Dicts are looked into to this `depth`.
+    """
     if not isinstance(contents, Mapping):
         return f"a single {type(contents).__name__}"
     if not contents:
         return "an empty dict, without any weights"
     if {"state", "param_groups"} <= contents.keys() or "last_epoch" in contents:
         return OPTIMIZER
-    parts = {str(name): looks_like(value) for name, value in contents.items() if _has_weights(value)}
+    keys = [name for name in contents if isinstance(name, str)]
+    parts = {name: looks_like(contents[name], depth - 1) for name in keys if depth and _has_weights(contents[name])}
     if parts:
-        return _training_checkpoint(parts, [str(name) for name in contents])
-    names = [str(name).removeprefix(PREFIX) for name in contents]
+        return _training_checkpoint(parts, keys)
+    names = [name.removeprefix(PREFIX) for name in keys]
     for kind, marks in KINDS:
         if any(name.startswith(marks) for name in names):
             return kind

@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.files import Weights, read
+from uvit_decay.checkpoint.files import Stored, Weights, misfit, read
 from uvit_decay.diffusion.generate import Sampling, Source
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.path import Path as NoisePath
-from uvit_decay.errors import UserError, one_line
-from uvit_decay.specs import build, of_this_version
+from uvit_decay.errors import UserError
+from uvit_decay.specs import build
+
+HOME = "uvit_decay.nn"
+SAID = ("image_size", "channels", "num_classes", "null_label")  # by every network that can be sampled
 
 
 @dataclass(frozen=True)
@@ -49,25 +52,63 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         trusted: full names of classes outside uvit_decay that the file may name as its network.
 
     Raises:
-        UserError: missing, truncated or foreign file, one that carries code, weights that it does not have.
+        UserError: missing, damaged or foreign file, one that carries code, weights that it does not have, or that are
+            not finite or do not fit the description.
     """
-    description, state, kind = read(path, weights)
-    net = build(description["net"], nn.Module, "uvit_decay.nn", trusted)
-    try:
-        net.load_state_dict(state)
-    except RuntimeError as error:
-        raise UserError(f"{path}: the weights do not fit the network that it describes: {one_line(error)}") from error
-    with of_this_version(str(path)):
-        sampling = Sampling.restored(description["sampling"])
-        latents = LatentSpace(**description["latents"]) if description.get("latents") else None
+    stored = read(path, weights)
+    description = stored.description
+    net = described(path, stored, trusted)
+    copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in stored.state.items()}
+    ours = description.net.is_from(HOME)
+    net.load_state_dict(copies, assign=ours)
+    if ours:
+        net.float()
+    for name in SAID:
+        if not isinstance(getattr(net, name, None), int):
+            raise UserError(f"{path} describes a {type(net).__name__}, which makes no pictures: it has no {name}")
+    latents, names = description.latents, description.class_names
+    if latents and latents.channels != net.channels:
+        raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")
+    if len(names) != net.num_classes:
+        raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
     return Checkpoint(
         net.eval(),
-        build(description["path"], NoisePath, "uvit_decay.diffusion.path", ()),
-        description["prediction"],
-        sampling,
-        tuple(description["class_names"]),
-        description["data"],
-        description["step"],
-        kind,
+        build(description.path, NoisePath, "uvit_decay.diffusion.path"),
+        description.prediction,
+        description.sampling,
+        names,
+        description.data,
+        description.step,
+        stored.weights,
         latents,
     )
+
+
+def described(path: Path, stored: Stored, trusted: Sequence[str] = ()) -> nn.Module:
+    """The network that a file describes, which its weights fit, without them: one of this package takes no memory.
+
+    Raises:
+        UserError: its class is not trusted, its sizes are out of range, the weights do not fit it, or some of its
+            parameters are not averaged.
+    """
+    spec, state = stored.description.net, stored.state
+    if spec.is_from(HOME):
+        _check_sizes(path, spec.init_args, state)
+    with torch.device("meta" if spec.is_from(HOME) else "cpu"):
+        net = build(spec, nn.Module, HOME, trusted)
+    problem = misfit(net, state)
+    if problem:
+        raise UserError(f"{path}: the weights do not fit the network that it describes: it {problem}")
+    raw = stored.not_averaged & dict(net.named_parameters()).keys()
+    if raw:
+        raise UserError(f"{path} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
+    return net
+
+
+def _check_sizes(path: Path, init_args: dict[str, object], state: dict[str, Tensor]) -> None:
+    """Raise a UserError for a network that is larger than its weights, before it is built block by block."""
+    numbers = sum(value.numel() for value in state.values())
+    for name, value in init_args.items():
+        most = len(state) if name == "depth" else numbers
+        if type(value) is int and value > most:
+            raise UserError(f"{path} describes a network of {name} {value}, its weights are {most} at most")

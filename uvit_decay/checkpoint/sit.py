@@ -24,6 +24,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.nn.zoo import SIT_SIZES
+from uvit_decay.plain import typed
 
 ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # of a training run: the hint that they are, and its values
@@ -61,8 +62,8 @@ def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
         if value not in values:
             raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{hint}")
         found[hint] = values[value]
-    if isinstance(said.get(DECAY), int | float):
-        found["alpha_min"] = float(said[DECAY])
+    if said.get(DECAY) is not None:
+        found["alpha_min"] = typed(float, said[DECAY], f"{where}: {DECAY}")
         if hints.alpha_min not in (None, found["alpha_min"]):
             raise UserError(
                 f"{where} was trained with {DECAY} {said[DECAY]}, not with alpha_min {hints.alpha_min:g}: "

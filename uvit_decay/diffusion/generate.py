@@ -66,12 +66,6 @@ class Sampling:
             names = ", ".join(name for name, sampler in SAMPLERS.items() if sampler.sde)
             raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use one of {names}")
 
-    @classmethod
-    def restored(cls, stored: dict[str, Any]) -> Sampling:
-        """From what `dataclasses.asdict`, and perhaps JSON, made of one; fields that an older file lacks are null."""
-        sde, interval = stored.get("sde"), stored.get("guidance_interval")
-        return cls(**stored | {"sde": sde and SDE(**sde), "guidance_interval": interval and tuple(interval)})
-
     @property
     def method(self) -> Sampler:
         """The sampler, with the chosen SDE."""

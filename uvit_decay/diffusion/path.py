@@ -24,6 +24,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from uvit_decay.errors import UserError
+
 Times = Float[Tensor, " b"]
 Batch = Float[Tensor, "b c h w"]
 
@@ -164,10 +166,17 @@ class VP(VariancePreserving):
     """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
 
     alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
+
+    Raises:
+        UserError: not 0 < beta_min <= beta_max, or an infinite one.
     """
 
     beta_min: float = 0.1
     beta_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_min <= self.beta_max < math.inf:
+            raise UserError(f"VP needs 0 < beta_min <= beta_max, got {self.beta_min} and {self.beta_max}")
 
     def beta(self, t: Times) -> Times:
         return self.beta_min + (self.beta_max - self.beta_min) * t
@@ -196,10 +205,19 @@ class SDDiscrete(VariancePreserving):
     alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
     alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training sees the t_n only; a network that was taught with
     the number n itself has time_scale = 1000.
+
+    Raises:
+        UserError: not 0 < beta_start <= beta_end < 1.
     """
 
     beta_start: float = 0.00085
     beta_end: float = 0.012
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            raise UserError(
+                f"SDDiscrete needs 0 < beta_start <= beta_end < 1, got {self.beta_start} and {self.beta_end}"
+            )
 
     def times(self, uniform: Times) -> Times:
         return self._level(uniform, rounding=0.0).to(uniform.dtype) / LEVELS

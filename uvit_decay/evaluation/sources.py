@@ -9,7 +9,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.plain import read_yaml, typed
-from uvit_decay.specs import build
+from uvit_decay.specs import Spec, build
 
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
 FORMS = (
@@ -95,9 +95,6 @@ def _of_set(stem: str, split: str, channels: int) -> OfSet:
 
 def _configured(path: Path) -> ImageData:
     """The data module of a configuration."""
-    spec = typed(dict[str, object], read_yaml(path).get("data"), f"{path}: data")
-    wanted = {
-        "class_path": typed(str, spec.get("class_path"), f"{path}: data.class_path"),
-        "init_args": typed(dict[str, object], spec.get("init_args") or {}, f"{path}: data.init_args"),
-    }
-    return build(wanted, ImageData, "uvit_decay.data", ())
+    data = typed(dict[str, object], read_yaml(path).get("data"), f"{path}: data")
+    wanted = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
+    return build(typed(Spec, wanted, f"{path}: data"), ImageData, "uvit_decay.data")
