@@ -22,7 +22,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.evaluation.runs import flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
-from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.sharding import Sharded, spare_copies
 
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
 # What is kept in a checkpoint, and compared when a run goes on.
@@ -63,6 +63,7 @@ class CLI(LightningCLI):
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
         _hush()
+        spare_copies()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         try:
             cls(

@@ -118,7 +118,7 @@ def test_without_an_average_the_network_is_used_as_it_is(tmp_path):
 
 def test_accumulated_gradients_count_as_one_update(tmp_path):
     ema = EMA(0.9)
-    tiny_trainer(tmp_path, ema, max_steps=5, accumulate_grad_batches=3).fit(tiny_task(), Digits(32))
+    tiny_trainer(tmp_path, ema, max_steps=5).fit(tiny_task(), Digits(32, device_batch_size=16))
     assert ema.updates == 5
 
 
@@ -133,3 +133,13 @@ def test_buffers_and_data_types_are_left_alone(tmp_path):
 def test_a_decay_outside_its_range_is_refused(decay):
     with pytest.raises(UserError, match=r"\[0, 1\)"):
         EMA(decay)
+
+
+def test_an_average_that_is_not_finite_is_never_saved(tmp_path):
+    ema = EMA(0.9)
+    trainer = tiny_trainer(tmp_path, ema, max_steps=3)
+    trainer.fit(tiny_task(), Digits(32))
+    ema.shadow["norm.weight"][0] = float("nan")
+    with pytest.raises(UserError, match="averaged weights are not finite at step 3"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "bad.ckpt").exists()

@@ -1,11 +1,14 @@
 """Training: exact resumption, independence of callbacks and devices, guards."""
 
 import json
+import os
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run_script, same, tiny_net, tiny_task, tiny_trainer
+from gloo import on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt, fit
@@ -14,6 +17,7 @@ from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearP
 from uvit_decay.data import Digits
 from uvit_decay.errors import UserError
 from uvit_decay.metrics.features import Features, SmallClassifier
+from uvit_decay.tasks.sharding import spare_copies
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -40,15 +44,6 @@ def test_resuming_after_several_epochs_with_flips_and_limited_epochs_is_exact(tm
     rest = fit(tmp_path / "rest", max_steps=23, ckpt_path=checkpoint, data=data(), limit_train_batches=7)
     assert rest[0] == whole[0][17:]
     assert same(rest[1], whole[1])
-
-
-def test_gradient_accumulation_resumes_exactly(tmp_path):
-    whole = fit(tmp_path / "whole", max_steps=12, accumulate_grad_batches=2)
-    fit(tmp_path / "half", StopAt(6), max_steps=12, accumulate_grad_batches=2)
-    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    rest = fit(tmp_path / "rest", max_steps=12, ckpt_path=checkpoint, accumulate_grad_batches=2)
-    assert rest[0] == whole[0][12:]
-    assert same(rest[2], whole[2])
 
 
 def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
@@ -273,5 +268,53 @@ def test_a_step_of_accumulated_gradients_is_saved_once(tmp_path):
             return super()._save(trainer, name)
 
     checkpoint = Counting(every_n_steps=4, keep_every_n_steps=3)
-    fit(tmp_path, checkpoint, max_steps=9, accumulate_grad_batches=3)
+    fit(tmp_path, checkpoint, max_steps=9, data=Digits(32, device_batch_size=16))
     assert checkpoint.saved == ("step_00000003 3", "last 4", "step_00000006 6", "last 8", "step_00000009 9", "last 9")
+
+
+def test_labels_are_dropped_in_training_alone(tmp_path):
+    seen = {True: [], False: []}
+
+    class Spy(Callback):
+        def on_fit_start(self, trainer, task) -> None:
+            table = task.net.label_emb
+            table.register_forward_pre_hook(lambda module, inputs: seen[task.training].append(inputs[0].clone()))
+
+    options = {"limit_val_batches": 3, "val_check_interval": 4, "check_val_every_n_epoch": None}
+    fit(tmp_path, Spy(), max_steps=4, task=tiny_task(label_dropout=0.9), **options)
+    assert float((torch.cat(seen[True]) == 10).double().mean()) > 0.8
+    assert len(seen[False]) == 3
+    assert not (torch.cat(seen[False]) == 10).any()
+
+
+def spoilt(folder, last, rank):
+    """How a run of two processes ends after the pictures of one of them are NaN at step `last`."""
+    torch.set_num_threads(1)
+    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+    variables |= {"RANK": rank, "LOCAL_RANK": rank}
+    os.environ |= {name: str(value) for name, value in variables.items()}
+    found = {"error": "none", "steps": 0}
+
+    class Spoil(Callback):
+        def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
+            found["steps"] += 1
+            found["find_unused"] = trainer.strategy.model.find_unused_parameters
+            found["views"] = trainer.strategy.model.gradient_as_bucket_view
+            found["sends_buffers"] = trainer.strategy.model.will_sync_module_buffers()
+            if trainer.global_step == last and rank == 1:
+                batch.images.fill_(float("nan"))
+
+    spare_copies()
+    try:
+        tiny_trainer(folder, Spoil(), max_steps=20, devices=2, strategy="ddp").fit(tiny_task(), Digits(32))
+    except UserError as error:
+        found["error"] = str(error)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("last", "steps"), [(4, 5), (6, 10)])
+def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_path, last, steps):
+    for found in on_two_processes(partial(spoilt, tmp_path, last), tmp_path):
+        assert found.pop("error").startswith(f"the loss is not finite at step {last} ")
+        assert found == {"steps": steps, "find_unused": False, "views": True, "sends_buffers": False}

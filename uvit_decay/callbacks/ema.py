@@ -15,6 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from uvit_decay.errors import UserError
+from uvit_decay.tasks.base import check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, whole
 
 
@@ -93,6 +94,8 @@ class EMA(Callback):
             self._leave(task)
 
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self.shadow:
+            check_finite(trainer, self.shadow.values(), "averaged weights")
         if self._raw is not None:  # somebody saves during validation
             names = [f"net.{name}" for name, _ in task.net.named_parameters()]
             checkpoint["state_dict"] |= gathered(dict(zip(names, self._raw, strict=True)))

@@ -52,7 +52,6 @@ class ImageData(LightningDataModule):
         self.class_names: tuple[str, ...] = ()
         self.latents: LatentSpace | None = None  # of data that are not pixels
         self.pieces = 1  # of each device's share of a global batch
-        self._asked = 1  # batches that the user wants to accumulate
 
     @property
     def name(self) -> str:
@@ -83,23 +82,20 @@ class ImageData(LightningDataModule):
     def teardown(self, stage: str) -> None:
         """Leave the trainer as it was: it may fit something else."""
         if stage == "fit":
-            self.trainer.accumulate_grad_batches = self._asked
+            self.trainer.accumulate_grad_batches = 1
 
     def _accumulate(self, sampler: StepSampler) -> None:
         """Let the trainer accumulate the pieces of a global batch, and say how the batch is made up."""
-        self._asked = asked = self.trainer.accumulate_grad_batches
-        self.pieces = sampler.pieces
+        asked, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
+        if asked != 1:
+            raise UserError(
+                f"--trainer.accumulate_grad_batches {asked} divides the last step of an epoch wrongly: leave it out, "
+                "and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
+            )
+        self.trainer.accumulate_grad_batches = sampler.pieces
         made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} pictures"
         if sampler.pieces > 1:
-            if asked > 1:
-                raise UserError(
-                    f"--trainer.accumulate_grad_batches {asked}: --data.device_batch_size {self.device_batch_size} "
-                    f"cuts the global batch into {sampler.pieces} already; leave one of them out"
-                )
-            self.trainer.accumulate_grad_batches = sampler.pieces
             made_of += f" x {sampler.pieces} accumulated"
-        elif asked > 1:
-            made_of += f"; {asked} such batches for each step"
         rank_zero_info(f"global batch {self.batch_size} = {made_of}")
 
     def _sampler(self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None) -> StepSampler:

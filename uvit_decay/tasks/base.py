@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
@@ -21,6 +21,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_blocks, full, local
 
+NEVER = 2**62  # as a step
 MEND = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
     "--trainer.gradient_clip_val"
@@ -186,20 +187,22 @@ class Task(LightningModule):
 
     def _guard(self, loss: Tensor) -> None:
         """Note the first step whose loss is not finite, without waiting for the device."""
-        step = torch.where(torch.isfinite(loss), -1, self.trainer.global_step)
-        self._bad_step = step if self._bad_step is None else torch.where(self._bad_step >= 0, self._bad_step, step)
-        if loss.device.type == "cpu":
+        step = torch.where(torch.isfinite(loss), NEVER, self.trainer.global_step)
+        self._bad_step = step if self._bad_step is None else torch.minimum(self._bad_step, step)
+        if loss.device.type == "cpu" and self.trainer.world_size == 1:
             self.raise_if_not_finite()
 
     def raise_if_not_finite(self) -> None:
-        """Raise a UserError if any loss since the start was NaN or infinite. Called before anything is saved."""
-        step = -1 if self._bad_step is None else int(self._bad_step)
-        if step >= 0:
+        """Raise a UserError if any loss since the start was NaN or infinite, on any process; all of them must call."""
+        own = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
+        step = int(self.trainer.strategy.reduce(own, reduce_op="min"))
+        if step < NEVER:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
             raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {MEND}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._check_weights()
+        self.raise_if_not_finite()
+        check_finite(self.trainer, self.net.parameters(), "weights")
         pieces = self.trainer.datamodule.pieces
         checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step, "pieces": pieces}
         checkpoint["settings"] = self.settings
@@ -220,10 +223,9 @@ class Task(LightningModule):
         for key, count in current.items():
             current[key] = ready // before * now - (ready - count)
 
-    def _check_weights(self) -> None:
-        """Raise a UserError on all ranks if any of them has seen a bad loss, or if the weights are not finite."""
-        finite = torch.stack([torch.isfinite(local(p.detach())).all() for p in self.net.parameters()]).all()
-        bad = not finite or (self._bad_step is not None and int(self._bad_step) >= 0)
-        if self.trainer.strategy.reduce_boolean_decision(bool(bad), all=False):
-            self.raise_if_not_finite()
-            raise UserError(f"the weights are not finite at step {self.trainer.global_step}; {MEND}")
+
+def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:
+    """Raise a UserError on all processes if a number in the tensors of any of them is not finite."""
+    finite = torch.stack([torch.isfinite(local(tensor.detach())).all() for tensor in tensors]).all()
+    if trainer.strategy.reduce_boolean_decision(not finite, all=False):
+        raise UserError(f"the {what} are not finite at step {trainer.global_step}; {MEND}")

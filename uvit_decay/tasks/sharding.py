@@ -6,21 +6,34 @@ the same files that one device or DDP writes and reads.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from uvit_decay.nn.tap import Tapped
+
+
+def spare_copies() -> None:
+    """Let `ddp`, and `auto` on several devices, send no buffers at each step: here they are constant.
+
+    Nor are gradients copied into the buckets that they are sent in.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
+    spared = {buffers: False, "gradient_as_bucket_view": True}
+    StrategyRegistry.register("ddp", DDPStrategy, "without needless copies", override=True, **spared)
 
 
 class Sharded(DDPStrategy):
