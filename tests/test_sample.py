@@ -213,6 +213,27 @@ def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, caps
     assert "takes two times such as 0.1,0.6" in capsys.readouterr().err
 
 
+def test_clipping_is_asked_for_and_named(trained, tmp_path, monkeypatch, capsys):
+    base = ["--ckpt", trained, "-n", "3", "--steps", "2", "--guidance", "9"]
+    cases = {"plain": ["dpm++"], "no": ["dpm++", "--no-clip"], "paper": ["uvit-dpm"], "clip": ["uvit-dpm", "--clip"]}
+    names = {"plain": "dpm++2_w9", "no": "dpm++2_w9_noclip", "paper": "uvit-dpm2_w9", "clip": "uvit-dpm2_w9_clip"}
+    made = {}
+    for case, flags in cases.items():
+        sample(monkeypatch, tmp_path, *base, "--sampler", *flags, "--out", f"{case}.npz")
+        assert f"{names[case]}, ema" in capsys.readouterr().err
+        made[case] = pixels(tmp_path / f"{case}.npz")
+    assert not np.array_equal(made["plain"], made["no"])
+    assert not np.array_equal(made["paper"], made["clip"])
+
+
+@pytest.mark.parametrize(
+    ("flags", "clips"),
+    [([], True), (["--sampler", "uvit-em"], False), (["--no-clip"], False), (["--sampler", "uvit-em", "--clip"], True)],
+)
+def test_a_description_says_whether_pixels_are_clipped(trained, options, flags, clips):
+    assert Sampled.from_options(trained, options(*flags)).describe()["clip"] is clips
+
+
 def test_an_array_has_the_classes_of_its_pictures(trained, tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "5", "--steps", "2", "--classes", "3,1", "--out", "a.npz")
     with np.load(tmp_path / "a.npz") as file:

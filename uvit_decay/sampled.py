@@ -116,6 +116,7 @@ class Sampled:
             "data": self.found.data,
             "weights": self.found.weights,
             **self.sampling.values(),
+            "clip": self.source.clips(self.sampling),
             "seed": self.seed,
             "labels": f"{shown} in turn" if self.classes else None,
             "vae": self.vae,

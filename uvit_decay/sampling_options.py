@@ -20,7 +20,14 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--guidance-channels", type=int, help="guide the first so many channels only; default: all")
     parser.add_argument(
         "--sampler",
-        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5, uvit-dpm, uvit-em, sit-ode, sit-sde(-heun)",
+        help="dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5; as the papers sample: uvit-dpm, uvit-dpm++, "
+        "uvit-em, sit-ode, sit-sde, sit-sde-heun",
+    )
+    parser.add_argument(
+        "--clip",
+        action=argparse.BooleanOptionalAction,
+        help="clamp the denoised image to [-1, 1] at every step; default: the checkpoint's, else pixels are clipped, "
+        "but not by the papers' samplers",
     )
     parser.add_argument("--steps", type=int, help="steps; default: the checkpoint's, or another sampler's own")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
@@ -56,7 +63,7 @@ def choose_classes(words: str | None, num_classes: int) -> list[int]:
 
 def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, Any]:
     """What the options change of the sampling that a checkpoint recommends, whose sampler is `recommended`."""
-    names = ("sampler", "steps", "guidance", "guidance_channels")
+    names = ("sampler", "steps", "guidance", "guidance_channels", "clip")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.sampler not in (None, recommended):  # another one has its own number of steps, and its own SDE if any
         given = {"steps": None, "sde": None, **given}

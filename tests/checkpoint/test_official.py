@@ -20,7 +20,7 @@ from uvit_decay.diffusion.path import VP, SDDiscrete
 from uvit_decay.nn import UViT
 from uvit_decay.nn.zoo import UVIT_SIZES
 
-EULER_MARUYAMA, DPM = Sampling("euler-maruyama", 1000), Sampling("dpm++", 50)
+EULER_MARUYAMA, DPM = Sampling("uvit-em", 1000, clip=False), Sampling("uvit-dpm", 50, clip=False)
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
 LATENTS_32, LATENTS_64 = dict(image_size=32, channels=4), dict(image_size=64, channels=4)
 PUBLISHED = [
@@ -32,13 +32,13 @@ PUBLISHED = [
     ("uvit-s/4", PIXELS_64, 0, 44_292_228, 0, VP(), EULER_MARUYAMA),
     ("uvit-m/4", PIXELS_64, 1000, 130_940_292, 1000, VP(), DPM),
     ("uvit-l/4", PIXELS_64, 1000, 286_827_652, 1000, VP(), DPM),
-    ("uvit-l/2", LATENTS_32, 1001, 286_763_172, 1000, VP(), Sampling("dpm++", 50, 1.4)),
-    ("uvit-h/2", LATENTS_32, 1001, 500_832_016, 1000, SDDiscrete(), Sampling("dpm++", 50, 1.4)),
-    ("uvit-l/4", LATENTS_64, 1001, 286_861_524, 1000, VP(), Sampling("dpm++", 50, 1.7)),
-    ("uvit-h/4", LATENTS_64, 1001, 500_942_656, 1000, SDDiscrete(), Sampling("dpm++", 50, 1.7)),
+    ("uvit-l/2", LATENTS_32, 1001, 286_763_172, 1000, VP(), Sampling("uvit-dpm", 50, 1.4, False)),
+    ("uvit-h/2", LATENTS_32, 1001, 500_832_016, 1000, SDDiscrete(), Sampling("uvit-dpm++", 50, 1.4, False)),
+    ("uvit-l/4", LATENTS_64, 1001, 286_861_524, 1000, VP(), Sampling("uvit-dpm", 50, 1.7, False)),
+    ("uvit-h/4", LATENTS_64, 1001, 500_942_656, 1000, SDDiscrete(), Sampling("uvit-dpm++", 50, 1.7, False)),
     ("uvit-m/2", LATENTS_32, 0, 130_122_404, 0, VP(), DPM),
     ("uvit-m/2", LATENTS_32, 100, 130_199_972, 100, VP(), DPM),
-    ("uvit-m/2", LATENTS_32, 101, 130_200_740, 100, VP(), Sampling("dpm++", 50, 1.4)),
+    ("uvit-m/2", LATENTS_32, 101, 130_200_740, 100, VP(), Sampling("uvit-dpm", 50, 1.4, False)),
 ]
 # ---- recognition
 

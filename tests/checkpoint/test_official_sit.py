@@ -69,7 +69,7 @@ def test_published_files_are_recognised(name, options, tensors, count):
     assert description["path"] == {"class_path": "uvit_decay.diffusion.path.Linear", "init_args": {}}
     assert (description["prediction"], description["latents"]["scale"]) == ("velocity", 0.18215)
     assert description["latents"]["vae"] == "stabilityai/sd-vae-ft-ema"
-    assert Sampling(**description["sampling"]) == Sampling("sit-sde", 250, 1.0)
+    assert Sampling(**description["sampling"]) == Sampling("sit-sde", 250, 1.0, False)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -130,7 +130,7 @@ def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
 
 def test_an_imported_file_can_be_sampled(tmp_path):
     found = imported(tiny_sit(), tmp_path, PLAIN)
-    assert found.sampling == Sampling("sit-sde", 250)
+    assert found.sampling == Sampling("sit-sde", 250, 1.0, False)
     source = found.source(torch.device("cpu"))
     (images,) = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0, batch_size=2)
     assert images.shape == (2, 4, 8, 8)

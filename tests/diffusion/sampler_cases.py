@@ -5,7 +5,7 @@ from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.errors import UserError
 
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
-SAME = {"uvit-dpm": "dpm++", "uvit-em": "euler-maruyama"}  # but for their numbers of steps
+SAME = {"uvit-em": "euler-maruyama"}  # but for its number of steps, and that it does not clip
 NAMES = [name for name in SAMPLERS if name not in SAME]
 
 

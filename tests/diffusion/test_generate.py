@@ -130,12 +130,68 @@ def test_sampling_describes_itself():
     assert Sampling("dopri5").describe() == "dopri5_w1"
     long = Sampling("sit-sde", None, 2.0, None, 3, (0.1, 0.7), SDE("linear", heun=True))
     assert long.describe() == "sit-sde250_w2_first3_t0.1-0.7_linear1-mean0.04-heun"
+    assert Sampling("uvit-em", clip=False).describe() == Sampling("uvit-em").describe() == "uvit-em1000_w1"
+    assert Sampling("uvit-em", clip=True).describe() == "uvit-em1000_w1_clip"
+
+
+BASE = Sampling("sit-sde", 3, 2.0, sde=SDE())
+OTHERS = {  # fields of Sampling and of SDE, and other values
+    "sampler": ["uvit-em"],
+    "steps": [4],
+    "guidance": [2.00000012, 3.0],  # the first in float32 is next to 2
+    "clip": [True, False],
+    "guidance_channels": [1],
+    "guidance_interval": [(0.5, 1.0), (0.50000012, 1.0), (0.0, 0.5)],
+    "sde": [None],
+    "form": ["constant", "sbdm"],
+    "norm": [1.00000012],
+    "last_step": ["tweedie", "euler", "none"],
+    "last_time": [0.04000012],
+    "heun": [True],
+}
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+def test_samplings_that_make_other_images_have_other_names(pixels):
+    assert set(OTHERS) == {field.name for kind in (Sampling, SDE) for field in dataclasses.fields(kind)}
+    changes = [(name, value) for name, values in OTHERS.items() for value in values]
+    samplings = [BASE, *(_changed(BASE, *change) for change in changes)]
+    samplings += [Sampling(name, 3, clip=clip) for name in ("dpm++", "uvit-em") for clip in (None, True, False)]
+    named = {}
+    for sampling in samplings:
+        made = images(sampling, [0, 1], [0, 1], of=source(pixels=pixels))
+        assert torch.equal(named.setdefault(sampling.describe(), made), made), sampling
+    distinct = {made.numpy().tobytes() for made in named.values()}
+    assert len(distinct) >= len(samplings) - 6, "the changes are seen"
+
+
+def _changed(sampling, name, value):
+    if name in {field.name for field in dataclasses.fields(Sampling)}:
+        return dataclasses.replace(sampling, **{name: value})
+    return dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, **{name: value}))
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("dpm++", True), ("ddim", True), ("uvit-em", False), ("sit-ode", False)])
+def test_only_pixels_are_clipped_and_never_as_the_papers_sample(name, wanted):
+    assert source().clips(Sampling(name)) is wanted
+    assert not source(pixels=False).clips(Sampling(name))
+    for clip in (True, False):
+        assert (
+            source().clips(Sampling(name, clip=clip)) is source(pixels=False).clips(Sampling(name, clip=clip)) is clip
+        )
+
+
+def test_steps_do_not_name_an_adaptive_sampler_whose_images_they_do_not_change():
+    few, many = (images(Sampling("dopri5", steps), [0], [0]) for steps in (1, 7))
+    assert torch.equal(few, many)
 
 
 def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
     of = source(prediction="velocity", path=Linear())
     with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
         images(Sampling("uvit-em", 3), [0], [1], of=of)
+    with pytest.raises(UserError, match="log-SNR is infinite at t = 1 on the path Linear: use sampler dpm"):
+        images(Sampling("uvit-dpm", 3), [0], [1], of=of)
     with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
         of.check(Sampling("sit-sde", sde=SDE("sbdm")))
 

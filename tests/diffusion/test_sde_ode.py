@@ -153,13 +153,18 @@ def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
 
 
 @pytest.mark.parametrize("path", [Linear(), GVP()])
-def test_a_diffusion_that_is_infinite_is_a_user_error(path):
-    for sampler in ("euler-maruyama", "uvit-em"):
-        with pytest.raises(UserError, match=r"^the diffusion g\^2 / 2 \(sbdm\) is infinite at t = 1 on the path"):
-            SAMPLERS[sampler].check(path)
+def test_what_is_infinite_at_the_start_is_a_user_error(path):
+    refused = dict.fromkeys(
+        ("euler-maruyama", "uvit-em"), r"^the diffusion g\^2 / 2 \(sbdm\) is infinite at t = 1 on the"
+    )
+    refused |= dict.fromkeys(("uvit-dpm", "uvit-dpm++"), "^the log-SNR is infinite at t = 1 on the path")
     for name, sampler in SAMPLERS.items():
         sampler.check(VP())
-        assert name in ("euler-maruyama", "uvit-em") or sampler.check(path) is None
+        if name not in refused:
+            sampler.check(path)
+            continue
+        with pytest.raises(UserError, match=refused[name]):
+            sampler.check(path)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
         (["--samples", "digits:test", *DIGITS, "--guidance", "3"], "--guidance is for the samples of a --ckpt"),
+        (["--samples", "digits:test", *DIGITS, "--no-clip"], "--clip is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--kid-subset", "1", "--metrics", "kid"], "must be at least 2"),
         (["--samples", "labelled.npz", *DIGITS], "arr_1 must be labels, whole numbers from 0"),
         (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--num and --batch-size must be at least 1"),

@@ -74,7 +74,13 @@ class _OfTask(Pictures):
         return {"sampled": asdict(self.sampling), "seed": self.seed}
 
     def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "weights": self.weights, **self.sampling.values(), "seed": self.seed}
+        return {
+            **super().describe(),
+            "weights": self.weights,
+            **self.sampling.values(),
+            "clip": self.source.clips(self.sampling),
+            "seed": self.seed,
+        }
 
 
 class GenerationMetrics(Periodic):

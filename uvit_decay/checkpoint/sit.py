@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # of a training run: the h
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
 }
 DECAY = "min_sigma"  # the authors' argument for alpha_min
-SAMPLING = Sampling("sit-sde", 250)  # chosen: SiT's own; the paper does not say
+SAMPLING = Sampling("sit-sde", 250, clip=False)  # chosen: SiT's own; the paper does not say
 
 
 def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[Any, Hints, int]:

@@ -38,7 +38,7 @@ def recognise(bare: Bare, hints: Hints) -> Official:
     latents = bare.latents(config["channels"], hints.vae)
     with torch.device("meta"):  # names and shapes only
         net = UViT(**config, heads=heads, **rest)
-    return Official(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net), latents)
+    return Official(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net, path), latents)
 
 
 def _sizes(bare: Bare) -> dict[str, Any]:
@@ -54,8 +54,10 @@ def _sizes(bare: Bare) -> dict[str, Any]:
     }
 
 
-def _sampling(net: UViT) -> Sampling:
-    """Steps and guidance (s = ours - 1) of the official evaluation, with dpm++ for its singlestep DPM-Solver."""
+def _sampling(net: UViT, path: str) -> Sampling:
+    """Sampler, steps and guidance (s = ours - 1) of the official evaluation, which never clips."""
     if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
-        return Sampling("euler-maruyama", 1000)
-    return Sampling("dpm++", 50, GUIDANCE.get((net.channels, net.image_size), 1.0) if net.null_label else 1.0)
+        return Sampling("uvit-em", 1000, clip=False)
+    sampler = "uvit-dpm++" if path == "sd-discrete" else "uvit-dpm"
+    guidance = GUIDANCE.get((net.channels, net.image_size), 1.0) if net.null_label else 1.0
+    return Sampling(sampler, 50, guidance, clip=False)

@@ -18,7 +18,7 @@ from uvit_decay.diffusion.guidance import Guided
 from uvit_decay.diffusion.loss import Network, Prediction
 from uvit_decay.diffusion.path import Path
 from uvit_decay.diffusion.sampler import SAMPLERS, Sampler, of_sde
-from uvit_decay.diffusion.sde import SDE
+from uvit_decay.diffusion.sde import SDE, short
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import normal
 
@@ -34,7 +34,8 @@ class Sampling:
         steps: steps of the sampler, 1 to 1000; null means its own number, such as 25 for dpm++. Most call the network
             once a step, Heun's method twice, and dopri5 as often as it needs whatever the steps.
         guidance: scale w of uncond + w (cond - uncond), at least 0; 1 is none.
-        clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents.
+        clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents, nor with a
+            sampler that is named after a paper.
         guidance_channels: guide the first so many channels only; null means all. SiT's code guides 3 of 4.
         guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all.
         sde: what is integrated, for the samplers of an SDE; null means the sampler's own choice.
@@ -70,7 +71,7 @@ class Sampling:
     def method(self) -> Sampler:
         """The sampler, with the chosen SDE."""
         named = SAMPLERS[self.sampler]
-        return of_sde(self.sde, named.steps) if self.sde else named
+        return of_sde(self.sde, named.steps, named.paper) if self.sde else named
 
     @property
     def step_count(self) -> int:
@@ -87,15 +88,17 @@ class Sampling:
         return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
 
     def describe(self) -> str:
-        """Short name for keys and files, such as `dpm++25_w2`."""
+        """Short name for keys and files, such as `dpm++25_w2`; another one for all that makes other images."""
         parts = [
             self.sampler if self.evaluations is None else f"{self.sampler}{self.step_count}",
-            f"w{self.guidance:g}",
+            f"w{short(self.guidance)}",
         ]
+        if self.clip or (self.clip is False and not self.method.paper):
+            parts.append("clip" if self.clip else "noclip")
         if self.guidance_channels is not None:
             parts.append(f"first{self.guidance_channels}")
         if self.guidance_interval:
-            parts.append("t{:g}-{:g}".format(*self.guidance_interval))
+            parts.append("t{}-{}".format(*map(short, self.guidance_interval)))
         if self.sde:
             parts.append(self.sde.describe())
         return "_".join(parts)
@@ -177,9 +180,13 @@ class Source:
         y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
         only = (sampling.guidance_channels, sampling.guidance_interval)
         net = Guided(self.net, sampling.guidance, self.num_classes, *only)
-        clip = self.pixels if sampling.clip is None else sampling.clip
+        clip = self.clips(sampling)
         denoise = denoiser(net, self.path, self.prediction, y, clip)
         return Flow(denoise, self.path, *sampling_interval(self.path, self.prediction, clip))
+
+    def clips(self, sampling: Sampling) -> bool:
+        """Whether the denoised image is clipped at every step."""
+        return self.pixels and not sampling.method.paper if sampling.clip is None else sampling.clip
 
     def unguided(self, sampling: Sampling) -> Sampling:
         """`sampling`, without the guidance that an unconditional network cannot use."""

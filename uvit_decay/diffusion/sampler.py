@@ -12,17 +12,20 @@ from torch import Tensor
 
 from uvit_decay.diffusion.flow import Flow, Noise, Trajectory
 from uvit_decay.diffusion.ode import FIRST_TIME, ddim, ddpm, dopri5, euler, heun, heun_throughout
-from uvit_decay.diffusion.path import Path
+from uvit_decay.diffusion.path import Interpolant, Path
 from uvit_decay.diffusion.schedulers import dpm_solver
 from uvit_decay.diffusion.sde import SDE
+from uvit_decay.diffusion.singlestep import dpm_solver_fast, dpm_solver_plus_fast
+from uvit_decay.errors import UserError
 
 
 @dataclass(frozen=True)
 class Sampler:
     """`run` makes the trajectory; `evaluations(steps)` network calls for each sample, None where its data decide.
 
-    `steps` is the default number, `sde` says what is integrated where that can be chosen, and `alone` that the denoiser
-    is called with one sample at a time.
+    `steps` is the default number, `sde` says what is integrated where that can be chosen, `alone` that the denoiser is
+    called with one sample at a time, and `noisy_start` that the log-SNR must be finite at t = 1. `paper` is for what a
+    paper sampled with: by default nothing is clipped, and evaluations draw labels at random.
     """
 
     run: Callable[[Flow, Tensor, int, Noise], Trajectory]
@@ -31,11 +34,15 @@ class Sampler:
     steps: int
     sde: SDE | None = None
     alone: bool = False
+    noisy_start: bool = False
+    paper: bool = False
 
     def check(self, path: Path) -> None:
         """Raise a UserError where this sampler is not sound on `path`."""
         if self.sde:
             self.sde.check(path)
+        if self.noisy_start and isinstance(path, Interpolant):
+            raise UserError(f"the log-SNR is infinite at t = 1 on the path {type(path).__name__}: use sampler dpm++")
 
 
 def _one_each(steps: int) -> int:
@@ -54,9 +61,9 @@ def _adaptive(steps: int) -> None:
     return None
 
 
-def of_sde(sde: SDE, steps: int) -> Sampler:
+def of_sde(sde: SDE, steps: int, paper: bool = False) -> Sampler:
     """The sampler that integrates `sde`."""
-    return Sampler(sde.run, sde.evaluations, True, steps, sde)
+    return Sampler(sde.run, sde.evaluations, True, steps, sde, paper=paper)
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -69,11 +76,10 @@ SAMPLERS: dict[str, Sampler] = {
     "heun": Sampler(heun, _two_but_the_last, False, 25),
     "dopri5": Sampler(dopri5, _adaptive, False, 1, alone=True),
     # What the papers sampled with
-    "sit-ode": Sampler(heun_throughout, _two_each, False, 125),
-    "sit-sde": of_sde(SDE(), 250),
-    "sit-sde-heun": of_sde(SDE(heun=True), 125),
+    "sit-ode": Sampler(heun_throughout, _two_each, False, 125, paper=True),
+    "sit-sde": of_sde(SDE(), 250, paper=True),
+    "sit-sde-heun": of_sde(SDE(heun=True), 125, paper=True),
+    "uvit-dpm": Sampler(dpm_solver_fast, _one_each, False, 50, noisy_start=True, paper=True),
+    "uvit-dpm++": Sampler(dpm_solver_plus_fast, _one_each, False, 50, noisy_start=True, paper=True),
 }
-SAMPLERS |= {
-    "uvit-dpm": replace(SAMPLERS["dpm++"], steps=50),
-    "uvit-em": replace(SAMPLERS["euler-maruyama"], steps=1000),
-}
+SAMPLERS["uvit-em"] = replace(SAMPLERS["euler-maruyama"], steps=1000, paper=True)

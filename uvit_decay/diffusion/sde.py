@@ -35,6 +35,11 @@ FORMS: dict[str, Callable[[Path, Times, float], Times]] = {
 }
 
 
+def short(number: float) -> str:
+    """A number for names, such as 2 or 0.04, that no other number has."""
+    return repr(float(number)).removesuffix(".0")
+
+
 @dataclass(frozen=True)
 class SDE:
     """How the SDE is integrated.
@@ -78,7 +83,8 @@ class SDE:
 
     def describe(self) -> str:
         """Short name for keys and files, such as `sigma1-mean0.04`."""
-        return f"{self.form}{self.norm:g}-{self.last_step}{self.last_time:g}" + ("-heun" if self.heun else "")
+        parts = (f"{self.form}{short(self.norm)}", f"{self.last_step}{short(self.last_time)}")
+        return "-".join((*parts, *(["heun"] if self.heun else [])))
 
     def run(self, flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
         """The trajectory in `steps` steps."""
