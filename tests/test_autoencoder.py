@@ -48,6 +48,14 @@ def test_moments_are_those_of_the_library(vae):
     torch.testing.assert_close(moments[:, 4:], posterior.logvar)
 
 
+def test_a_copy_on_another_device_leaves_the_first_where_it_is(vae):
+    home = Autoencoder(str(vae))
+    x = home.space.mean(home.encode(pictures()))
+    before, away = home.decode(x), home.on("meta")
+    assert {value.device.type for value in away.net.state_dict().values()} == {"meta"}
+    assert torch.equal(home.decode(x), before)
+
+
 def test_networks_see_the_scaled_latents_and_decoding_takes_the_scale_back(vae):
     found = Autoencoder(str(vae))
     z = found.encode(pictures())[:, :4]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,6 +118,12 @@ class Autoencoder:
         )
         self.dtype = dtype
         self.net = nn.Module.to(net, device, dtype).eval().requires_grad_(False)  # ModelMixin's own advises not to
+
+    def on(self, device: torch.device | str) -> Autoencoder:
+        """Return a copy that works on `device`, whose memory is free again when nobody holds the copy."""
+        there = copy(self)
+        there.net = nn.Module.to(deepcopy(self.net), device)
+        return there
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:

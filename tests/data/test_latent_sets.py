@@ -1,7 +1,9 @@
 """Latents read and trained on: workers, damaged folders, posterior samples, previews, what does not fit."""
 
+import gc
 import json
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from conftest import Losses, save_tiny_vae, tiny_trainer
 from latent_files import COUNT, copied, encode, open_set, without_checksums
 from PIL import Image
 
+from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
@@ -195,6 +198,23 @@ def test_samples_of_latents_are_judged_decoded_against_pictures(encoded, picture
     assert found["fid"] > 0
     assert (found["samples"]["size"], found["reference"]["size"]) == ("32x32", "32x32")
     assert any("not Inception's" in remark for remark in found["remarks"])
+
+
+def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, pictures, tmp_path, monkeypatch):
+    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
+    copies, on = [], Autoencoder.on
+
+    def remembered(autoencoder, device):
+        copied = on(autoencoder, device)
+        copies.append(weakref.ref(copied))
+        return copied
+
+    monkeypatch.setattr(Autoencoder, "on", remembered)
+    judged = {"num": 12, "reference": str(pictures), "allow_few": True, "every_n_steps": 2}
+    metrics = GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged)
+    fit(tmp_path, Latents(str(encoded), batch_size=11, num_workers=0), metrics)
+    gc.collect()
+    assert [copied() for copied in copies] == [None, None]
 
 
 def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, pictures, vae, tmp_path):

@@ -15,7 +15,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from uvit_decay.autoencoder import decoder
+from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
@@ -124,7 +124,7 @@ class GenerationMetrics(Periodic):
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
         self._against: tuple[StatisticsFile | None, Pictures | None] = (None, None)
-        self._finish: Callable[[Tensor], Tensor] = to_uint8
+        self._autoencoder: Autoencoder | None = None  # on the CPU: a look alone has a copy on the device
         self._size = 0  # of the pictures, in pixels
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
@@ -140,11 +140,11 @@ class GenerationMetrics(Periodic):
         if data.latents:
             if self.reference is None:
                 raise UserError("generation metrics of latents need a reference: set its init_args.reference")
-            autoencoder = decoder(data.latents, None, task.device)
-            self._finish, self._size = autoencoder.decode, data.image_size * autoencoder.space.factor
+            self._autoencoder = decoder(data.latents, None, "cpu")
+            self._size *= self._autoencoder.space.factor
         self._prepare_extractor(data, task.device)
         self._against = self._open_reference(data)
-        comparison = self._comparison(task, self.sampling_for(task), "no")
+        comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
         comparison.reference_features(Processes.joined())  # kept for the looks
 
@@ -163,17 +163,20 @@ class GenerationMetrics(Periodic):
         chosen = subset(data.train, self.max_reference, "reference")
         return None, OfSet(f"{data.name}-train", data.train, channels, data.class_names, chosen)
 
-    def _comparison(self, task: DiffusionTask, sampling: Sampling, weights: str) -> Comparison:
+    def _comparison(
+        self, task: DiffusionTask, sampling: Sampling, weights: str, finish: Callable[[Tensor], Tensor]
+    ) -> Comparison:
         metrics = ("fid", "is") if self.extractor.has_logits else ("fid",)
         shape = (self.extractor.channels, self._size, self._size)
-        samples = _OfTask(task, sampling, weights, self.num, self.seed, self._finish, shape)
+        samples = _OfTask(task, sampling, weights, self.num, self.seed, finish, shape)
         options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
         return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.joined()
+        finish = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
-            comparison = self._comparison(task, sampling, weights)
+            comparison = self._comparison(task, sampling, weights, finish)
             store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
             if processes.first:
                 values = comparison.measure(store, reference)
