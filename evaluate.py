@@ -19,6 +19,7 @@ from uvit_decay.sampling_options import add_sampling_options
 if TYPE_CHECKING:
     import torch
 
+    from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.pictures import Pictures
     from uvit_decay.metrics.features import Extractor
     from uvit_decay.processes import Processes
@@ -137,12 +138,10 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
 
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
     """FID and its kin, report.json and report.html."""
-    from uvit_decay.disk import check_writable
-    from uvit_decay.evaluation.generation import Comparison, save_json
+    from uvit_decay.disk import check_writable, claimed
+    from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.measure import chosen_metrics
-    from uvit_decay.evaluation.report import write_html
     from uvit_decay.evaluation.sources import open_reference
-    from uvit_decay.image import save_npz
     from uvit_decay.sampled import pick_device
 
     device = pick_device(options.device, processes.local_rank)
@@ -161,20 +160,30 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
     check_writable(out)
     if options.save_samples is not None:
         check_writable(options.save_samples)
-    folder = out.with_suffix(".features")
-    store, against = comparison.extracted(folder, processes, options.save_samples is not None)
-    if processes.first:
-        report = comparison.report(store, against)
-        save_json(out, comparison, report)
-        write_html(out.with_suffix(".html"), report)
-        if options.save_samples is not None:
-            save_npz(options.save_samples, store.iterate("pictures"), len(store), samples.labels)
-        store.remove()
-        for name, value in report.metrics.items():
-            print(f"{name} {value:.6g}")
-        for remark in report.remarks:
-            print(f"remark: {remark}", file=sys.stderr)
-        print(f"wrote {out} and {out.with_suffix('.html').name}")
+    with claimed(out, processes.first):
+        judge(options, comparison, out, processes)
+
+
+def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, processes: "Processes") -> None:
+    """Measure, and write the reports."""
+    from uvit_decay.evaluation.generation import save_json
+    from uvit_decay.evaluation.report import write_html
+    from uvit_decay.image import save_npz
+
+    store, against = comparison.extracted(out.with_suffix(".features"), processes, options.save_samples is not None)
+    if not processes.first:
+        return
+    report = comparison.report(store, against)
+    save_json(out, comparison, report)
+    write_html(out.with_suffix(".html"), report)
+    if options.save_samples is not None:
+        save_npz(options.save_samples, store.iterate("pictures"), len(store), comparison.samples.labels)
+    store.remove()
+    for name, value in report.metrics.items():
+        print(f"{name} {value:.6g}")
+    for remark in report.remarks:
+        print(f"remark: {remark}", file=sys.stderr)
+    print(f"wrote {out} and {out.with_suffix('.html').name}")
 
 
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
@@ -203,7 +212,7 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
     """probes.csv, probes.json and probes.png of a checkpoint."""
     from uvit_decay import checkpoint
-    from uvit_decay.disk import check_writable
+    from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
     from uvit_decay.evaluation.sources import SETS, open_data
     from uvit_decay.sampled import pick_device
@@ -223,10 +232,12 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
     out = options.out or Path("probes") / f"{options.ckpt.stem}-step{found.step}-{found.weights}-{data.name}"
     check_writable(out, folder=True)
     device = pick_device(options.device, processes.local_rank)
-    grid = Prober(found.net.to(device), found.path, data, probing, device).grid(processes, show=True)
+    about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
+    with claimed(out, processes.first):
+        grid = Prober(found.net.to(device), found.path, data, probing, device).grid(processes, show=True)
+        if grid is not None:
+            grid.save(out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
     if grid is not None:
-        about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
-        grid.save(out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
         best = grid.summary()
         print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
         print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")

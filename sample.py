@@ -1,8 +1,8 @@
 """Sample images from a checkpoint: python sample.py [--ckpt runs/.../last.ckpt] [--num 64] [--out samples.png] ...
 
 Image i is a function of (checkpoint, seed, i, label) alone, whatever the batch size. Options that are not given are
-those that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of PNGs.
-On P processes, which write what one does:
+those that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of PNGs, which
+the same command completes after an interruption. On P processes, which write what one does:
 
     torchrun --nproc_per_node P -- sample.py --num 50000 --out samples.npz
     accelerate launch --multi_gpu --num_processes P --num_machines 1 --mixed_precision no --dynamo_backend no \\
@@ -44,6 +44,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 def check(options: argparse.Namespace) -> None:
     """Find what cannot work before anything slow is done."""
     from uvit_decay.disk import check_writable
+    from uvit_decay.sampled_folder import check_folder
 
     if any(number is not None and number < 1 for number in (options.num, options.processes)):
         raise UserError("--num and --processes must be at least 1")
@@ -54,23 +55,23 @@ def check(options: argparse.Namespace) -> None:
     if form == ".png" and (options.num or 0) > LARGEST_GRID:
         raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; name an .npz or a folder")
     check_writable(out, folder=not form)
-    if not form and any(out.iterdir()):
-        raise UserError(f"--out {out}: the folder is not empty, and its files would be mixed with the new ones")
+    if not form:
+        check_folder(out)
 
 
-def write(out: Path, sampled: "Sampled", num: int, pictures: "Iterator[Tensor]") -> None:
-    """All `num` pictures, as they come where the form allows it."""
+def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iterator[Tensor]") -> None:
+    """The pictures of these numbers, as they come where the form allows it."""
     import torch
 
     from uvit_decay import image
 
     form, classes, names = out.suffix.lower(), sampled.classes, sampled.found.class_names
     if not form:
-        image.save_pngs(out, pictures)
+        image.save_pngs(out, pictures, numbers)
     elif form == ".npz":
-        image.save_npz(out, pictures, num, sampled.labels(range(num)))
+        image.save_npz(out, pictures, len(numbers), sampled.labels(numbers))
     else:
-        columns = min(image.grid_columns(len(classes)), num)
+        columns = min(image.grid_columns(len(classes)), len(numbers))
         header = [names[label] for label in sampled.labels(range(columns)) or ()]
         image.save_picture(out, image.labelled_grid(torch.cat(list(pictures)), columns, header))
 
@@ -89,30 +90,42 @@ def main(args: Sequence[str]) -> None:
 
 
 def make(options: argparse.Namespace, processes: "Processes") -> None:
-    """This process's share of the pictures; the first one writes all of them."""
-    from tqdm import tqdm
-
-    from uvit_decay.processes import batches
+    """This process's share of the pictures; the first one writes all of them, and no other program meanwhile."""
+    from uvit_decay.disk import claimed
     from uvit_decay.sampled import Sampled
 
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
     if options.out.suffix.lower() == ".png" and not options.classes:
         sampled = replace(sampled, classes=sampled.classes[:10])  # as many columns as fit
+    with claimed(options.out, processes.first):
+        make_missing(options, sampled, processes)
+
+
+def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Processes") -> None:
+    """All pictures but those that the folder holds already."""
+    from tqdm import tqdm
+
+    from uvit_decay.processes import batches
+    from uvit_decay.sampled_folder import missing
+
     num = options.num or (10 * len(sampled.classes) or 64)
-    parts = processes.in_order(
-        batches(num, options.batch_size, processes.size), lambda part: sampled.pictures(part).cpu()
-    )
+    numbers: Sequence[int] = range(num)
+    if not options.out.suffix:
+        numbers = processes.share(missing(options.out, sampled, num) if processes.first else [])
+    jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), options.batch_size, processes.size)]
+    parts = processes.in_order(jobs, lambda part: sampled.pictures(part).cpu())
     if not processes.first:
         list(parts)  # there are none here, but this process has its share of the work
-    else:
-        seconds = sampled.seconds(num) / processes.size
-        if seconds > LONG:
-            each = f"{num} images, each {sampled.sampling.evaluations or 'adaptively many'} network evaluations"
-            print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
-        what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"
-        with tqdm(total=num, unit="image", desc=what) as bar:
-            write(options.out, sampled, num, shown(parts, bar))
-        print(f"wrote {options.out}: {num} images, step {sampled.found.step} of {sampled.ckpt}")
+        return
+    seconds = sampled.seconds(len(numbers)) / processes.size
+    if seconds > LONG:
+        each = f"{len(numbers)} images, each {sampled.sampling.evaluations or 'adaptively many'} network evaluations"
+        print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
+    what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"
+    with tqdm(total=num, initial=num - len(numbers), unit="image", desc=what) as bar:
+        write(options.out, sampled, numbers, shown(parts, bar))
+    there = "" if len(numbers) == num else f", {num - len(numbers)} were there"
+    print(f"wrote {options.out}: {len(numbers)} images{there}, step {sampled.found.step} of {sampled.ckpt}")
 
 
 def shown(parts: "Iterator[Tensor]", bar: "tqdm") -> "Iterator[Tensor]":

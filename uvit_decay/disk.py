@@ -68,14 +68,17 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[None]:
-    """Keep other programs that ask from writing the file or folder `path` meanwhile; only one process may ask.
+def claimed(path: Path, first: bool = True) -> Iterator[None]:
+    """Keep other programs that claim the file or folder `path` from writing it meanwhile.
 
-    What killed programs have left of a file is removed.
+    What killed programs have left of a file is removed. Of a program's processes the `first` claims for all.
 
     Raises:
         UserError: another program is writing it, or it cannot be written.
     """
+    if not first:
+        yield
+        return
     lock = FileLock(path / ".lock" if path.is_dir() else path.parent / f".{path.name}.lock")
     with writing(path):
         try:

@@ -99,7 +99,13 @@ def save_picture(path: Path, picture: Image.Image, sync: bool = True) -> None:
         picture.save(file, "PNG")
 
 
-def save_pngs(folder: Path, batches: Iterable[Tensor]) -> None:
-    """One PNG each, written as they come and named by its number: 000000.png, 000001.png, ..."""
-    for number, image in enumerate(itertools.chain.from_iterable(batches)):
-        save_picture(folder / f"{number:06d}.png", to_pil(image), sync=False)
+def png_name(number: int) -> str:
+    """000000.png, 000001.png, ..."""
+    return f"{number:06d}.png"
+
+
+def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
+    """One PNG each, whole or not at all, written as they come and named by `numbers`, else in their order from 0."""
+    numbers = itertools.count() if numbers is None else numbers
+    for number, image in zip(numbers, itertools.chain.from_iterable(batches), strict=False):
+        save_picture(folder / png_name(number), to_pil(image), sync=False)

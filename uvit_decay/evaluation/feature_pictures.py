@@ -60,7 +60,7 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     if not processes.first:
         return
     from uvit_decay import checkpoint
-    from uvit_decay.disk import check_writable
+    from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.masks import Masks
     from uvit_decay.evaluation.patch_features import PatchFeatures
     from uvit_decay.evaluation.probing import Probing
@@ -80,10 +80,11 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     chosen = {i: stages[i] for i in places(stages, layers)}
     masks = Masks.of(options.masks, features.pictures) if options.masks else None
     classes, points = _points(options, features.pictures) if "tsne" in views else ([], [])
-    if set(views) != {"tsne"}:
-        _table(options, views, features, chosen, masks)
-    if points:
-        _map(options, features, chosen, classes, points)
+    with claimed(options.out):
+        if set(views) != {"tsne"}:
+            _table(options, views, features, chosen, masks)
+        if points:
+            _map(options, features, chosen, classes, points)
 
 
 def _views(options: argparse.Namespace) -> tuple[str, ...]:

@@ -1,0 +1,137 @@
+"""Folders of pictures: completed after a kill, never mixed, one program at a time."""
+
+import json
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from PIL import Image
+from test_sample import pixels, sample
+
+from uvit_decay.disk import claimed
+
+
+def begin(folder, *args):
+    """sample.py in a process of its own."""
+    command = [sys.executable, ROOT / "sample.py", *args]
+    return subprocess.Popen([str(word) for word in command], cwd=folder, stderr=subprocess.PIPE, text=True)
+
+
+def await_files(folder, pattern, count=1):
+    deadline = time.monotonic() + 60
+    while len([*folder.glob(pattern)]) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def array(folder):
+    return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])[..., None]
+
+
+@pytest.fixture
+def half(trained, tmp_path, monkeypatch):
+    """Options of a folder that lacks four of its ten pictures, and has the remains of one."""
+    args = ["--ckpt", trained, "--steps", 2, "--out", "p"]
+    sample(monkeypatch, tmp_path, *args, "--num", 10)
+    for i in (0, 3, 7, 9):
+        (tmp_path / "p" / f"{i:06d}.png").unlink()
+    (tmp_path / "p" / ".000003.png.01234567.partial").touch()
+    return args
+
+
+def refused(capsys, *args):
+    with pytest.raises(SystemExit) as stop:
+        sample(*args)
+    assert stop.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_a_killed_sampling_goes_on_with_the_missing_pictures(trained, tmp_path, monkeypatch, capsys):
+    args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30]
+    process = begin(tmp_path, *args, "--num", 2000, "--out", "p")
+    await_files(tmp_path, "p/*.png", 3)
+    process.kill()
+    process.communicate()
+    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("p/*.png")}
+    count = len(there) + 5
+    sample(monkeypatch, tmp_path, *args, "--num", count, "--out", "p")
+    assert f"wrote p: 5 images, {len(there)} were there" in capsys.readouterr().out
+    sample(monkeypatch, tmp_path, *args, "--num", count, "--out", "whole.npz")
+    assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))
+    assert there == {path: path.stat().st_mtime_ns for path in there}
+
+
+def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
+    for num, made in ((10, 4), (12, 2), (12, 0)):
+        sample(monkeypatch, tmp_path, *half, "--num", num)
+        assert f"wrote p: {made} images, {num - made} were there" in capsys.readouterr().out
+    sample(monkeypatch, tmp_path, *half[:-1], "whole.npz", "--num", 12)
+    assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))
+    names = {f"{i:06d}.png" for i in range(12)}
+    assert {path.name for path in (tmp_path / "p").iterdir()} == {*names, "sampling.json"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (["--seed", 1], "its pictures have seed 0, not 1"),
+        (["--steps", 3], "its pictures have steps 2, not 3"),
+        (["--guidance", 1], "its pictures have guidance 2.0, not 1.0"),
+        (["--classes", "1,2"], "its pictures have labels all 10 classes in turn, not classes 1,2 in turn"),
+        (["--weights", "raw"], "its pictures have weights ema, not raw"),
+        (["--num", 8], "it has pictures beyond --num 8, such as 000008.png"),
+    ],
+)
+def test_pictures_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, capsys, change, reason):
+    before = {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
+    error = refused(capsys, monkeypatch, tmp_path, *half, "--num", 10, *change)
+    assert error == f"error: --out p: {reason}: choose another folder"
+    assert before == {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
+
+
+def test_pictures_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_path, monkeypatch, capsys):
+    moved = tmp_path / "moved.ckpt"
+    moved.write_bytes(half[1].read_bytes())
+    sample(monkeypatch, tmp_path, "--ckpt", moved, *half[2:], "--num", 10)
+    about = tmp_path / "p" / "sampling.json"
+    about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
+    assert f"its pictures have sha256 {'0' * 64}, not" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+    for damage in ("{", "[1]", ""):
+        about.write_text(damage)
+        assert "sampling.json is damaged" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+
+
+@pytest.mark.parametrize("out", ["p", "s.npz", "s.png"])
+def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkeypatch, capsys, out):
+    if out == "p":
+        (tmp_path / out).mkdir()
+    with claimed(tmp_path / out):
+        before = {*tmp_path.rglob("*")}
+        error = refused(capsys, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
+        assert error == f"error: another program is writing {out}: wait for its end, or choose another name"
+        assert {*tmp_path.rglob("*")} == before
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
+    assert {path.name for path in tmp_path.iterdir()} == {out}
+
+
+@pytest.mark.slow
+def test_the_first_of_two_programs_is_not_disturbed(trained, tmp_path, monkeypatch):
+    args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30, "--num", 40]
+    first = begin(tmp_path, *args, "--out", "s.npz", "--seed", 1)
+    await_files(tmp_path, ".s.npz.lock")
+    second = begin(tmp_path, *args, "--out", "s.npz", "--seed", 2)
+    errors = [process.communicate()[1] for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 2), errors
+    sample(monkeypatch, tmp_path, *args, "--out", "alone.npz", "--seed", 1)
+    assert (tmp_path / "s.npz").read_bytes() == (tmp_path / "alone.npz").read_bytes()
+
+
+@pytest.mark.slow
+def test_several_processes_complete_what_one_began(half, tmp_path, monkeypatch):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "--"]
+    command = [*launch, ROOT / "sample.py", *half, "--num", 12]
+    subprocess.run([str(word) for word in command], cwd=tmp_path, check=True, timeout=200)
+    sample(monkeypatch, tmp_path, *half[:-1], "whole.npz", "--num", 12)
+    assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))

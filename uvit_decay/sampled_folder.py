@@ -1,0 +1,59 @@
+"""Folders of sampled pictures: sampling.json beside them says which, so that what a kill interrupted can go on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uvit_decay.disk import remove_remains, replacing
+from uvit_decay.download import checksum
+from uvit_decay.errors import UserError, one_line
+
+if TYPE_CHECKING:
+    from uvit_decay.sampled import Sampled
+
+ABOUT = "sampling.json"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise a UserError if the folder holds something else than sampled pictures."""
+    if not (folder / ABOUT).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise UserError(f"--out {folder}: the folder is not empty, and its files would be mixed with the new ones")
+
+
+def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
+    """Begin or go on with a folder of pictures 0 to num - 1, which is claimed; returns those that are not there yet.
+
+    Raises:
+        UserError: it holds something else, pictures of another sampling, or more of them.
+    """
+    check_folder(folder)
+    about = json.loads(json.dumps({"sha256": checksum(sampled.ckpt), **sampled.describe()}))
+    if (folder / ABOUT).exists():
+        _check_same(folder, about)
+        remove_remains(folder)
+    else:
+        with replacing(folder / ABOUT) as file:
+            file.write(json.dumps(about, indent=1).encode())
+    from uvit_decay.image import png_name
+
+    there = {path.name for path in folder.glob("*.png")}
+    wanted = [png_name(i) for i in range(num)]
+    if more := there.difference(wanted):
+        raise UserError(
+            f"--out {folder}: it has pictures beyond --num {num}, such as {min(more)}: choose another folder"
+        )
+    return [i for i, name in enumerate(wanted) if name not in there]
+
+
+def _check_same(folder: Path, about: dict[str, Any]) -> None:
+    path = folder / ABOUT
+    try:
+        found = dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({one_line(error)}): choose another folder") from error
+    for key in (*about, *found):
+        here, there = about.get(key), found.get(key)
+        if here != there and key != "checkpoint":  # wherever it lies, its content counts
+            raise UserError(f"--out {folder}: its pictures have {key} {there}, not {here}: choose another folder")
