@@ -12,7 +12,7 @@ import torch
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.data.latents.shards import write_labels, write_shard
+from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.compare import save_csv
 from uvit_decay.evaluation.report import Report, write_html
@@ -20,6 +20,7 @@ from uvit_decay.evaluation.statistics import save_statistics
 from uvit_decay.evaluation.store import Store
 from uvit_decay.image import labelled_grid, save_npz, save_picture, save_pngs
 from uvit_decay.metrics.frechet import Statistics
+from uvit_decay.tensor_files import save_tensors
 
 PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 TABLE = PICTURES.permute(0, 2, 3, 1)
@@ -62,7 +63,7 @@ WRITERS = {
     "report.html": lambda path: write_html(path, report()),
     "stats.npz": lambda path: save_statistics(path, {"features": STATISTICS}, {}),
     "compare.csv": lambda path: save_csv(path, "alpha_min", []),
-    "shard-0.safetensors": lambda path: write_shard(path, torch.zeros(9, 2, 8, 4, 4), torch.zeros(9).long(), {}),
+    "shard-0.safetensors": lambda path: save_tensors(path, WEIGHTS),
     "labels.safetensors": lambda path: write_labels(path.parent, torch.zeros(900).long()),
     "000000000.safetensors": store,
 }

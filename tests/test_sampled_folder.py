@@ -100,7 +100,7 @@ def test_pictures_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tm
     assert f"its pictures have sha256 {'0' * 64}, not" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
     for damage in ("{", "[1]", ""):
         about.write_text(damage)
-        assert "sampling.json is damaged" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+        assert "p/sampling.json" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
 
 
 @pytest.mark.parametrize("out", ["p", "s.npz", "s.png"])

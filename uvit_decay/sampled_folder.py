@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvit_decay.disk import remove_remains, replacing
 from uvit_decay.download import checksum
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
+from uvit_decay.plain import read_json
 
 if TYPE_CHECKING:
     from uvit_decay.sampled import Sampled
@@ -48,11 +49,7 @@ def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
 
 
 def _check_same(folder: Path, about: dict[str, Any]) -> None:
-    path = folder / ABOUT
-    try:
-        found = dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({one_line(error)}): choose another folder") from error
+    found = read_json(folder / ABOUT, dict[str, object])
     for key in (*about, *found):
         here, there = about.get(key), found.get(key)
         if here != there and key != "checkpoint":  # wherever it lies, its content counts

@@ -55,11 +55,11 @@ def test_a_file(tmp_path):
 def test_what_is_no_list(tmp_path):
     fails(class_list, "imagenet-100", words=("imagenet-100:", "imagenet-100/cmc, imagenet-1k", "text file"))
     fails(class_list, tmp_path / "missing.txt", words=("missing.txt", "imagenet-1k"))
-    fails(class_list, tmp_path, words=(str(tmp_path), "directory"))
+    fails(class_list, tmp_path, words=(str(tmp_path), "is no file"))
     file = tmp_path / "mine.txt"
     for data, words in {
         b"# nothing\n": ("no class",),
-        b"\xff\xfe\x00": ("not a text file",),
+        b"\xff\xfe\x00": ("utf-8",),
         b"cat\n\ndog\n cat \n": ("class cat", "lines 1 and 4"),
     }.items():
         file.write_bytes(data)

@@ -172,7 +172,7 @@ def write_mask(folder, values):
         (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), "the masks have no pixel that is not 255"),
         (
             lambda f: write_mask(f, np.zeros((8, 8), np.uint8)) or (f / "left" / "00.png").write_bytes(b"no"),
-            "masks/left/00.png or its picture cannot be read",
+            "masks/left/00.png: not a picture that PIL knows",
         ),
     ],
 )

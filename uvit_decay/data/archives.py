@@ -1,4 +1,4 @@
-"""Files in a folder, a zip, a tar, or tars inside of a folder or tar (official ImageNet): find them, read their bytes.
+"""Find the files in a folder, a zip, a tar, or tars inside of a folder or tar (official ImageNet); see members.py.
 
 Nothing is unpacked to disk and links inside of archives are not followed, so absolute names and '..' lead nowhere. A
 tar has no table of contents: it is scanned once for the place of every file, which one pread then fetches.
@@ -6,47 +6,25 @@ tar has no table of contents: it is scanned once for the place of every file, wh
 
 from __future__ import annotations
 
-import lzma
 import os
 import re
-import struct
 import sys
 import tarfile
-import threading
-import zipfile
-import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO
 
 import numpy as np
 from tqdm import tqdm
 
+from uvit_decay.data.members import DAMAGED, Found, open_file, open_zip
 from uvit_decay.errors import UserError, one_line
-
-# What zipfile, tarfile and PIL raised on damaged bytes; a fuzz over 20 formats met no other.
-DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
-DAMAGED += (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _UNPACK = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 _COMPRESSED_TAR = re.compile(r"\.(?:tar\.|t)(gz|bz2|xz|zst)$", re.IGNORECASE)
 
 _PATIENCE = 3.0  # seconds after which a scan shows how far it is
-
-
-class Found(NamedTuple):
-    """Sorted names of files, '/' between folders; row i of `spans`, for tars, is (index in `tars`, offset, size).
-
-    `tars` are relative to the searched path, "" for a tar itself. What lies in an inner x.tar is named x/..., as if it
-    had been unpacked into a folder of that name.
-    """
-
-    names: tuple[str, ...]
-    tars: tuple[str, ...] = ()
-    spans: np.ndarray | None = None  # int64 (n, 3)
 
 
 def find(path: Path, extensions: Collection[str], classes: Collection[str] | None = None) -> Found:
@@ -59,7 +37,7 @@ def find(path: Path, extensions: Collection[str], classes: Collection[str] | Non
         return _find_in_folder(path, extensions, classes)
     if _is_tar(path):
         return _find_in_tar(path, extensions, classes)
-    return Found(_chosen(_open_zip(path).archive.namelist(), extensions))
+    return Found(_chosen(open_zip(path).archive.namelist(), extensions))
 
 
 def _chosen(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
@@ -83,13 +61,13 @@ def _find_in_folder(path: Path, extensions: Collection[str], classes: Collection
     with _bar(path, sum(_size(path / tar) for tar in tars)) as bar:
         scan = _Scan(extensions, bar)
         for number, tar in enumerate(tars):
-            with _open(path / tar) as file:
+            with open_file(path / tar) as file:
                 scan.inner(file, path, tar, number)
     return scan.found(path, tars)
 
 
 def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[str] | None) -> Found:
-    with _open(path) as file:
+    with open_file(path) as file:
         with _bar(path, _size(path)) as bar:
             scan = _Scan(extensions, bar)
             scan.add(file, path)
@@ -106,12 +84,25 @@ def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[st
 
 
 def _folder_names(path: Path) -> Iterator[str]:
-    def stop(error: OSError) -> None:  # os.walk would leave an unreadable folder out without a word
-        raise UserError(f"{path}: {one_line(error)}")
-
-    for folder, _, files in os.walk(path, onerror=stop, followlinks=True):
-        inside = Path(folder).relative_to(path).as_posix()
-        yield from files if inside == "." else (f"{inside}/{file}" for file in files)
+    """Yield the names of all files below a folder, hidden folders left out; raise a UserError if one comes twice."""
+    seen: dict[tuple[int, int], str] = {}
+    waiting = ["."]
+    try:
+        while waiting:
+            folder = waiting.pop()
+            state = os.stat(path / folder)
+            twin = seen.setdefault((state.st_dev, state.st_ino), folder)
+            if twin != folder:  # else two links to their parent would lead round for ever
+                raise UserError(f"{path}: a link makes {folder} and {twin} one folder: remove it")
+            with os.scandir(path / folder) as entries:
+                for entry in entries:
+                    name = entry.name if folder == "." else f"{folder}/{entry.name}"
+                    if not entry.is_dir():
+                        yield name
+                    elif not _hidden(entry.name):
+                        waiting.append(name)
+    except OSError as error:
+        raise UserError(f"{path}: {one_line(error)}") from error
 
 
 def _inner_tars(path: Path, names: Iterable[str], classes: Collection[str] | None) -> list[str]:
@@ -130,7 +121,7 @@ def _refuse_compressed(what: str, kind: str) -> None:
 
 
 def _is_tar(path: Path) -> bool:
-    with _open(path) as file:
+    with open_file(path) as file:
         head = file.read(512)
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
@@ -138,15 +129,8 @@ def _is_tar(path: Path) -> bool:
     return path.suffix.lower() == ".tar" or head[257:262] == b"ustar"
 
 
-def _open(path: Path) -> BinaryIO:
-    try:
-        return open(path, "rb")
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or one_line(error)}") from error
-
-
 def _size(path: Path) -> int:
-    with _open(path) as file:
+    with open_file(path) as file:
         return os.fstat(file.fileno()).st_size
 
 
@@ -207,7 +191,7 @@ def _entries(file: BinaryIO, where: Path, bar: tqdm) -> Iterator[tarfile.TarInfo
                 seen = archive.offset
                 yield entry
             _check_end(file, archive.offset)
-    except DAMAGED as error:
+    except (*DAMAGED, MemoryError) as error:  # of a name that is said to be terabytes
         raise UserError(f"{where}: not a tar, or one that is damaged or cut short ({one_line(error)})") from error
 
 
@@ -219,67 +203,3 @@ def _check_end(file: BinaryIO, offset: int) -> None:
         raise tarfile.ReadError(f"neither a member nor an end mark at byte {offset}")
     if tail.strip(b"\0"):
         raise tarfile.ReadError(f"more data after the end mark at byte {offset}, as where tars were joined")
-
-
-@contextmanager
-def opened(path: Path, found: Found) -> Iterator[Callable[[int], bytes]]:
-    """A function for any number of threads that reads file i; what it raises is in DAMAGED."""
-    names, tars, spans = found
-    with ExitStack() as stack:
-        if spans is None:
-            yield _reader(path, names)
-            return
-        # of the many tars of a folder each is opened anew, as each picture would be: there are limits on open files
-        shared = stack.enter_context(_open(path)) if tars == ("",) else None
-
-        def read(i: int) -> bytes:
-            number, offset, size = spans[i].tolist()
-            if shared is not None:
-                return _read_span(shared, offset, size)
-            with open(path / tars[number], "rb", buffering=0) as own:
-                return _read_span(own, offset, size)
-
-        yield read
-
-
-def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:
-    data = os.pread(file.fileno(), size, offset)
-    if len(data) < size:
-        raise EOFError("the tar has become shorter since it was scanned")
-    return data
-
-
-def _reader(path: Path, names: tuple[str, ...]) -> Callable[[int], bytes]:
-    if path.is_dir():
-        return lambda i: path.joinpath(names[i]).read_bytes()
-    archive = _open_zip(path)
-    return lambda i: archive.read(names[i])
-
-
-class _Zip:
-    """An open zip for many threads: they share one file position and one count of references, hence the lock."""
-
-    def __init__(self, path: Path) -> None:
-        self.archive = zipfile.ZipFile(path)
-        self.lock = threading.Lock()
-
-    def read(self, member: str) -> bytes:
-        with self.lock:
-            return self.archive.read(member)
-
-
-def _open_zip(path: Path) -> _Zip:
-    """The zip, kept open for the next call, since to open one of 50,000 pictures takes about a second."""
-    try:
-        state = path.stat()
-        return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
-    except (zipfile.BadZipFile, OSError, struct.error, ValueError) as error:
-        if path.suffix.lower() == ".zip":
-            raise UserError(f"{path}: not a zip, or one that is cut short ({one_line(error)})") from error
-        raise UserError(f"{path}: neither a folder nor a zip or tar") from error
-
-
-@lru_cache(maxsize=4)
-def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
-    """Keyed by the process too: a forked worker must not share its parent's file position or lock."""
-    return _Zip(path)

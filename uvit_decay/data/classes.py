@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
+from uvit_decay.plain import read_text
 
 _LISTS = Path(__file__).parent / "class_lists"
 
@@ -18,14 +20,11 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     Raises UserError: neither a list nor a readable text file, no class in it, or a class twice.
     """
     files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
-    path = files.get(str(name_or_path), Path(name_or_path).expanduser())
-    try:
-        text = path.read_text(encoding="utf-8-sig")  # -sig: what Windows puts first is no part of a class
-    except FileNotFoundError:
+    path = files.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
+    if not os.path.exists(path):
         known = ", ".join(sorted(files))
-        raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a text file of classes ({one_line(error)})") from error
+        raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}")
+    text = read_text(path, 2**24).removeprefix("\ufeff")  # what Windows puts first is no part of a class
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         name = line.strip()

@@ -7,11 +7,14 @@ the ADM pipeline whose crop this is and against whose reference statistics FIDs 
 
 from __future__ import annotations
 
+import math
 import os
+import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -22,11 +25,15 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.data.archives import DAMAGED, Found, find, opened
+from uvit_decay.data.archives import find
+from uvit_decay.data.members import DAMAGED, Found, opened
 from uvit_decay.errors import UserError, one_line
 
-# PIL lists these formats but cannot decode them (labels.h5 is no picture), or, for EPS, would run another program.
-_NOT_DECODABLE = {"BUFR", "EPS", "GRIB", "HDF5", "MPEG", "PALM", "PDF", "WMF"}
+# What PIL may open, whatever a file's name says, the common ones first; TGA, which has no mark of its own, last. Others
+# are no pictures (labels.h5), or run another program on what they hold: EPS, and IPTC, which may hold an EPS.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
+FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "TGA")
+MOST_PIXELS = 89_478_485  # PIL's limit, for pictures as they are and as they are scaled
 
 _DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
@@ -36,7 +43,7 @@ class Listing:
     """Where pictures are and what they show. Holds no open file: it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `archives.Found`.
+    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `members.Found`.
     """
 
     path: Path
@@ -54,14 +61,14 @@ def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> L
     Raises UserError: no such path, neither folder, zip nor tar, damaged or compressed tars, no pictures, folders that
     define no classes, or what `select` raises.
     """
-    path = Path(path).expanduser()
+    path = Path(os.path.expanduser(path))
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
-    _load_plugins()
-    extensions = {end for end, kind in Image.registered_extensions().items() if kind not in _NOT_DECODABLE}
+    kinds = {*_formats(), "MPO"}  # a JPEG with another one behind it
+    extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
     names, tars, spans = find(path, extensions, classes)
     if not names:
-        sought = "files ending in .png, .jpg, .jpeg, .webp or another extension that PIL reads, in any folder"
+        sought = "files ending in .png, .jpg, .jpeg, .webp or another extension of pictures, in any folder"
         raise UserError(f"{path}: no pictures in it; looked for {sought}, hidden files left out")
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in sorted(set(folders))}
@@ -113,10 +120,9 @@ def _check_folders(path: Path, folders: set[str]) -> None:
 def size_of(listing: Listing) -> int:
     """Width and height of the first picture. Raises UserError if it is not square or cannot be read."""
     name = listing.members[0]
-    _load_plugins()
     with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
-        content = BytesIO(_fetch_one(fetch, 0, name))
-    with _reading(name), Image.open(content) as image:
+        content = fetched(fetch, 0, name)
+    with open_picture(content, name) as image:
         width, height = image.size
     if width != height:
         raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
@@ -124,10 +130,16 @@ def size_of(listing: Listing) -> int:
 
 
 @contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Turns what PIL raises on damaged bytes into a UserError that starts with `name`."""
+def open_picture(file: BinaryIO, name: str) -> Iterator[Image.Image]:
+    """Open a picture of one of FORMATS, not yet decoded; raise a UserError that starts with `name` if it is damaged.
+
+    Also for what is raised in the body, and for pictures of more than MOST_PIXELS.
+    """
     try:
-        yield
+        with Image.open(file, formats=_formats()) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
+            yield image
     except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
         raise UserError(f"{name}: not a picture that PIL knows (empty, cut short or another kind of file)") from None
     except _DAMAGED as error:
@@ -139,19 +151,20 @@ def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = Fa
 
     With `exact` nothing is cropped: the picture must have that size.
 
-    Any format and mode of PIL, the first frame of animations, transparency on white. 16-bit grey and mode I are taken
-    as 0..65535, float pictures as 0..1. (PIL itself cuts 16-bit colour to its high bytes while it reads.)
+    Any of FORMATS and mode of PIL, the first frame of animations, transparency on white. 16-bit grey and mode I are
+    taken as 0..65535, float pictures as 0..1. (PIL itself cuts 16-bit colour to its high bytes while it reads.)
     Raises UserError that starts with `name` if the bytes cannot be decoded, if values are outside those ranges, or if
-    the size is another than exactly that asked for.
+    the size is another than exactly that asked for, or cannot be scaled to it.
     """
     _check_shape(size, channels)
-    with _reading(name), Image.open(file) as image:
+    with open_picture(file, name) as image:
+        width, height = image.size
+        if exact and (width, height) != (size, size):
+            raise UserError(f"{name}: {width}x{height}, not {size}x{size}: --image-size N crops all to one size")
+        if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
+            raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
         image.load()
         picture = _eight_bits(image, "L" if channels == 1 else "RGB")
-    if exact and picture.size != (size, size):
-        raise UserError(
-            f"{name}: {picture.width}x{picture.height}, not {size}x{size}: --image-size N crops all to one size"
-        )
     pixels = np.asarray(centre_crop(picture, size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
@@ -204,7 +217,7 @@ def read(
     Raises UserError, after trying them all, that counts the pictures that cannot be read and explains the first.
     """
     _check_shape(size, channels)
-    _load_plugins()  # before threads would race to do it
+    _formats()  # before threads would race to load them
     wanted = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(wanted), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
@@ -216,7 +229,7 @@ def read(
             for row in rows:
                 name = listing.members[wanted[row]]
                 try:
-                    content = BytesIO(_fetch_one(fetch, wanted[row], name))
+                    content = fetched(fetch, wanted[row], name)
                     pixels[row] = decode(content, name, size, channels, exact)
                 except UserError as error:
                     failures.append(str(error))
@@ -246,21 +259,25 @@ def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) 
     return failures
 
 
-def _load_plugins() -> None:
-    """All of PIL's formats, the common ones first: the order in which PIL tries them; a third faster on CIFAR-10."""
+@cache
+def _formats() -> list[str]:
+    """Load PIL's plugins, the common ones first: a third faster on CIFAR-10. Return those of FORMATS that it has."""
     Image.preinit()
     Image.init()
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what it warns of is refused
+    return [name for name in FORMATS if name in Image.OPEN]
 
 
 def _check_shape(size: int, channels: int) -> None:
     if channels not in (1, 3):
         raise UserError(f"pictures have 1 channel (grey) or 3 (RGB), not {channels}")
-    if size < 1:
-        raise UserError(f"the size of pictures must be 1 or more, not {size}")
+    if not 1 <= size <= math.isqrt(MOST_PIXELS):
+        raise UserError(f"the size of pictures must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")
 
 
-def _fetch_one(fetch: Callable[[int], bytes], index: int, name: str) -> bytes:
+def fetched(fetch: Callable[[int], bytes], index: int, name: str) -> BytesIO:
+    """Return the bytes of file `index` of an opened archive; raise a UserError that starts with `name` if it cannot."""
     try:
-        return fetch(index)
+        return BytesIO(fetch(index))
     except DAMAGED as error:
         raise UserError(f"{name}: {one_line(error)}") from error

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from PIL import Image
 from torch import Tensor
 
-from uvit_decay.data.archives import Found, opened
-from uvit_decay.data.pictures import Listing
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.data.members import Found, opened
+from uvit_decay.data.pictures import Listing, fetched, open_picture
+from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfFiles, Pictures
 
 MODES = ("L", "P", "1", "I", "I;16")  # of palettes, the indices are the classes
@@ -54,15 +52,15 @@ class Masks:
             UserError: a mask that cannot be read, has colours instead of classes, or not its picture's size.
         """
         with opened(self.listing.path, Found(self.listing.members, self.listing.tars, self.listing.spans)) as fetch:
-            return torch.stack([self._one(i, fetch(i), side) for i in indices])
+            return torch.stack([self._one(i, fetch, side) for i in indices])
 
-    def _one(self, index: int, picture: bytes, side: int) -> Int64[Tensor, "side side"]:
-        path = _mask(self.folder, self.listing.members[index])
-        try:
-            with Image.open(BytesIO(picture)) as image, Image.open(path) as mask:
-                wanted, mode, values = image.size, mask.mode, np.asarray(mask)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise UserError(f"{path} or its picture cannot be read: {one_line(error)}") from error
+    def _one(self, index: int, fetch: Callable[[int], bytes], side: int) -> Int64[Tensor, "side side"]:
+        name = self.listing.members[index]
+        path = _mask(self.folder, name)
+        with open_picture(fetched(fetch, index, name), name) as picture:
+            wanted = picture.size
+        with path.open("rb") as file, open_picture(file, str(path)) as mask:
+            mode, values = mask.mode, np.asarray(mask)
         if mode not in MODES:
             raise UserError(f"{path} has colours (mode {mode}): the values of a mask are classes, 255 is ignored")
         if values.shape != wanted[::-1]:

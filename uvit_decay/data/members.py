@@ -1,0 +1,130 @@
+"""Read the bytes of files that were found in a folder, a zip or tars; only regular ones, and at most LARGEST bytes."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import stat
+import struct
+import tarfile
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from uvit_decay.errors import UserError, one_line
+
+# What zipfile, tarfile and PIL raised on damaged bytes; a fuzz over 20 formats met no other.
+DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
+DAMAGED += (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+
+LARGEST = 2**29  # bytes of a picture's file, unpacked: more than the pixels that PIL allows take at 16 bits
+
+
+class Found(NamedTuple):
+    """Sorted names of files, '/' between folders; row i of `spans`, for tars, is (index in `tars`, offset, size).
+
+    `tars` are relative to the searched path, "" for a tar itself. What lies in an inner x.tar is named x/..., as if it
+    had been unpacked into a folder of that name.
+    """
+
+    names: tuple[str, ...]
+    tars: tuple[str, ...] = ()
+    spans: np.ndarray | None = None  # int64 (n, 3)
+
+
+@contextmanager
+def opened(path: Path, found: Found) -> Iterator[Callable[[int], bytes]]:
+    """A function for any number of threads that reads file i; what it raises is in DAMAGED."""
+    names, tars, spans = found
+    with ExitStack() as stack:
+        if spans is None:
+            yield _reader(path, names)
+            return
+        # of the many tars of a folder each is opened anew, as each picture would be: there are limits on open files
+        shared = stack.enter_context(open_file(path)) if tars == ("",) else None
+
+        def read(i: int) -> bytes:
+            number, offset, size = spans[i].tolist()
+            if shared is not None:
+                return _read_span(shared, offset, size)
+            with _open_regular(path / tars[number]) as own:
+                return _read_span(own, offset, size)
+
+        yield read
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that a picture may have")
+
+
+def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:
+    _check_size(size)
+    data = os.pread(file.fileno(), size, offset)
+    if len(data) < size:
+        raise EOFError("the tar has become shorter since it was scanned")
+    return data
+
+
+def _reader(path: Path, names: tuple[str, ...]) -> Callable[[int], bytes]:
+    if path.is_dir():
+        return lambda i: _read_file(path / names[i])
+    archive = open_zip(path)
+    return lambda i: archive.read(names[i])
+
+
+def _read_file(path: Path) -> bytes:
+    with _open_regular(path) as file:
+        _check_size(os.fstat(file.fileno()).st_size)
+        return file.read()
+
+
+class _Zip:
+    """An open zip for many threads: they share one file position and one count of references, hence the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.archive = zipfile.ZipFile(path)
+        self.lock = threading.Lock()
+
+    def read(self, member: str) -> bytes:
+        _check_size(self.archive.getinfo(member).file_size)  # no more than that is unpacked
+        with self.lock:
+            return self.archive.read(member)
+
+
+def open_zip(path: Path) -> _Zip:
+    """The zip, kept open for the next call, since to open one of 50,000 pictures takes about a second."""
+    try:
+        state = path.stat()
+        return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
+    except (zipfile.BadZipFile, OSError, struct.error, ValueError) as error:
+        if path.suffix.lower() == ".zip":
+            raise UserError(f"{path}: not a zip, or one that is cut short ({one_line(error)})") from error
+        raise UserError(f"{path}: neither a folder nor a zip or tar") from error
+
+
+@lru_cache(maxsize=4)
+def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
+    """Keyed by the process too: a forked worker must not share its parent's file position or lock."""
+    return _Zip(path)
+
+
+def open_file(path: Path) -> BinaryIO:
+    try:
+        return _open_regular(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or one_line(error)}") from error
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a regular file; an OSError for what may have no end, such as a FIFO, for whose writer open would wait."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("not a regular file")
+    return open(path, "rb")
