@@ -28,6 +28,7 @@ WITHOUT_LIGHTNING = (
     "processes.py",
     "sampled.py",
     "sampling_options.py",
+    "sampled_folder.py",
     "disk.py",
     "plain.py",
     "tensor_files.py",

@@ -87,7 +87,7 @@ def test_the_command_of_the_readme_makes_a_grid(trained, tmp_path, monkeypatch):
 def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "pictures")
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "array.npz")
-    names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    names = sorted(path.name for path in (tmp_path / "pictures").glob("*.png"))
     assert names == [f"{i:06d}.png" for i in range(12)]
     read = np.stack([np.asarray(Image.open(tmp_path / "pictures" / name)) for name in names])
     assert np.array_equal(read[..., None], pixels(tmp_path / "array.npz"))

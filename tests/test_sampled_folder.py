@@ -48,6 +48,7 @@ def refused(capsys, *args):
     return capsys.readouterr().err.strip().splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_killed_sampling_goes_on_with_the_missing_pictures(trained, tmp_path, monkeypatch, capsys):
     args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30]
     process = begin(tmp_path, *args, "--num", 2000, "--out", "p")
