@@ -150,6 +150,18 @@ def test_the_bundled_checkpoint_is_what_its_card_says(tmp_path, monkeypatch):
     assert (tmp_path / "samples.png").exists()
 
 
+@pytest.mark.parametrize("out", ["samples.png", "samples.npz", "pictures"])
+def test_pictures_that_are_not_finite_are_not_written(trained, tmp_path, monkeypatch, capsys, out):
+    contents = torch.load(trained, weights_only=True)
+    contents["callbacks"]["EMA"]["shadow"]["decoder_pred.weight"].fill_(3e38)
+    torch.save(contents, tmp_path / "diverged.ckpt")
+    with pytest.raises(SystemExit) as stop:
+        sample(monkeypatch, tmp_path, "--ckpt", "diverged.ckpt", "--num", 2, "--out", out)
+    assert stop.value.code == 2
+    assert "error: the pictures hold NaN or infinite values" in capsys.readouterr().err
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "diverged.ckpt"]
+
+
 def test_an_autoencoder_is_refused_where_there_is_nothing_to_decode(trained, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         sample(monkeypatch, tmp_path, "--ckpt", trained, "--vae", "somewhere")

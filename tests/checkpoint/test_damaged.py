@@ -256,6 +256,15 @@ def test_training_checkpoints_of_other_contents_are_refused(trained, tmp_path, e
     assert "\n" not in str(caught.value)
 
 
+def test_arguments_that_a_description_leaves_out_have_their_defaults(exported, tmp_path):
+    description = described(exported)
+    for name in ("schedule", "index"):
+        del description["net"]["init_args"][name]
+    redescribe(exported, **description)
+    assert same(load(exported).net.state_dict(), load_file(exported))
+    assert "alpha_min 0.7" in export(exported, tmp_path / "official.pth")
+
+
 # ---- official files
 
 

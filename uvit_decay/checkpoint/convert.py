@@ -38,7 +38,7 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
         _write(target, {**stored.plain, "weights": stored.weights}, stored.state)
         return ""
     bare = official.bare_state(net, stored.state, source)
-    untold = official.untold(stored.plain, bare, source)
+    untold = official.untold(net, stored.plain, bare, source)
     with replacing(target) as file:
         torch.save(bare, file)
     return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""

@@ -66,9 +66,9 @@ def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[st
     return Bare(own, family.name, where).fitting(net)
 
 
-def untold(description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
-    """What a bare state_dict does not tell of the network that `description` describes: names and values."""
-    ours = description["net"]["init_args"]
+def untold(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
+    """What a bare state_dict does not tell of `net` and the rest of its `description`: names and values."""
+    ours = net.config
     guessed = recognise(bare, Hints(heads=ours["heads"], alpha_min=1.0), where)
     theirs, config = guessed.description(""), guessed.net.config
     found = [f"heads {ours['heads']}"] if guessed.size is None else []
