@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from uvit_decay.errors import UserError, user_errors
 from uvit_decay.evaluation import feature_pictures
-from uvit_decay.sampling_options import add_sampling_options
+from uvit_decay.sampling_options import add_precision_option, add_sampling_options
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     probe.add_argument("--batch-size", type=int, default=256, help="pictures at a time; default: 256")
     probe.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
     probe.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    add_precision_option(probe)
     probe.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
     probe.add_argument(
         "--knn-uniform", action="store_true", help="one vote for each neighbour, instead of DINO's weights"
@@ -117,7 +118,7 @@ def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device"
 def _refuse_sampling(options: argparse.Namespace) -> None:
     """Raise a UserError where pictures that are there already would have to be made otherwise."""
     names = ("num", "save_samples", "classes", "guidance", "guidance_interval", "guidance_channels", "sampler", "steps")
-    names += ("clip", "seed", "weights", "vae", "trust")
+    names += ("clip", "seed", "precision", "weights", "vae", "trust")
     given = [name for name in names if getattr(options, name) or getattr(options, name) is False]
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
@@ -215,6 +216,7 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
     from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
     from uvit_decay.evaluation.sources import SETS, open_data
+    from uvit_decay.precision import chosen_precision
     from uvit_decay.sampled import pick_device
 
     try:
@@ -233,8 +235,9 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
     check_writable(out, folder=True)
     device = pick_device(options.device, processes.local_rank)
     about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
+    precision = chosen_precision(options.precision, device)
     with claimed(out, processes.first):
-        grid = Prober(found.net.to(device), found.path, data, probing, device).grid(processes, show=True)
+        grid = Prober(found.net.to(device), found.path, data, probing, device, precision).grid(processes, show=True)
         if grid is not None:
             grid.save(out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)
     if grid is not None:

@@ -117,9 +117,10 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
     if not processes.first:
         list(parts)  # there are none here, but this process has its share of the work
         return
-    seconds = sampled.seconds(len(numbers)) / processes.size
+    seconds = sampled.seconds(len(numbers), options.batch_size) / processes.size
     if seconds > LONG:
-        each = f"{len(numbers)} images, each {sampled.sampling.evaluations or 'adaptively many'} network evaluations"
+        evaluations = sampled.sampling.evaluations or "adaptively many (about 100, one image after the other)"
+        each = f"{len(numbers)} images, each {evaluations} network evaluations"
         print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
     what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"
     with tqdm(total=num, initial=num - len(numbers), unit="image", desc=what) as bar:

@@ -253,8 +253,21 @@ def test_an_array_has_the_classes_of_its_pictures(trained, tmp_path, monkeypatch
         assert file["arr_1"].tolist() == [3, 1, 3, 1, 3]
 
 
+def test_precision_is_chosen_and_refused_in_one_line(trained, tmp_path, monkeypatch, capsys):
+    args = ["--ckpt", trained, "-n", "4", "--steps", "3", "--batch-size", "2"]
+    sample(monkeypatch, tmp_path, *args, "--out", "full.npz")
+    sample(monkeypatch, tmp_path, *args, "--precision", "bf16", "--out", "half.npz")
+    assert "_bf16" in capsys.readouterr().err
+    full, half = (pixels(tmp_path / name).astype(int) for name in ("full.npz", "half.npz"))
+    assert 0 < abs(full - half).mean() < 20
+    with pytest.raises(SystemExit) as stopped:
+        sample(monkeypatch, tmp_path, *args, "--precision", "tf32", "--device", "cpu", "--out", "none.npz")
+    assert stopped.value.code == 2
+    assert "precision tf32 is of CUDA GPUs" in capsys.readouterr().err
+
+
 def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.sampled.seconds_per_image", lambda source, batch: 1.0)
+    monkeypatch.setattr("uvit_decay.sampled.estimated_seconds", lambda source, evaluations, *_: evaluations)
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "2")
     wanted = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
     assert wanted in capsys.readouterr().err
@@ -308,6 +321,6 @@ def test_pictures_are_a_source_that_says_what_it_is(trained, options):
 
 def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):
     sampled, threads = Sampled.from_options(trained, options()), torch.get_num_threads()
-    assert 0 < sampled.seconds(100) < 60
+    assert 0 < sampled.seconds(100, 64) < 60
     assert sampled.network_calls == 0
     assert torch.get_num_threads() == threads

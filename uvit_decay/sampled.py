@@ -19,9 +19,9 @@ from uvit_decay.diffusion.generate import (
     Counted,
     Sampling,
     Source,
+    estimated_seconds,
     generate,
     image_evaluations,
-    seconds_per_image,
 )
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_uint8
@@ -69,6 +69,7 @@ class Sampled:
         source = found.source(pick_device(options.device, local_rank))
         sampling = replace(source.unguided(found.sampling), **chosen_sampling(options, found.sampling.sampler))
         source.check(sampling)
+        sampling = source.in_precision(sampling)
         classes = choose_classes(options.classes, source.num_classes)
         if options.vae is not None and not found.latents:
             raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
@@ -99,12 +100,13 @@ class Sampled:
         """How often this process has asked the network for an image so far, both halves of guidance."""
         return self.source.net.evaluations
 
-    def seconds(self, count: int) -> float:
-        """About how long one process takes for `count` pictures; finding out takes at most 2 % of it."""
+    def seconds(self, count: int, batch_size: int) -> float:
+        """About how long one process takes for `count` pictures."""
         evaluations = image_evaluations(count, self.sampling)
         with self._threads():
             uncounted = replace(self.source, net=self.found.net)
-            return evaluations * seconds_per_image(uncounted, max(1, min(16, evaluations // 100)))
+            batch = self.sampling.at_once(min(count, batch_size))
+            return estimated_seconds(uncounted, evaluations, batch, self.sampling.precision)
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what these pictures are."""

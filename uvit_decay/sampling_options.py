@@ -35,9 +35,16 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
     parser.add_argument("--vae", help="autoencoder that decodes latents, hub id or folder; default: the checkpoint's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the GPU if there is one")
+    add_precision_option(parser)
     parser.add_argument(
         "--trust", action="append", default=[], metavar="CLASS", help="network class from elsewhere to allow"
     )
+
+
+def add_precision_option(parser: argparse._ActionsContainer) -> None:
+    """--precision of a network."""
+    words = "of the network; said in names and reports unless float32; default: tf32 on CUDA GPUs, float32 elsewhere"
+    parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), help=words)
 
 
 def check_numbers(options: argparse.Namespace) -> None:
@@ -63,7 +70,7 @@ def choose_classes(words: str | None, num_classes: int) -> list[int]:
 
 def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, Any]:
     """What the options change of the sampling that a checkpoint recommends, whose sampler is `recommended`."""
-    names = ("sampler", "steps", "guidance", "guidance_channels", "clip")
+    names = ("sampler", "steps", "guidance", "guidance_channels", "clip", "precision")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
     if options.sampler not in (None, recommended):  # another one has its own number of steps, and its own SDE if any
         given = {"steps": None, "sde": None, **given}

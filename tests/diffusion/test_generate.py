@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 from sampler_cases import NAMES
 from small_source import LABELS, NET, SHAPE, few, images, network, source
 
-from uvit_decay.diffusion.generate import Counted, Sampling, generate
+from uvit_decay.diffusion.generate import Counted, Sampling, estimated_seconds, generate
 from uvit_decay.diffusion.path import Linear
 from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.diffusion.sde import SDE
@@ -70,7 +71,50 @@ def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
 def test_sampling_never_waits_for_the_device(name):
     """On the meta device each look at a value raises."""
     of = source(network().to("meta"), device=torch.device("meta"))
-    assert images(Sampling(name, steps=4, guidance=2.0), of=of).shape == (10, *SHAPE)
+    sampling = Sampling(name, steps=4, guidance=2.0, guidance_interval=(0.1, 0.6))
+    assert images(sampling, of=of).shape == (10, *SHAPE)
+
+
+def test_the_cost_is_that_of_the_batches_that_will_be_used():
+    sizes = []
+
+    def net(x, t, y):
+        sizes.append(len(x))
+        return NET(x, t, y)
+
+    assert 0 < estimated_seconds(source(net), 10**5, 50) < 1000
+    estimated_seconds(source(net), 700, 50)
+    estimated_seconds(source(net), 1, 50)
+    assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
+
+
+@pytest.mark.parametrize("precision", [None, "float32", "bf16"])
+def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precision):
+    seen = []
+
+    def net(x, t, y):
+        seen.append((x.dtype, torch.nn.functional.linear(x, torch.eye(8)).dtype))
+        return NET(x, t, y)
+
+    sampling = Sampling(steps=3, guidance=2.0, precision=precision)
+    made = images(sampling, of=source(net))
+    assert set(seen) == {(torch.float32, torch.bfloat16 if precision == "bf16" else torch.float32)}
+    assert made.dtype == torch.float32
+    exact = images(replace(sampling, precision=None))
+    assert torch.equal(made, exact) == (precision != "bf16")
+    assert (made - exact).abs().mean() < 0.05
+    assert sampling.describe() == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
+    assert source().in_precision(sampling).values()["precision"] == precision or "float32"
+
+
+def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():
+    gpu = source(device=torch.device("cuda"))
+    assert gpu.in_precision(Sampling()).describe() == "dpm++25_w1_tf32"
+    assert gpu.in_precision(Sampling(precision="float32")).describe() == "dpm++25_w1"
+    assert source().in_precision(Sampling()).precision == "float32"
+    for refused in (source().in_precision, lambda sampling: images(sampling, [0], [0])):
+        with pytest.raises(UserError, match="^precision tf32 is of CUDA GPUs, this device is cpu"):
+            refused(Sampling(precision="tf32"))
 
 
 def test_no_indices_make_no_batches():

@@ -77,15 +77,27 @@ def test_guidance_keeps_to_its_interval_and_asks_for_nothing_more():
         calls.append(len(x))
         return NET(x, t, y)
 
-    guided = Guided(net, 3.0, CLASSES, interval=(0.1, 0.8))
-    out = guided(noise(), T, Y)  # 0.8, 0.5 and 0.1 are inside
-    assert calls == [8]
-    everywhere, nowhere = Guided(NET, 3.0, CLASSES)(noise(), T, Y), NET(noise(), T, Y)
-    assert torch.allclose(out[1:4], everywhere[1:4], atol=1e-5)
-    assert torch.allclose(out[[0, 4]], nowhere[[0, 4]], atol=1e-5)
-    calls.clear()
-    assert torch.allclose(guided(noise(), torch.full((5,), 0.9), Y), NET(noise(), torch.full((5,), 0.9), Y), atol=1e-5)
-    assert calls == [5]
+    sampling = Sampling(guidance=3.0, guidance_interval=(0.1, 0.8), clip=False)
+    inside, everywhere, nowhere = (
+        source(net).flow(replace(sampling, **changes), Y.tolist())
+        for changes in ({}, {"guidance_interval": None}, {"guidance": 1.0})
+    )
+    for time in (1.0, 0.9, 0.8, 0.3, 0.1, 0.05):
+        calls.clear()
+        found = inside.split(noise(), time)[0]
+        assert calls == [10 if 0.1 <= time <= 0.8 else 5]
+        assert torch.equal(found, (everywhere if 0.1 <= time <= 0.8 else nowhere).split(noise(), time)[0])
+
+
+def test_half_precision_is_guided_in_that_of_the_image():
+    def net(x, t, y):
+        return NET(x, t, y).bfloat16()
+
+    both = NET(torch.cat([noise(), noise()]), torch.cat([T, T]), torch.cat([Y, torch.full_like(Y, CLASSES)]))
+    cond, uncond = both.bfloat16().float().chunk(2)
+    found = Guided(net, 4.0, CLASSES)(noise(), T, Y)
+    assert found.dtype == torch.float32
+    assert torch.allclose(found, uncond + 4 * (cond - uncond), atol=1e-5)
 
 
 def test_the_interval_and_the_channels_reach_the_images():

@@ -84,6 +84,17 @@ def test_chosen_layers_and_small_memory_give_the_same_cells(monkeypatch):
         torch.testing.assert_close(split.scores[name], found)
 
 
+def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():
+    data, net = Digits(), tiny_net().eval()
+    data.setup()
+    probing = Probing(times=(0.1,), max_train=60, max_test=30)
+    exact, half = (Prober(net, VP(), data, probing, CPU, precision) for precision in ("float32", "bf16"))
+    (wanted, *_), (found, *_) = exact.features(0), half.features(0)
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
+    assert (exact.protocol().get("precision"), half.protocol()["precision"]) == (None, "bf16")
+
+
 def test_the_script_writes_table_protocol_and_picture(trained, tmp_path, monkeypatch, capsys):
     options = ["--ckpt", trained, "--times", "0.05,0.3", "--max-train", 300, "--max-test", 100, "--out", "found"]
     evaluate(monkeypatch, tmp_path, "probe", *options)

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.generate import Sampling, seconds_per_image
+from uvit_decay.diffusion.generate import Sampling, estimated_seconds
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -22,6 +22,8 @@ class Periodic(Callback):
         at_end: look when training ends, too.
         sampling: how to sample, for callbacks that do; null means as the task does.
     """
+
+    batch_size: int  # images at a time on each device
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
         self.every_n_steps, self.at_end, self.sampling = every_n_steps, at_end, sampling
@@ -46,8 +48,12 @@ class Periodic(Callback):
         """Do it; called on all ranks."""
 
     def sampling_for(self, task: DiffusionTask) -> Sampling:
-        """This callback's sampling, else the task's, without guidance where the network cannot have it."""
-        return task.source().unguided(self.sampling or task.sampling)
+        """This callback's sampling, else the task's, without guidance where the network cannot have it.
+
+        Its precision is that of all looks, also of those that do not sample.
+        """
+        source = task.source()
+        return source.in_precision(source.unguided(self.sampling or task.sampling))
 
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
@@ -73,7 +79,9 @@ class Periodic(Callback):
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.evaluations(trainer, task)
         with averaged(trainer, task):
-            seconds = count / trainer.world_size * seconds_per_image(task.source())
+            sampling, share = self.sampling_for(task), count // trainer.world_size
+            batch = sampling.at_once(self.batch_size)
+            seconds = estimated_seconds(task.source(), share, batch, sampling.precision)
             seconds += self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
 

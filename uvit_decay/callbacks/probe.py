@@ -55,7 +55,7 @@ class LinearProbes(Periodic):
         super().__init__(every_n_steps, at_end)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         self.probing = Probing(tuple(times), seed=seed, **sizes)
-        self.watch = watch
+        self.batch_size, self.watch = batch_size, watch
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Find now what cannot be probed later; a trial run has no looks."""
@@ -74,7 +74,8 @@ class LinearProbes(Periodic):
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Each rank takes its share of the noise levels; only scores travel."""
         with averaged(trainer, task) as weights:
-            prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device)
+            precision = self.sampling_for(task).precision
+            prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
             grid = prober.grid(Processes.joined())
         if grid is not None:
             self._report(trainer, task, grid, weights)

@@ -14,6 +14,8 @@ from torch import Tensor
 from uvit_decay.diffusion.loss import EDGE, Prediction
 from uvit_decay.diffusion.path import Interpolant, Path
 
+ROUNDING = 1e-6  # of times in float32
+
 Denoiser = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Noise = Callable[[int], Tensor]  # standard normal, of the shape of the states, for each number of a step
 Trajectory = Iterator[tuple[float, Tensor]]
@@ -32,16 +34,23 @@ def sampling_interval(path: Path, prediction: Prediction, clip: bool) -> tuple[f
 
 @dataclass(frozen=True)
 class Flow:
-    """`denoise` is (x_t, t) -> (x, eps) with x_t = alpha_t x + sigma_t eps; it is asked at `low` <= t <= `high`."""
+    """`denoise` is (x_t, t) -> (x, eps) with x_t = alpha_t x + sigma_t eps; it is asked at `low` <= t <= `high`.
+
+    Where there is guidance, outside of the times `guided`, ends included, `plain` is asked in its place.
+    """
 
     denoise: Denoiser
     path: Path
     low: float = EDGE
     high: float = 1.0
+    plain: Denoiser | None = None
+    guided: tuple[float, float] = (0.0, 1.0)
 
     def split(self, x: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """(data, noise) of the states x at `time`: one evaluation of the network."""
-        return self.denoise(x, times_like(x, time))
+        guided = self.guided[0] - ROUNDING <= time <= self.guided[1] + ROUNDING  # known without asking the device
+        denoise = self.denoise if guided or self.plain is None else self.plain
+        return denoise(x, times_like(x, time))
 
     def velocity(self, x: Tensor, time: float) -> Tensor:
         """Velocity of the probability flow towards the data: one evaluation of the network."""

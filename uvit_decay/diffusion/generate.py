@@ -20,6 +20,7 @@ from uvit_decay.diffusion.path import Path
 from uvit_decay.diffusion.sampler import SAMPLERS, Sampler, of_sde
 from uvit_decay.diffusion.sde import SDE, short
 from uvit_decay.errors import UserError
+from uvit_decay.precision import Precision, chosen_precision, computing
 from uvit_decay.randomness import normal
 
 ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for estimates of the cost
@@ -39,6 +40,8 @@ class Sampling:
         guidance_channels: guide the first so many channels only; null means all. SiT's code guides 3 of 4.
         guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all.
         sde: what is integrated, for the samplers of an SDE; null means the sampler's own choice.
+        precision: of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere. The sampler
+            itself is in float32.
 
     Raises:
         UserError: unknown sampler, or a number out of range.
@@ -51,6 +54,7 @@ class Sampling:
     guidance_channels: int | None = None
     guidance_interval: tuple[float, float] | None = None
     sde: SDE | None = None
+    precision: Precision | None = None
 
     def __post_init__(self) -> None:
         if self.sampler not in SAMPLERS:
@@ -83,6 +87,10 @@ class Sampling:
         """Network evaluations for each image, with guidance of both halves; None where the images decide: `Counted`."""
         return self.method.evaluations(self.step_count)
 
+    def at_once(self, batch_size: int) -> int:
+        """How many images of a batch the network is asked for at once."""
+        return 1 if self.method.alone else batch_size
+
     def values(self) -> dict[str, Any]:
         """Plain values for reports: the fields, with the number of steps, and the network evaluations."""
         return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
@@ -101,6 +109,8 @@ class Sampling:
             parts.append("t{}-{}".format(*map(short, self.guidance_interval)))
         if self.sde:
             parts.append(self.sde.describe())
+        if self.precision not in (None, "float32"):
+            parts.append(self.precision)
         return "_".join(parts)
 
 
@@ -178,11 +188,13 @@ class Source:
     def flow(self, sampling: Sampling, labels: Sequence[int] | None) -> Flow:
         """What is integrated, for a batch with these labels."""
         y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
-        only = (sampling.guidance_channels, sampling.guidance_interval)
-        net = Guided(self.net, sampling.guidance, self.num_classes, *only)
+        net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
-        denoise = denoiser(net, self.path, self.prediction, y, clip)
-        return Flow(denoise, self.path, *sampling_interval(self.path, self.prediction, clip))
+        guided, plain = (denoiser(either, self.path, self.prediction, y, clip) for either in (net, self.net))
+        flow = Flow(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
+        if sampling.guidance == 1.0 or sampling.guidance_interval is None:
+            return flow
+        return replace(flow, plain=plain, guided=sampling.guidance_interval)
 
     def clips(self, sampling: Sampling) -> bool:
         """Whether the denoised image is clipped at every step."""
@@ -191,6 +203,10 @@ class Source:
     def unguided(self, sampling: Sampling) -> Sampling:
         """`sampling`, without the guidance that an unconditional network cannot use."""
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
+
+    def in_precision(self, sampling: Sampling) -> Sampling:
+        """`sampling`, with the precision of this device if none is named. Raises UserError: tf32 on a CPU."""
+        return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
 
 
 def generate(
@@ -226,21 +242,24 @@ def _generate_batch(
         return normal("sample step", seed, step, rows=rows, shape=source.shape)
 
     flow = source.flow(sampling, labels)
-    for _, state in sampling.method.run(flow, x, sampling.step_count, noise):
-        x = state
+    with computing(source.device, chosen_precision(sampling.precision, source.device)):
+        for _, state in sampling.method.run(flow, x, sampling.step_count, noise):
+            x = state
     return x
 
 
 @torch.no_grad()
-def seconds_per_image(source: Source, batch: int = 16) -> float:
-    """Seconds of one network evaluation for one image, timed on a batch after a warm-up."""
+def estimated_seconds(source: Source, evaluations: int, batch_size: int, precision: Precision | None = None) -> float:
+    """About how long evaluations of so many images take in such batches; finding out takes at most 2 % of it."""
+    batch = max(1, min(batch_size, evaluations // 100))
     x = torch.zeros(batch, *source.shape, device=source.device)
     t = torch.full((batch,), 0.5, device=source.device)
     y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
-    source.net(x, t, y).sum().item()
-    start = time.perf_counter()
-    source.net(x, t, y).sum().item()
-    return (time.perf_counter() - start) / batch
+    with computing(source.device, chosen_precision(precision, source.device)):
+        source.net(x, t, y).sum().item()  # a warm-up
+        start = time.perf_counter()
+        source.net(x, t, y).sum().item()
+    return evaluations * (time.perf_counter() - start) / batch
 
 
 def image_evaluations(count: int, sampling: Sampling) -> int:

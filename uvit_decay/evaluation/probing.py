@@ -24,6 +24,7 @@ from uvit_decay.metrics.knn import knn_accuracy
 from uvit_decay.metrics.probe import logistic_grid
 from uvit_decay.metrics.rank import effective_rank
 from uvit_decay.nn.tap import Pool, Tapped, places, pooled_features
+from uvit_decay.precision import Precision, computing
 from uvit_decay.processes import Processes
 from uvit_decay.randomness import normal
 
@@ -99,13 +100,14 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
 
 @dataclass(frozen=True)
 class Prober:
-    """A network, the path that noises its input, and the data that it looks at."""
+    """A network, the path that noises its input, the data that it looks at, and the precision of its features."""
 
     net: Tapped
     path: Path
     data: ImageData
     probing: Probing
     device: torch.device
+    precision: Precision = "float32"
 
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """All cells, on the first process; the processes share the noise levels."""
@@ -132,6 +134,7 @@ class Prober:
             **asdict(self.probing),
             "times": list(self.probing.times),
             "label": "null",
+            **({} if self.precision == "float32" else {"precision": self.precision}),
             "classifier": "logistic regression, ridge chosen on a held-out fifth of the training pictures",
             "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
         }
@@ -180,5 +183,7 @@ class Prober:
             part = chosen[start : start + self.probing.batch_size]
             x = self.data.network_input(images[part][0].to(self.device))
             x_t, t = noised(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
-            out[:, start : start + len(part)] = pooled_features(self.net, x_t, t, self.probing.pool)[layers].cpu()
+            with computing(self.device, self.precision):
+                features = pooled_features(self.net, x_t, t, self.probing.pool)[layers]
+            out[:, start : start + len(part)] = features.cpu()
         return out

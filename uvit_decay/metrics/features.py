@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_float
 from uvit_decay.metrics import resize
-from uvit_decay.metrics.precision import full_float32
+from uvit_decay.precision import full_float32
 from uvit_decay.randomness import generator
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from uvit_decay.image import to_float
-from uvit_decay.metrics.precision import full_float32
+from uvit_decay.precision import full_float32
 from uvit_decay.randomness import generator
 from uvit_decay.threads import threads
 

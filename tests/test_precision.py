@@ -1,10 +1,10 @@
-"""Full float32 inside, and everything as it was outside."""
+"""The chosen precision inside, and everything as it was outside."""
 
 import pytest
 import torch
 from torch import backends
 
-from uvit_decay.metrics.precision import full_float32
+from uvit_decay.precision import computing, full_float32
 
 CPU = torch.device("cpu")
 KNOBS = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -45,6 +45,23 @@ def test_whatever_was_set_is_off_inside_and_back_after(way, restored):
             assert settings() == ["ieee"] * 4
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
+    assert settings() == before
+
+
+@pytest.mark.parametrize(
+    ("precision", "gpu", "old", "linear"),
+    [
+        ("float32", "ieee", "highest", torch.float32),
+        ("tf32", "tf32", "high", torch.float32),
+        ("bf16", "ieee", "highest", torch.bfloat16),
+    ],
+)
+def test_each_precision_has_its_settings(precision, gpu, old, linear, restored):
+    before = settings()
+    with computing(CPU, precision):
+        assert settings() == [gpu, gpu, "ieee", "ieee"]
+        assert torch.get_float32_matmul_precision() == old
+        assert torch.nn.functional.linear(torch.ones(1, 2), torch.ones(2, 2)).dtype == linear
     assert settings() == before
 
 
