@@ -1,6 +1,7 @@
 """What a run that goes on takes from its checkpoint, what from its flags, and what it refuses."""
 
 import csv
+import re
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from runs import StopAt, fit
 from uvit_decay.data import Digits
 from uvit_decay.errors import UserError
 from uvit_decay.tasks.base import Optimization
+from uvit_decay.tasks.resume import check
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 
@@ -119,3 +121,92 @@ def test_old_names_and_left_out_arguments_are_the_same_function(trained, tmp_pat
         UserError, match=r"trained with net.time_scale 999.0, this run has 1000.0: set --model.net.time"
     ):
         fit(tmp_path / "run", max_steps=13, ckpt_path=path, task=tiny_task(tiny_net(time_scale=1000.0)))
+
+
+MOMENTS = ("optimizer_states", 0, "state", 3)
+FIT = ("loops", "fit_loop")
+DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the one line says
+    "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], r"state.3.exp_avg is \(2,\) of torch.float32"),
+    "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "exp_avg is not contiguous"),
+    "integer moments": ((*MOMENTS, "exp_avg_sq"), lambda v: v.int(), "exp_avg_sq is .* of torch.int32, not"),
+    "bad moments": ((*MOMENTS, "exp_avg"), lambda v: v / 0, "state.3.exp_avg is not finite"),
+    "negative squares": ((*MOMENTS, "exp_avg_sq"), lambda v: -1 - v, "state.3.exp_avg_sq is negative"),
+    "moments from nowhere": ((*MOMENTS, "exp_avg"), lambda v: v.to("meta"), "state.3.exp_avg is"),
+    "no moments": (MOMENTS, None, "optimizer_states.0.state.3 is missing"),
+    "steps to come": ((*MOMENTS, "step"), lambda v: v + 1, "state.3.step is 13, global_step is 12"),
+    "steps before the first": ((*MOMENTS, "step"), lambda v: -v, "state.3.step is -12, global_step is 12"),
+    "two optimizers": (("optimizer_states",), lambda v: v * 2, "optimizer_states has 2 entries, not 1"),
+    "bad weights": (("state_dict", "net.norm.bias"), lambda v: v / 0, "state_dict.net.norm.bias is not finite"),
+    "more weights": (("state_dict",), lambda v: {**v, "net.x": v["net.alphas"]}, "state_dict.net.x is too much"),
+    "bad average": (("callbacks", "EMA", "shadow", "norm.bias"), lambda v: v / 0, "shadow.norm.bias is not finite"),
+    "half an average": (("callbacks", "EMA", "shadow", "norm.bias"), None, "EMA.shadow.norm.bias is missing"),
+    "averages of words": (("callbacks", "EMA", "updates"), lambda v: "x", "EMA.updates is a str, not a int"),
+    "another step": (("global_step",), lambda v: 7, "loops are at step 12, global_step is 7"),
+    "another schedule": (("lr_schedulers", 0, "last_epoch"), lambda v: 0, "lr_schedulers are at step 0"),
+    "no count": ((*FIT, "epoch_loop.batch_progress", "current", "ready"), None, "current.ready is missing"),
+    "a negative count": ((*FIT, "epoch_loop.batch_progress", "total", "ready"), lambda v: -v, "ready is out of range"),
+    "an endless count": ((*FIT, "epoch_loop.batch_progress", "total", "ready"), lambda v: 10**30, "is out of range"),
+    "no place in the data": ((*FIT, "state_dict"), lambda v: {}, "state_dict.combined_loader is missing"),
+    "no pieces": (("uvit_decay", "pieces"), lambda v: 0, "pieces is 0"),
+    "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "more than names and plain values"),
+    "an odd version": (("pytorch-lightning_version",), lambda v: "new", "pytorch-lightning_version is 'new'"),
+}
+
+
+def damage(contents, place, change):
+    *outer, last = place
+    for key in outer:
+        contents = contents[key]
+    value = contents.pop(last) if change is None else contents[last]
+    if change is not None:
+        contents[last] = change(value)
+    return value
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_checkpoint_is_refused_in_one_line(trained, tmp_path, name):
+    place, change, message = DAMAGE[name]
+    contents = torch.load(trained, weights_only=True)
+    damage(contents, place, change)
+    with pytest.raises(UserError, match=f"^x is damaged, or of another network: [^\n]*{message}"):
+        check(contents, tiny_task(), tiny_trainer(tmp_path), "x")
+
+
+def test_damage_is_found_before_there_is_a_run_folder(trained, tmp_path, monkeypatch, capsys):
+    place, change, message = DAMAGE["small moments"]
+    path = edited(trained, tmp_path / "damaged.ckpt", lambda contents: damage(contents, place, change))
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *TINY, f"--ckpt_path={path}")
+    assert stop.value.code == 2
+    assert re.search(f"{path.name} is damaged.*{message}", capsys.readouterr().err.strip().splitlines()[-1])
+    assert not list((tmp_path / "runs").rglob("*.yaml"))
+
+
+IGNORED = ("loops.test_loop", "loops.predict_loop", "uvit_decay.sampling", "uvit_decay.class_", "uvit_decay.latents")
+IGNORED += ("uvit_decay.step", "uvit_decay.data", "uvit_decay.net.init_args.init", "uvit_decay.net.init_args.zero_init")
+IGNORED += ("uvit_decay.net.init_args.checkpointing", "optimizer_states.0.param_groups", "lr_schedulers.0")
+READ = ("initial_lr", "betas.0", "betas.1", "0.weight_decay", "last_epoch")
+
+
+def leaves(tree, place=()):
+    """The places of all values that are no tensors."""
+    if isinstance(tree, dict | list | tuple):
+        for key in tree if isinstance(tree, dict) else range(len(tree)):
+            yield from leaves(tree[key], (*place, key))
+    elif not isinstance(tree, torch.Tensor):
+        yield place
+
+
+def test_no_value_that_is_read_may_be_a_word(trained, tmp_path):
+    task, trainer, contents = tiny_task(), tiny_trainer(tmp_path), torch.load(trained, weights_only=True)
+    group = contents["optimizer_states"][0]["param_groups"][0]
+    group["betas"] = list(group["betas"])  # a tuple could not be changed
+    check(contents, task, trainer, "x")
+    names = {".".join(map(str, place)): place for place in leaves(contents)}
+    read = [place for name, place in names.items() if not name.startswith(IGNORED) or name.endswith(READ)]
+    assert len(read) > 80
+    for place in read:
+        right = damage(contents, place, lambda value: "a word")
+        with pytest.raises(UserError, match="^x (is damaged|was trained)"):
+            check(contents, task, trainer, "x")
+        damage(contents, place, lambda value, right=right: right)

@@ -164,8 +164,9 @@ def _unlike(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
 
 
 def _alike(found: Any, wanted: Any) -> bool:
-    """Kinds of dicts and of numbers that stand for one another."""
-    return isinstance(wanted, dict) and isinstance(found, dict) or type(wanted) is float and type(found) is int
+    """Whether one stands for the other: kinds of dicts, a list for a tuple, an int for a float."""
+    kinds = {dict: dict, tuple: list | tuple, float: int}
+    return isinstance(found, kinds.get(type(wanted), ())) and not isinstance(found, bool)
 
 
 def _unlike_tensor(found: Any, wanted: Tensor, name: str) -> Iterator[str]:
