@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import shutil
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
+from conftest import ROOT, run_script
 
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
 from uvit_decay.data.latents.shards import write_labels
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, user_errors
 from uvit_decay.evaluation.compare import save_csv
 from uvit_decay.evaluation.report import Report, write_html
 from uvit_decay.evaluation.statistics import save_statistics
@@ -94,3 +97,29 @@ def test_an_export_on_a_full_disk_is_a_line(tmp_path, trained, suffix, limit):
         export(trained, path)
     assert [*tmp_path.iterdir()] == [path]
     assert path.read_bytes() == b"old"
+
+
+def test_what_others_write_on_a_full_disk_is_a_line_too(tmp_path, capsys):
+    def write():
+        with user_errors(), full_disk(0):
+            (tmp_path / "file").write_text("x")
+
+    with pytest.raises(SystemExit) as stop:
+        write()
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: cannot write a file of this run: File too large\n"
+    with pytest.raises(FileNotFoundError), user_errors():  # another fault than the disk's
+        (tmp_path / "gone").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [2000, 100_000])  # config.yaml, the checkpoint
+def test_a_training_on_a_full_disk_ends_with_a_line_and_nothing_half_written(tmp_path, limit):
+    flags = ["--trainer.max_steps", "3", "--trainer.accelerator", "cpu", "--trainer.default_root_dir", str(tmp_path)]
+    full = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+    config = str(ROOT / "configs" / "digits.yaml")
+    result = run_script("train.py", "fit", "--config", config, *flags, cwd=tmp_path, preexec_fn=full)
+    assert result.returncode == 2, result.stderr
+    assert re.fullmatch("error: cannot write .*: File too large", result.stderr.strip().splitlines()[-1])
+    assert "Traceback" not in result.stderr
+    assert not [*tmp_path.rglob("*.ckpt"), *tmp_path.rglob("*.partial")]

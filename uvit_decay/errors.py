@@ -1,8 +1,11 @@
 """Errors that a user can mend: one clear line, no traceback, exit code 2."""
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk
 
 
 class UserError(Exception):
@@ -30,12 +33,18 @@ def one_line(error: BaseException, limit: int = 200) -> str:
 def user_errors() -> Iterator[None]:
     """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with 130, `Terminated` with 143.
 
+    So does a full disk that Lightning's loggers meet; what we write ourselves goes through `disk.replacing`.
+
     Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + number of the signal) is restored here.
     """
     try:
         yield
     except UserError as error:
         sys.exit(_fail(f"error: {error}", 2))
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        sys.exit(_fail(f"error: cannot write {error.filename or 'a file of this run'}: {error.strerror}", 2))
     except KeyboardInterrupt as error:
         sys.exit(_stopped(error))
     except SystemExit as stop:

@@ -30,10 +30,11 @@ class OnDisk(ImageSet):
 
 
 class Images(ImageData):
-    """A folder, zip or tar of class folders (`<class>/<picture>`), any format that Pillow reads; or without classes.
+    """A folder, zip or tar of class folders (`<class>/<picture>`), or of pictures without classes; see `FORMATS`.
 
     ImageNet's official tar of tars is read as it is. Tars must not be compressed, and nothing is unpacked.
-    Pictures are brought to the size by the centre crop that ADM, DiT, SiT and U-ViT use.
+    Pictures are brought to the size by the centre crop that ADM, DiT, SiT and U-ViT use; as there, EXIF's orientation
+    is ignored.
 
     Args:
         path: folder, zip or tar of the training pictures.
