@@ -118,7 +118,7 @@ def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device"
 def _refuse_sampling(options: argparse.Namespace) -> None:
     """Raise a UserError where pictures that are there already would have to be made otherwise."""
     names = ("num", "save_samples", "classes", "guidance", "guidance_interval", "guidance_channels", "sampler", "steps")
-    names += ("clip", "seed", "precision", "weights", "vae", "trust")
+    names += ("labels", "clip", "seed", "precision", "weights", "vae", "trust")
     given = [name for name in names if getattr(options, name) or getattr(options, name) is False]
     if given:
         raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")

@@ -72,7 +72,7 @@ def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iter
         image.save_npz(out, pictures, len(numbers), sampled.labels(numbers))
     else:
         columns = min(image.grid_columns(len(classes)), len(numbers))
-        header = [names[label] for label in sampled.labels(range(columns)) or ()]
+        header = [] if sampled.at_random else [names[label] for label in sampled.labels(range(columns)) or ()]
         image.save_picture(out, image.labelled_grid(torch.cat(list(pictures)), columns, header))
 
 
@@ -95,8 +95,9 @@ def make(options: argparse.Namespace, processes: "Processes") -> None:
     from uvit_decay.sampled import Sampled
 
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
-    if options.out.suffix.lower() == ".png" and not options.classes:
-        sampled = replace(sampled, classes=sampled.classes[:10])  # as many columns as fit
+    if options.out.suffix.lower() == ".png":  # a column for each class, as many as fit
+        classes = sampled.classes if options.classes else sampled.classes[:10]
+        sampled = replace(sampled, classes=classes, at_random=options.labels == "random")
     with claimed(options.out, processes.first):
         make_missing(options, sampled, processes)
 

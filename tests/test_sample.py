@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,7 +130,11 @@ def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypat
 def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_path, monkeypatch, capsys):
     tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
     ckpt = tmp_path / "checkpoints" / "last.ckpt"
-    for args, message in ((["--guidance", "2"], "unconditional: use guidance 1"), (["--classes", "1"], "leave out")):
+    for args, message in (
+        (["--guidance", "2"], "unconditional: use guidance 1"),
+        (["--classes", "1"], "leave out --classes"),
+        (["--labels", "random"], "leave out --labels"),
+    ):
         with pytest.raises(SystemExit) as stop:
             sample(monkeypatch, tmp_path, "--ckpt", ckpt, *args)
         assert stop.value.code == 2
@@ -296,7 +301,7 @@ def options():
 def test_pictures_are_a_source_that_says_what_it_is(trained, options):
     sampled = Sampled.from_options(trained, options("--steps", "3", "--guidance", "2", "--seed", "5"))
     assert sampled.shape == (1, 8, 8)
-    assert (sampled.label_of(13), sampled.labels([9, 10])) == (3, [9, 0])
+    assert sampled.labels([9, 10, 13]) == [9, 0, 3]
     together = sampled.pictures(range(7, 10))
     assert (together.dtype, tuple(together.shape)) == (torch.uint8, (3, 1, 8, 8))
     assert sampled.network_calls == 3 * 3 * 2
@@ -317,6 +322,57 @@ def test_pictures_are_a_source_that_says_what_it_is(trained, options):
     some = Sampled.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
     assert some.describe()["labels"] == "classes 1,2 in turn"
     assert some.name() == "raw_dpm++4_w2_seed0_classes1-2"
+
+
+@pytest.mark.parametrize("classes", [[], ["--classes", "7,2,5"]])
+def test_random_labels_are_functions_of_seed_and_number(trained, options, classes):
+    flags = ["--steps", "2", "--labels", "random", *classes]
+    sampled = Sampled.from_options(trained, options(*flags))
+    found = sampled.labels(range(3000))
+    assert sampled.labels([2999, 5]) == [found[2999], found[5]]
+    assert found != Sampled.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
+    wanted = [2, 5, 7] if classes else list(range(10))
+    counts = np.array([found.count(label) for label in wanted])
+    assert counts.sum() == 3000
+    assert 0 < ((counts - 3000 / len(wanted)) ** 2 / (3000 / len(wanted))).sum() < 30  # chi square, 9 or 2 degrees
+    alone = Sampled.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
+    assert torch.equal(sampled.pictures([5]), alone.pictures([5])), "the picture is of its label"
+    assert "_random-labels" in sampled.name()
+    assert sampled.describe()["labels"].endswith("at random")
+
+
+@pytest.mark.parametrize(
+    ("flags", "drawn"),
+    [
+        ([], False),
+        (["--sampler", "ddim"], False),
+        (["--sampler", "uvit-em"], True),
+        (["--sampler", "uvit-dpm", "--labels", "balanced"], False),
+        (["--labels", "random"], True),
+    ],
+)
+def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_path, monkeypatch, flags, drawn):
+    sampled = Sampled.from_options(trained, options(*flags))
+    assert (sampled.labels(range(20)) != [*range(10)] * 2) is drawn
+    assert ("random-labels" in sampled.name()) is drawn
+    base = ["--ckpt", trained, "-n", "20", "--steps", "1", *flags]
+    sample(monkeypatch, tmp_path, *base, "--out", "a.npz")
+    with np.load(tmp_path / "a.npz") as file:
+        assert file["arr_1"].tolist() == sampled.labels(range(20))
+    sample(monkeypatch, tmp_path, *base, "--out", "grid.png")
+    in_columns = "random" not in flags
+    assert (Image.open(tmp_path / "grid.png").size == (10 * 68 + 4, 22 + 2 * 68 + 4)) is in_columns, "named columns"
+
+
+def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):
+    sampled = Sampled.from_options(trained, options())
+    lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]
+    latent = replace(sampled.found, latents={"vae": "stabilityai/sd-vae-ft-ema"})
+    others = [replace(sampled, found=latent, vae=vae) for vae in (latent.latents["vae"], "elsewhere/sd-vae-ft-mse")]
+    names = [made.name() for made in (sampled, *(replace(sampled, classes=classes) for classes in lists), others[1])]
+    assert len(set(names)) == len(names)
+    assert others[0].name() == sampled.name()
+    assert names[-1].endswith("_vae-sd-vae-ft-mse")
 
 
 def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):

@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from uvit_decay.diffusion.generate import (
 )
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_uint8
+from uvit_decay.randomness import uniform
 from uvit_decay.sampling_options import check_numbers, choose_classes, chosen_sampling
 from uvit_decay.threads import threads
 
@@ -40,7 +42,8 @@ class Sampled:
         found: what it holds.
         source: its network on the sampling device; its calls are counted.
         sampling: how it is sampled.
-        classes: that the pictures take in turn; none for an unconditional network.
+        classes: that the pictures take; none for an unconditional network.
+        at_random: whether they are drawn, rather than taken in turn.
         seed: the seed.
         shape: (c, h, w) of a picture.
         finish: what makes uint8 pictures of what the network makes.
@@ -52,6 +55,7 @@ class Sampled:
     source: Source
     sampling: Sampling
     classes: list[int]
+    at_random: bool
     seed: int
     shape: tuple[int, int, int]
     finish: Callable[[Tensor], Tensor]
@@ -70,11 +74,12 @@ class Sampled:
         sampling = replace(source.unguided(found.sampling), **chosen_sampling(options, found.sampling.sampler))
         source.check(sampling)
         sampling = source.in_precision(sampling)
-        classes = choose_classes(options.classes, source.num_classes)
+        classes = choose_classes(options, source.num_classes)
+        at_random = sampling.method.paper if options.labels is None else options.labels == "random"
         if options.vae is not None and not found.latents:
             raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
         counted = replace(source, net=Counted(source.net))
-        made = cls(ckpt, found, counted, sampling, classes, options.seed, source.shape, to_uint8)
+        made = cls(ckpt, found, counted, sampling, classes, at_random, options.seed, source.shape, to_uint8)
         if not found.latents:
             return made
         autoencoder = decoder(found.latents, options.vae, source.device)
@@ -87,13 +92,14 @@ class Sampled:
             made = generate(self.source, self.sampling, indices, self.labels(indices), self.seed, len(indices))
             return torch.cat([self.finish(batch) for batch in made])
 
-    def label_of(self, i: int) -> int | None:
-        """The class of picture i."""
-        return self.classes[i % len(self.classes)] if self.classes else None
-
     def labels(self, indices: Sequence[int]) -> list[int] | None:
-        """Their classes; None for an unconditional network."""
-        return [self.label_of(i) for i in indices] if self.classes else None
+        """The classes of these pictures, each a function of (seed, i) alone; None for an unconditional network."""
+        if not self.classes:
+            return None
+        places = torch.tensor(indices, dtype=torch.int64, device="cpu")
+        if self.at_random:
+            places = (uniform("label", self.seed, rows=places).double() * len(self.classes)).long()
+        return [self.classes[place] for place in (places % len(self.classes)).tolist()]
 
     @property
     def network_calls(self) -> int:
@@ -110,8 +116,6 @@ class Sampled:
 
     def describe(self) -> dict[str, Any]:
         """Plain values that say what these pictures are."""
-        every = self.classes == list(range(self.source.num_classes))
-        shown = f"all {len(self.classes)} classes" if every else f"classes {','.join(map(str, self.classes))}"
         return {
             "checkpoint": str(self.ckpt),
             "step": self.found.step,
@@ -120,22 +124,36 @@ class Sampled:
             **self.sampling.values(),
             "clip": self.source.clips(self.sampling),
             "seed": self.seed,
-            "labels": f"{shown} in turn" if self.classes else None,
+            "labels": labels_in_words(self.classes, self.source.num_classes, self.at_random),
             "vae": self.vae,
         }
 
     def name(self) -> str:
         """Short, for keys and file names, such as `ema_dpm++25_w2_seed0`."""
         parts = [self.found.weights, self.sampling.describe(), f"seed{self.seed}"]
+        if self.classes and self.at_random:
+            parts.append("random-labels")
         if self.classes != list(range(self.source.num_classes)):
+            listed = "-".join(map(str, self.classes))
             few = len(self.classes) <= 10
-            parts.append("classes" + "-".join(map(str, self.classes)) if few else f"{len(self.classes)}classes")
+            parts.append(f"classes{listed}" if few else f"{len(self.classes)}classes-{crc32(listed.encode()):08x}")
+        if self.vae and self.vae != self.found.latents["vae"]:
+            parts.append(f"vae-{Path(self.vae).name}")
         return "_".join(parts)
 
     def _threads(self) -> AbstractContextManager[None]:
         """One for tiny networks: more only wait for each other, up to 3 times slower on a busy machine."""
         tiny = self.source.device.type == "cpu" and not self.found.latents
         return threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
+
+
+def labels_in_words(classes: Sequence[int], num_classes: int, at_random: bool) -> str | None:
+    """Which classes of a network's pictures take, and how; None for an unconditional network."""
+    if not classes:
+        return None
+    every = list(classes) == list(range(num_classes))
+    shown = f"all {num_classes} classes" if every else f"classes {','.join(map(str, classes))}"
+    return f"{shown} {'at random' if at_random else 'in turn'}"
 
 
 def pick_device(name: str | None, local_rank: int) -> torch.device:

@@ -10,8 +10,12 @@ from uvit_decay.errors import UserError
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """All but the checkpoint itself, how many images, and where they go. `Sampled.from_options` reads them."""
+    parser.add_argument("--classes", help="comma-separated class numbers; default: all, the first 10 in a grid")
     parser.add_argument(
-        "--classes", help="comma-separated class numbers, taken in turn; default: all, the first 10 in a grid"
+        "--labels",
+        choices=("balanced", "random"),
+        help="classes in turn, or drawn at random, a function of seed and number of the image; default: balanced in a "
+        "grid and while training, random with the papers' samplers, as for their FID, else balanced",
     )
     parser.add_argument("--guidance", type=float, help="scale w of uncond + w (cond - uncond); 1 is none")
     parser.add_argument(
@@ -53,12 +57,13 @@ def check_numbers(options: argparse.Namespace) -> None:
         raise UserError("--batch-size must be at least 1, --seed at least 0")
 
 
-def choose_classes(words: str | None, num_classes: int) -> list[int]:
-    """The classes that the images take in turn; none for an unconditional network."""
+def choose_classes(options: argparse.Namespace, num_classes: int) -> list[int]:
+    """The classes that the images take; none for an unconditional network."""
+    words = options.classes
+    if not num_classes and (words or options.labels):
+        raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if words else 'labels'}")
     if not words:
         return list(range(num_classes))
-    if not num_classes:
-        raise UserError("this checkpoint is unconditional: leave out --classes")
     try:
         classes = [int(word) for word in words.split(",")]
     except ValueError as error:

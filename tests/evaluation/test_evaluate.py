@@ -100,6 +100,18 @@ def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
     assert np.load(tmp_path / "samples.npz")["arr_1"].tolist() == [i % 10 for i in range(120)]
 
 
+def test_a_report_says_how_labels_were_drawn(trained, tmp_path, monkeypatch):
+    base = ["--ckpt", trained, "--steps", 2, "--sampler", "uvit-dpm", "--num", 120, *DIGITS, "--metrics", "fid"]
+    evaluate(monkeypatch, tmp_path, "generation", *base, "--save-samples", "samples.npz", "--out", "report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+    (key,) = report["metrics"]
+    assert key.startswith("fid/last-step12_ema_uvit-dpm2_w2_seed0_random-labels_nfe2-120_vs_")
+    wanted = {"labels": "all 10 classes at random", "clip": False}
+    assert wanted.items() <= report["protocol"]["samples"].items()
+    labels = np.load(tmp_path / "samples.npz")["arr_1"]
+    assert len(set(np.bincount(labels, minlength=10))) > 1
+
+
 @pytest.mark.slow
 def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
     found = []
@@ -175,6 +187,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
         (["--samples", "digits:test", *DIGITS, "--guidance", "3"], "--guidance is for the samples of a --ckpt"),
+        (["--samples", "digits:test", *DIGITS, "--labels", "random"], "--labels is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--no-clip"], "--clip is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--kid-subset", "1", "--metrics", "kid"], "must be at least 2"),
         (["--samples", "labelled.npz", *DIGITS], "arr_1 must be labels, whole numbers from 0"),

@@ -95,6 +95,7 @@ def test_an_extractor_that_needs_no_training_pictures_judges_a_set_in_memory(tmp
     (found,) = json.loads((tmp_path / "generation.json").read_text())
     assert found["fid"] > 0
     assert "label_consistency" not in found
+    assert (found["samples"]["labels"], found["samples"]["clip"]) == ("all 10 classes in turn", True)
 
 
 @pytest.mark.slow

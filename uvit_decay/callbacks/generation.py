@@ -31,6 +31,7 @@ from uvit_decay.image import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 from uvit_decay.metrics.features import load
 from uvit_decay.processes import Processes
+from uvit_decay.sampled import labels_in_words
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -80,15 +81,16 @@ class _OfTask(Pictures):
             **self.sampling.values(),
             "clip": self.source.clips(self.sampling),
             "seed": self.seed,
+            "labels": labels_in_words(range(self.source.num_classes), self.source.num_classes, at_random=False),
         }
 
 
 class GenerationMetrics(Periodic):
     """Samples `num` images on all ranks and compares them with a reference; writes generation.json.
 
-    A class-conditional network is asked for its classes in turn. All numbers are proxies of the published protocols:
-    their keys say how they were made. Features of the reference are kept in the cache of this machine. Networks on
-    latents are judged by what their autoencoder decodes, against the `reference` that is named.
+    A class-conditional network is asked for its classes in turn, whatever the sampler. All numbers are proxies of the
+    published protocols: their keys say how they were made. Features of the reference are kept in the cache of this
+    machine. Networks on latents are judged by what their autoencoder decodes, against the `reference` that is named.
 
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.

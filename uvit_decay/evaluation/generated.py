@@ -15,7 +15,7 @@ from uvit_decay.sampled import Sampled
 
 
 class OfCheckpoint(Pictures):
-    """Samples 0 to num - 1 of a checkpoint; its classes are taken in turn, so that each has its equal share.
+    """Samples 0 to num - 1 of a checkpoint.
 
     Args:
         path: of the checkpoint.
