@@ -186,6 +186,7 @@ OTHERS = {  # fields of Sampling and of SDE, and other values
     "clip": [True, False],
     "guidance_channels": [1],
     "guidance_interval": [(0.5, 1.0), (0.50000012, 1.0), (0.0, 0.5)],
+    "precision": ["bf16"],
     "sde": [None],
     "form": ["constant", "sbdm"],
     "norm": [1.00000012],
