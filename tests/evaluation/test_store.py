@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.extract import parts_of
 from uvit_decay.evaluation.store import Store
 from uvit_decay.metrics.frechet import Moments
 
+PICTURES = torch.ones(4, 3, 2, 2, dtype=torch.uint8)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]
 
 
@@ -29,9 +31,9 @@ def store(tmp_path, features):
 def test_what_is_there_is_used_again(store, features):
     again = Store(store.folder, {"of": "something"}, PARTS)
     assert again.open() == [PARTS[1]]
-    again.add(PARTS[1], {"features": features[4:8], "pictures": torch.ones(4)})
+    again.add(PARTS[1], {"features": features[4:8], "pictures": PICTURES})
     assert torch.equal(again.tensor("features"), features)
-    assert torch.equal(again.tensor("pictures"), torch.ones(4))
+    assert torch.equal(again.tensor("pictures"), PICTURES)
     moments = Moments(5)
     moments.update(features)
     assert torch.equal(again.statistics().cov, moments.compute().cov)
@@ -54,9 +56,96 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
 def test_a_damaged_part_is_removed_and_said(store):
     damaged = store.folder / "000000000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:40])
-    with pytest.raises(UserError, match="was damaged .* run again"):
+    with pytest.raises(UserError, match="truncated .* it is removed: run again"):
         store.tensor("features")
     assert store.open() == PARTS[:2]
+
+
+def raw(path, **tensors):
+    """A part as it was written before there were checksums."""
+    path.write_bytes(save(tensors))
+
+
+@pytest.fixture
+def whole(store, features):
+    store.add(PARTS[1], {"features": features[4:8], "calls": torch.tensor([7])})
+    return store
+
+
+def again(store):
+    return Store(store.folder, store.about, PARTS)
+
+
+DAMAGE = {
+    "swapped": lambda path: path.write_bytes(path.with_name("000000000.safetensors").read_bytes()),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
+    "short": lambda path: raw(path, features=torch.zeros(3, 5)),
+    "long": lambda path: raw(path, features=torch.zeros(5, 5)),
+    "wide": lambda path: raw(path, features=torch.zeros(4, 6)),
+    "dtype": lambda path: raw(path, features=torch.zeros(4, 5).half()),
+    "dims": lambda path: raw(path, features=torch.zeros(4, 5, 1)),
+    "nan": lambda path: raw(path, features=torch.full((4, 5), torch.nan)),
+    "inf": lambda path: raw(path, features=torch.full((4, 5), torch.inf)),
+    "unknown": lambda path: raw(path, features=torch.zeros(4, 5), more=torch.zeros(4, 5)),
+    "less": lambda path: raw(path, calls=torch.tensor([7])),
+    "more": lambda path: raw(path, features=torch.zeros(4, 5), logits=torch.zeros(4, 5)),
+    "calls": lambda path: raw(path, features=torch.zeros(4, 5), calls=torch.zeros(4)),
+    "pictures": lambda path: raw(path, features=torch.zeros(4, 5), pictures=torch.zeros(5, 3, 2, 2).byte()),
+    "empty": lambda path: path.write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_part_that_is_not_what_was_kept_is_made_anew_with_one_remark(whole, features, damage, capsys):
+    path = whole.folder / "000000004.safetensors"
+    DAMAGE[damage](path)
+    found = again(whole)
+    assert found.open() == [PARTS[1]]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(path) in said
+    found.add(PARTS[1], {"features": features[4:8]})
+    assert torch.equal(found.tensor("features"), features)
+
+
+def test_a_damaged_part_is_not_read(whole):
+    DAMAGE["flipped"](whole.folder / "000000004.safetensors")
+    with pytest.raises(UserError, match="000000004.safetensors is damaged.* it is removed: run again"):
+        again(whole).statistics()
+
+
+def test_parts_of_another_store_are_not_taken(whole, features, tmp_path):
+    other = Store(tmp_path / "other", {"of": "another"}, PARTS)
+    other.open()
+    for part in PARTS:
+        other.add(part, {"features": -features[list(part)]})
+    path = whole.folder / "000000000.safetensors"
+    path.write_bytes((other.folder / path.name).read_bytes())
+    assert again(whole).open() == [PARTS[0]]
+
+
+def test_features_that_are_not_finite_are_not_kept(store):
+    with pytest.raises(UserError, match="features that are not finite"):
+        store.add(PARTS[1], {"features": torch.full((4, 5), torch.nan)})
+    assert store.open() == [PARTS[1]]
+
+
+def test_parts_from_before_there_were_checksums_are_read(whole, features):
+    for part in PARTS:
+        raw(whole.folder / f"{part.start:09d}.safetensors", features=features[list(part)])
+    found = again(whole)
+    assert found.open() == []
+    assert torch.equal(found.tensor("features"), features)
+
+
+@pytest.mark.parametrize("content", ["", "[" * 10**5, "3", '"x"', "\xff", "{}"])
+def test_a_damaged_description_is_one_line(whole, content):
+    (whole.folder / "about.json").write_text(content, encoding="latin-1")
+    with pytest.raises(
+        UserError, match="cannot read .*about.json.*: remove .*|keeps the features of another"
+    ) as raised:
+        again(whole).open()
+    assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 1000, 50_000])

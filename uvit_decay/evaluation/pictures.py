@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,11 @@ from torch import Tensor
 from uvit_decay.data.images import OnDisk
 from uvit_decay.data.pictures import Listing, list_pictures, read, size_of
 from uvit_decay.data.steps import ImageSet, InMemory
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation import npz
 
 LOSSY = (".jpg", ".jpeg")
+MOST_CLASSES = 100_000  # that labels of an array may name
 
 
 class Pictures(ABC):
@@ -111,7 +111,7 @@ def _files_hash(listing: Listing) -> str:
 class OfArray(Pictures):
     """`arr_0` of an .npz as ADM's suite and sample.py write them: uint8 (n, h, w, c); int64 (n,) `arr_1` are labels.
 
-    It is mapped, not read, where the file is not compressed.
+    It is mapped where the file is not compressed; all of it is compared with the zip's checksum first.
 
     Args:
         path: the file.
@@ -123,22 +123,27 @@ class OfArray(Pictures):
 
     def __init__(self, path: Path, channels: int) -> None:
         self.path = path
-        self.array = _array(path, "arr_0")
-        if self.array.dtype != np.uint8 or self.array.ndim != 4 or self.array.shape[3] not in (1, channels):
-            found = f"{self.array.dtype} {self.array.shape}"
-            raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {found}")
-        n, h, w, _ = self.array.shape
-        self.name, self.shape = path.stem, (channels, h, w)
-        with _reading(path), np.load(path, allow_pickle=False) as members:
-            if "arr_1" in members.files:
-                self._label(members["arr_1"], n)
+        present = npz.names(path)
+        if "arr_0" not in present:
+            raise UserError(f"{path} has no arr_0: an .npz of pictures holds them there, uint8 (n, h, w, c)")
+        shape, _, dtype, _ = npz.header(path, "arr_0")
+        if dtype != np.uint8 or len(shape) != 4 or 0 in shape or shape[3] not in (1, channels):
+            raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {dtype} {shape}")
+        self.array = npz.read(path, "arr_0", mapped=True)
+        self.name, self.shape = path.stem, (channels, *shape[1:3])
+        if "arr_1" in present:
+            self._label(shape[0])
 
-    def _label(self, labels: np.ndarray, n: int) -> None:
-        if labels.shape != (n,) or not np.issubdtype(labels.dtype, np.integer) or labels.min(initial=0) < 0:
-            found = f"{labels.dtype} {labels.shape}"
-            raise UserError(f"{self.path}: arr_1 must be labels, whole numbers from 0, ({n},), it is {found}")
+    def _label(self, n: int) -> None:
+        shape, _, dtype, _ = npz.header(self.path, "arr_1")
+        problem = f"{self.path}: arr_1 must be labels, whole numbers from 0, ({n},), "
+        if shape != (n,) or not np.issubdtype(dtype, np.integer):
+            raise UserError(f"{problem}it is {dtype} {shape}")
+        labels = npz.read(self.path, "arr_1")
+        if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+            raise UserError(f"{problem}below {MOST_CLASSES}; they are from {labels.min()} to {labels.max()}")
         self.labels = torch.from_numpy(labels.astype(np.int64))
-        self.class_names = tuple(str(i) for i in range(int(labels.max(initial=0)) + 1))
+        self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
 
     def __len__(self) -> int:
         return len(self.array)
@@ -149,32 +154,6 @@ class OfArray(Pictures):
     def identity(self) -> dict[str, Any]:
         stat = self.path.stat()
         return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
-
-
-def _array(path: Path, name: str) -> np.ndarray:
-    """An array of an .npz, mapped where it is not compressed."""
-    with _reading(path):
-        with zipfile.ZipFile(path) as archive:
-            if f"{name}.npy" not in archive.namelist():
-                raise UserError(f"{path} has no {name}: an .npz of pictures holds them there, uint8 (n, h, w, c)")
-            member = archive.getinfo(f"{name}.npy")
-        with path.open("rb") as file:
-            file.seek(member.header_offset + 26)  # the lengths of name and extra field in the member's own header
-            file.seek(int(np.frombuffer(file.read(4), "<u2").sum()), 1)
-            if member.compress_type == zipfile.ZIP_STORED and np.lib.format.read_magic(file) == (1, 0):
-                shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-                return np.memmap(path, dtype, "r", file.tell(), shape, "F" if fortran else "C")
-        with np.load(path, allow_pickle=False) as members:
-            return members[name]
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns what numpy and zipfile raise on damaged files into one line."""
-    try:
-        yield
-    except (zipfile.BadZipFile, ValueError, OSError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
 class OfSet(Pictures):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,14 @@ import numpy as np
 import torch
 
 from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation import npz
 from uvit_decay.metrics.features import Extractor
-from uvit_decay.metrics.frechet import Statistics
+from uvit_decay.metrics.frechet import Statistics, check_statistics
+from uvit_decay.plain import parse, typed
 
 SPATIAL = 2023  # features of sFID
+MOST_FEATURES, MOST_BYTES = 2**14, 2**24  # in a file; those of a known extractor are checked by their number
 NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # ADM's
 
 
@@ -34,25 +36,32 @@ class StatisticsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with np.load(path, allow_pickle=False) as members:
-                self._arrays = {
-                    name: members[name] for pair in NAMES.values() for name in pair if name in members.files
-                }
-                self.has_pictures = "arr_0" in members.files
-                about = json.loads(str(members["about"])) if "about" in members.files else {}
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            raise UserError(f"{path} cannot be read: {one_line(error)}") from error
-        if not isinstance(about, dict):
-            raise UserError(f"{path}: about is no JSON object")
-        self.about: dict[str, Any] = about
+        present = npz.names(path)
+        self.has_pictures = "arr_0" in present
+        self._arrays = {name: self._read(name) for pair in NAMES.values() for name in pair if name in present}
+        self.about: dict[str, Any] = {}
+        if "about" in present:
+            if npz.header(path, "about").dtype.itemsize > MOST_BYTES:
+                raise UserError(f"{path}: about is too long")
+            about = parse(str(npz.read(path, "about")), f"{path}: about")
+            self.about = typed(dict[str, object], about, f"{path}: about")
+        for name, kind in {"extractor": str | None, "n": int | None}.items():
+            typed(kind, self.about.get(name), f"{path}: about: {name}")
+
+    def _read(self, name: str) -> np.ndarray:
+        shape, _, dtype, _ = npz.header(self.path, name)
+        wanted = "floating-point numbers" + (" (d, d)" if "sigma" in name else " (d,)")
+        square = shape == ((len(shape) and shape[0]),) * (2 if "sigma" in name else 1)
+        if not (np.issubdtype(dtype, np.floating) and square and max(shape) <= MOST_FEATURES):
+            raise UserError(f"{self.path}: {name} must be {wanted}, it is {dtype} {shape}")
+        return npz.read(self.path, name)
 
     def has(self, kind: str) -> bool:
         """Whether there are statistics of "features" or "spatial"."""
         return all(name in self._arrays for name in NAMES[kind])
 
     def check(self, extractor: Extractor) -> None:
-        """Raise a UserError unless these are statistics of this extractor, as far as the file says, and numbers."""
+        """Raise a UserError unless these are statistics of this extractor, as far as the file says, and can be any."""
         wanted, found = extractor.identity(), self.about.get("extractor")
         if found is not None and found != wanted:
             raise UserError(f"{self.path} has statistics of {found}, these features are of {wanted}")
@@ -64,9 +73,10 @@ class StatisticsFile:
             if shapes != ((dims[kind],), (dims[kind], dims[kind])):
                 found = f"{mean} {shapes[0]} and {cov} {shapes[1]}"
                 raise UserError(f"{self.path} has statistics {found}, {extractor.name} gives {dims[kind]} features")
-        for name, array in self._arrays.items():
-            if not (np.issubdtype(array.dtype, np.number) and np.isfinite(array).all()):
-                raise UserError(f"{self.path}: {name} holds NaN, infinity or no numbers")
+            found = self.statistics(kind)
+            check_statistics(f"{self.path}: the statistics of {kind}", found)
+            if found.cov.diagonal().min() < 0 or (found.n is not None and found.n < 2):
+                raise UserError(f"{self.path}: the statistics of {kind} have variances below 0, or n below 2")
 
     def statistics(self, kind: str) -> Statistics:
         """Float64 mean and covariance."""

@@ -6,18 +6,22 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from uvit_decay.disk import check_writable, replacing
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError
 from uvit_decay.metrics.frechet import Moments, Statistics
+from uvit_decay.plain import read_json
+from uvit_decay.tensor_files import load_tensors, save_tensors
+
+FLOATS = ("features", "logits", "spatial")  # float32 (n, d)
+WHOSE = "whose"  # in the metadata of a part: its place, and the store that it is of
 
 
 def cache_folder() -> Path:
@@ -39,6 +43,8 @@ class Store:
     def __init__(self, folder: Path, about: dict[str, Any], parts: Sequence[range]) -> None:
         self.folder, self.about, self.parts = folder, {**about, "parts": [part.stop for part in parts]}, list(parts)
         self._loaded: dict[str, Tensor] = {}
+        self._verified: set[range] = set()
+        self._widths: dict[str, int] | None = None  # of all parts, by the names in FLOATS
 
     @classmethod
     def cached(cls, about: dict[str, Any], parts: Sequence[range]) -> Store:
@@ -52,6 +58,8 @@ class Store:
     def open(self) -> list[range]:
         """Make the folder, or go on with what is there; returns the parts that are missing.
 
+        What is there is compared with its checksums; a damaged part is removed, with a remark, and so is missing.
+
         Raises:
             UserError: the folder is of something else, or cannot be written.
         """
@@ -59,7 +67,7 @@ class Store:
         path = self.folder / "about.json"
         wanted = json.loads(json.dumps(self.about))
         if path.exists():
-            if json.loads(path.read_text()) != wanted:
+            if self._about(path) != wanted:
                 raise UserError(
                     f"{self.folder} keeps the features of another evaluation: remove it, or name another --out"
                 )
@@ -68,12 +76,66 @@ class Store:
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
             with replacing(path) as file:
                 file.write(json.dumps(wanted, indent=1).encode())
-        return [part for part in self.parts if not self._file(part).exists()]
+        return [part for part in self.parts if not self._file(part).exists() or not self._is_whole(part)]
+
+    def _about(self, path: Path) -> Any:
+        try:
+            return read_json(path, object)
+        except UserError as error:
+            raise UserError(f"{error}: remove {self.folder}, and its features are made anew") from error
+
+    def _is_whole(self, part: range) -> bool:
+        try:
+            self._read(part)
+        except UserError as error:
+            print(f"{error}: it is made anew", file=sys.stderr)
+            return False
+        return True
 
     def add(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Keep the tensors of one part, each with len(part) rows."""
-        with replacing(self._file(part)) as file:
-            file.write(save({name: value.contiguous() for name, value in tensors.items()}))
+        """Keep the tensors of one part, each with len(part) rows.
+
+        Raises:
+            UserError: features that are not finite or do not fit those of other parts, or it cannot be written.
+        """
+        self._check(part, tensors)
+        save_tensors(self._file(part), tensors, {WHOSE: self._whose(part)})
+        self._verified.add(part)
+
+    def _whose(self, part: range) -> str:
+        key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
+        return f"{part.start} of {key}"
+
+    def _read(self, part: range) -> dict[str, Tensor]:
+        """The tensors of a part, verified once.
+
+        Raises:
+            UserError: it is damaged, in the place of another one, or not what this store holds.
+        """
+        path, known = self._file(part), part in self._verified
+        metadata, tensors = load_tensors(path, verify=not known)
+        if metadata.get(WHOSE, self._whose(part)) != self._whose(part):
+            raise UserError(f"{path} is of another store, or of other pictures of this one")
+        if not known:
+            self._check(part, tensors)
+            self._verified.add(part)
+        return tensors
+
+    def _check(self, part: range, tensors: dict[str, Tensor]) -> None:
+        """Raise a UserError unless these can be the tensors of a part, with the widths of the parts before."""
+        path, count = self._file(part), len(part)
+        for name, tensor in tensors.items():
+            rows, found = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
+            numbers = found in [(kind, torch.float32, 2) for kind in FLOATS] and rows == count
+            pictures = found == ("pictures", torch.uint8, 4) and 0 < rows <= count
+            if not (numbers or pictures or (found == ("calls", torch.int64, 1) and rows == 1)):
+                raise UserError(f"{path} has {name} {tensor.dtype} {tuple(tensor.shape)} for {count} pictures")
+            if numbers and not tensor.isfinite().all():
+                raise UserError(f"{path} has {name} that are not finite")
+        widths = {name: tensor.shape[1] for name, tensor in tensors.items() if name in FLOATS}
+        if "features" not in widths or widths != (self._widths or widths):
+            raise UserError(f"{path} has {widths} numbers for each picture, other parts have {self._widths}")
+        self._widths = widths
 
     def _file(self, part: range) -> Path:
         return self.folder / f"{part.start:09d}.safetensors"
@@ -85,14 +147,13 @@ class Store:
             UserError: a damaged file; it is removed, so that the next run makes it anew.
         """
         for part in self.parts:
-            path = self._file(part)
             try:
-                with safe_open(path, framework="pt") as file:
-                    if kind in file.keys():  # noqa: SIM118  it is no dict
-                        yield file.get_tensor(kind)
-            except (SafetensorError, OSError) as error:
-                path.unlink(missing_ok=True)
-                raise UserError(f"{path} was damaged ({one_line(error)}) and is removed: run again") from error
+                tensors = self._read(part)
+            except UserError as error:
+                self._file(part).unlink(missing_ok=True)
+                raise UserError(f"{error}; it is removed: run again") from error
+            if kind in tensors:
+                yield tensors[kind]
 
     def tensor(self, kind: str) -> Tensor:
         """All rows of `kind`, in order; read once, and kept in memory."""

@@ -37,8 +37,8 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     Raises:
         UserError: statistics that differ in d, hold NaN or infinity, or whose cov is no covariance.
     """
-    _check("first", a)
-    _check("second", b)
+    check_statistics("the Frechet distance: the first statistics", a)
+    check_statistics("the Frechet distance: the second statistics", b)
     if len(a.mean) != len(b.mean):
         raise UserError(
             f"the Frechet distance: the first statistics are of {len(a.mean)} features, the second of {len(b.mean)}"
@@ -51,8 +51,8 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     return max(squared, 0.0)
 
 
-def _check(which: str, s: Statistics) -> None:
-    problem = f"the Frechet distance: the {which} statistics"
+def check_statistics(problem: str, s: Statistics) -> None:
+    """Raise a UserError that begins with `problem` unless these can be mean and covariance of something."""
     if s.cov.shape != (len(s.mean), len(s.mean)):
         raise UserError(f"{problem} have a mean of {len(s.mean)} features and a covariance of {tuple(s.cov.shape)}")
     if not (s.mean.isfinite().all() and s.cov.isfinite().all()):
