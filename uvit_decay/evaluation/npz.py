@@ -7,6 +7,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tokenize import TokenError
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ def _member(path: Path, name: str) -> Iterator[tuple[zipfile.ZipInfo, zipfile.Zi
     try:
         with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
             yield archive.getinfo(f"{name}.npy"), member
-    except (*DAMAGED, RuntimeError, MemoryError, OverflowError) as error:
+    except (*DAMAGED, MemoryError, TokenError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
@@ -40,6 +41,10 @@ def names(path: Path) -> list[str]:
     """Return the names of the arrays in a file; raise a UserError if it is no .npz."""
     try:
         with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                archive.open(info).close()  # compares the name with that before the array: a damaged one is not missing
+                if info.comment:
+                    raise ValueError("a comment, which may hide further arrays, as numpy writes none")
             return [name.removesuffix(".npy") for name in archive.namelist()]
     except DAMAGED as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error

@@ -1,0 +1,142 @@
+"""Arrays of damaged and hostile .npz files: one line each, and no memory for what is not there."""
+
+import io
+import json
+import resource
+import zipfile
+
+import numpy as np
+import pytest
+
+from uvit_decay.errors import UserError
+from uvit_decay.evaluation.pictures import OfArray
+from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.metrics.features import SmallClassifier
+
+RANDOM = np.random.default_rng(0)
+IMAGES = RANDOM.integers(256, size=(6, 8, 8, 3), dtype=np.uint8)
+COV = np.cov(RANDOM.normal(size=(64, 200)))
+STATISTICS = {"mu": np.zeros(64), "sigma": COV, "about": np.array(json.dumps({"n": 200}))}
+
+
+class Classifier(SmallClassifier):
+    def identity(self):
+        return "small-cnn-0"
+
+
+def read_pictures(path):
+    found = OfArray(path, 3)
+    return [found.read(range(len(found))).numpy(), found.labels.numpy()]
+
+
+def read_statistics(path):
+    found = StatisticsFile(path)
+    found.check(Classifier())
+    return [*(value.numpy() for value in found.statistics("features")[:2]), np.array(found.about["n"])]
+
+
+READ = {"pictures": read_pictures, "statistics": read_statistics}
+ARRAYS = {"pictures": {"arr_0": IMAGES, "arr_1": np.arange(6)}, "statistics": STATISTICS}
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+@pytest.mark.parametrize("kind", READ)
+def test_flipped_bits_are_noticed_or_change_nothing(tmp_path, kind, save):
+    path = tmp_path / "a.npz"
+    save(path, **ARRAYS[kind])
+    wanted, content, noticed, lines = READ[kind](path), path.read_bytes(), 0, set()
+    for place in range(0, len(content), max(len(content) // 150, 1)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        try:
+            found = READ[kind](path)
+        except UserError as error:
+            found, noticed = wanted, noticed + 1
+            lines.add(str(error))
+        assert all(map(np.array_equal, found, wanted)), place
+    assert noticed > 75
+    assert all("a.npz" in line and "\n" not in line for line in lines)
+
+
+def header(**values):
+    """The bytes of an array that says this of itself."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": "|u1", "fortran_order": False, "shape": (6, 8, 8, 3), **values}
+    )
+    return file.getvalue()
+
+
+def packed(path, **members):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.npy", content)
+
+
+@pytest.mark.parametrize(
+    ("shape", "descr"),
+    [
+        ((10**9, 64, 64, 3), "|u1"),
+        ((10**30, 8, 8, 3), "|u1"),
+        ((-6, -8, 8, 3), "|u1"),
+        ((6, 8, 7, 3), "|u1"),
+        ((0, 8, 8, 3), "|u1"),
+        ((6, 8, 8, 3), "|O"),
+        ((144,), "<f8"),
+    ],
+)
+@pytest.mark.parametrize("compression", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+def test_headers_that_do_not_fit_are_refused_before_memory_is_taken(tmp_path, shape, descr, compression):
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", compression) as archive:
+        archive.writestr("arr_0.npy", header(shape=shape, descr=descr) + IMAGES.tobytes())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UserError, match=r"a\.npz"):
+        OfArray(tmp_path / "a.npz", 3)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
+
+
+@pytest.mark.parametrize(
+    "labels", [np.full(6, 10**9), np.full(6, -1), np.full(6, 2**63, np.uint64), np.zeros(6), np.zeros(5, int)]
+)
+def test_labels_that_can_be_none_are_refused_at_once(tmp_path, labels):
+    np.savez(tmp_path / "a.npz", arr_0=IMAGES, arr_1=labels)
+    with pytest.raises(UserError, match="arr_1 must be labels, whole numbers from 0"):
+        OfArray(tmp_path / "a.npz", 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sigma": COV + np.triu(COV, 1)}, "not symmetric"),
+        ({"sigma": -COV}, "variances below 0"),
+        ({"sigma": COV * np.nan}, "NaN or infinity"),
+        ({"mu": np.full(64, np.inf)}, "NaN or infinity"),
+        ({"mu": np.zeros(63)}, r"mu \(63,\) and sigma \(64, 64\), small-cnn gives 64"),
+        ({"mu": np.zeros((64, 1))}, r"mu must be floating-point numbers \(d,\), it is float64 \(64, 1\)"),
+        ({"mu": np.float64(0)}, r"mu must be .* it is float64 \(\)"),
+        ({"sigma": COV[:60]}, "sigma must be"),
+        ({"sigma": COV.astype(complex)}, "sigma must be"),
+        ({"mu": np.array(["x"] * 64)}, "mu must be"),
+        ({"about": np.array("[1]")}, "about must be dict"),
+        ({"about": np.array("{")}, "cannot read .*about"),
+        ({"about": np.array("[" * 10**5)}, "cannot read .*about"),
+        ({"about": np.array('{"n": "many"}')}, "about: n must be int"),
+        ({"about": np.array('{"n": -3}')}, "n below 2"),
+        ({"about": np.array('{"extractor": 3}')}, "about: extractor must be str"),
+        ({"about": np.array(None)}, "cannot be read"),
+    ],
+)
+def test_statistics_that_cannot_be_any_are_one_line(tmp_path, change, message):
+    np.savez(tmp_path / "a.npz", **{**STATISTICS, **change})
+    with pytest.raises(UserError, match=message) as raised:
+        read_statistics(tmp_path / "a.npz")
+    assert "a.npz" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_statistics_too_large_to_be_meant_are_not_read(tmp_path):
+    zeros = bytes(20_000 * 8)
+    packed(tmp_path / "a.npz", mu=header(descr="<f8", shape=(20_000,)) + zeros)
+    with pytest.raises(UserError, match=r"mu must be .* it is float64 \(20000,\)"):
+        StatisticsFile(tmp_path / "a.npz")
