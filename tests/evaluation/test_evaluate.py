@@ -175,7 +175,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid is of Inception's own middle features"),
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
-        (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "sigma holds NaN"),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "the statistics of features hold NaN"),
         (
             ["--samples", "digits:test", *DIGITS[2:], "--reference", "other.npz"],
             r"statistics mu \(2048,\) and sigma \(2048, 2048\), small-cnn gives 64",
