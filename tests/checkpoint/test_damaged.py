@@ -58,9 +58,9 @@ def is_what_was_written(path, right):
 @pytest.mark.parametrize("form", ["exported", "trained"])
 def test_flipped_bits_are_noticed_or_change_nothing(exported, trained, tmp_path, form):
     path, right = {"exported": exported, "trained": trained}[form], load(trained)
-    places = random.Random(0).sample(range(path.stat().st_size), 40)
+    places = random.Random(0).sample(range(path.stat().st_size), 25)
     noticed = [not is_what_was_written(flipped(path, tmp_path / f"bad{path.suffix}", p), right) for p in places]
-    assert sum(noticed) > (35 if form == "exported" else 5), "optimizer and raw weights are not read"
+    assert sum(noticed) > (22 if form == "exported" else 3), "optimizer and raw weights are not read"
 
 
 def place_of(path, tensor):
@@ -203,6 +203,7 @@ DESCRIPTIONS = {
     "sampler": ((*SAMPLING, "sampler"), "magic", "unknown sampler"),
     "steps": ((*SAMPLING, "steps"), 2.5, "steps must be int"),
     "guidance": ((*SAMPLING, "guidance"), NAN, "guidance must be float"),
+    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must be a number from 0"),
     "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),
     "sde": ((*SAMPLING, "sde"), {"form": 3}, "form must be"),
     "field": ((*SAMPLING, "colour"), 1, "has the unknown field colour"),
@@ -249,7 +250,7 @@ def test_a_description_that_is_no_description_is_refused(exported, text):
 
 @pytest.mark.parametrize("entry", ["state_dict", "callbacks", "uvit_decay"])
 @pytest.mark.parametrize("value", [None, 3, [], {"EMA": 1}, {3: 4}, {"EMA": {"shadow": {"norm.bias": 1}}}])
-def test_training_checkpoints_of_other_contents_are_refused(trained, tmp_path, entry, value):
+def test_a_training_checkpoint_of_other_contents_is_refused(trained, tmp_path, entry, value):
     path = changed_training(trained, tmp_path, lambda c: c.update({entry: value}))
     with pytest.raises(UserError) as caught:
         load(path)
@@ -263,6 +264,12 @@ def test_arguments_that_a_description_leaves_out_have_their_defaults(exported, t
     redescribe(exported, **description)
     assert same(load(exported).net.state_dict(), load_file(exported))
     assert "alpha_min 0.7" in export(exported, tmp_path / "official.pth")
+
+
+def test_a_description_of_more_than_plain_values_is_not_exported(trained, tmp_path):
+    path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(pieces=torch.zeros(2)))
+    with pytest.raises(UserError, match="the description in .* holds more than plain values"):
+        export(path, tmp_path / "out.safetensors")
 
 
 # ---- official files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 import zipfile
@@ -47,6 +48,10 @@ class Description:
         where = f"the description in {path}"
         known = {field.name for field in fields(cls)}
         values = typed(dict[str, object], values, where)
+        try:
+            json.dumps(values)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{where} holds more than plain values: {one_line(error)}") from error
         return typed(cls, {name: value for name, value in values.items() if name in known}, where)
 
 

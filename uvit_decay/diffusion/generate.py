@@ -34,7 +34,7 @@ class Sampling:
         sampler: a name in `uvit_decay.diffusion.sampler.SAMPLERS`.
         steps: steps of the sampler, 1 to 1000; null means its own number, such as 25 for dpm++. Most call the network
             once a step, Heun's method twice, and dopri5 as often as it needs whatever the steps.
-        guidance: scale w of uncond + w (cond - uncond), at least 0; 1 is none.
+        guidance: scale w of uncond + w (cond - uncond), 0 to a million; 1 is none.
         clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents, nor with a
             sampler that is named after a paper.
         guidance_channels: guide the first so many channels only; null means all. SiT's code guides 3 of 4.
@@ -61,8 +61,8 @@ class Sampling:
             raise UserError(f"unknown sampler {self.sampler!r}: one of {', '.join(SAMPLERS)}")
         if self.steps is not None and not 1 <= self.steps <= 1000:
             raise UserError(f"steps must lie between 1 and 1000, got {self.steps}")
-        if not 0.0 <= self.guidance < float("inf"):
-            raise UserError(f"guidance must be a number of at least 0 (1 is none), got {self.guidance}")
+        if not 0.0 <= self.guidance <= 1e6:
+            raise UserError(f"guidance must be a number from 0 to a million (1 is none), got {self.guidance}")
         if self.guidance_channels is not None and self.guidance_channels < 1:
             raise UserError(f"guidance_channels must be at least 1, got {self.guidance_channels}")
         if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
