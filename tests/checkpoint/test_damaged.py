@@ -96,6 +96,17 @@ def test_files_without_checksums_load(trained, exported, tmp_path):
     read_training_checkpoint(bare)
 
 
+def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
+    with (
+        zipfile.ZipFile(trained) as old,
+        zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as new,
+    ):
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    with pytest.raises(UserError, match="bomb.ckpt is not a checkpoint: its .* is compressed"):
+        load(tmp_path / "bomb.ckpt")
+
+
 def test_an_imported_file_is_verified(tmp_path):
     path, target = saved(tiny(), tmp_path / "official.pth"), tmp_path / "ours.safetensors"
     flipped(path, tmp_path / "bad.pth", place_of(path, tiny()["pos_embed"]))
