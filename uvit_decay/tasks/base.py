@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from uvit_decay.data.steps import Batch
 from uvit_decay.errors import UserError
 from uvit_decay.tasks.resume import Settings, changes, check
-from uvit_decay.tasks.sharding import Sharded, compile_blocks, full, local
+from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
 
 NEVER = 2**62  # as a step
 MEND = (
@@ -107,10 +107,8 @@ class Task(LightningModule):
     def configure_model(self) -> None:
         """Compile, now that it is known whether the network will be sharded; once, however often it is trained."""
         backend, self._backend = self._backend, False
-        if backend and isinstance(self.trainer.strategy, Sharded):
-            compile_blocks(self.net, backend)
-        elif backend:
-            self.net.compile(backend=backend)
+        if backend:
+            compile_net(self.net, backend, isinstance(self.trainer.strategy, Sharded))
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""

@@ -98,13 +98,19 @@ def _blocks(net: nn.Module) -> list[nn.Module]:
     return [net.get_submodule(stage.name) for stage in stages if stage.kind != "embeddings"]
 
 
-def compile_blocks(net: nn.Module, backend: str) -> None:
-    """Compile in place, before `shard`, what is gathered alone; one graph cannot hold the gathering."""
-    blocks = _blocks(net) or [net]
-    # Each block has its own alphas, and so its own graph, more than one for other batch sizes and without gradients.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 4 * len(blocks))
-    for block in blocks:
-        block.compile(backend=backend)
+def compile_net(net: nn.Module, backend: str, sharded: bool) -> None:
+    """Compile in place, before `shard`; where it will be `sharded`, each block alone: no graph can hold the gathering.
+
+    Training, validation and samples get graphs of their own: with and without gradients, with and without autocast, for
+    the first number of pictures, any other, few, and one. torch allows a function 8 in all, which all blocks share
+    although each has its own alphas, and runs what exceeds them uncompiled.
+    """
+    parts = (_blocks(net) or [net]) if sharded else [net]
+    config = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 16 * len(parts))
+    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
+    for part in parts:
+        part.compile(backend=backend)
 
 
 def _is_linear(module: nn.Module) -> bool:
