@@ -9,6 +9,7 @@ import torch
 from sampler_cases import NAMES
 from small_source import LABELS, NET, SHAPE, few, images, network, source
 
+from uvit_decay.diffusion import generate as generating
 from uvit_decay.diffusion.generate import Counted, Sampling, estimated_seconds, generate
 from uvit_decay.diffusion.path import Linear
 from uvit_decay.diffusion.sampler import SAMPLERS
@@ -16,6 +17,7 @@ from uvit_decay.diffusion.sde import SDE
 from uvit_decay.errors import UserError
 from uvit_decay.image import to_uint8
 from uvit_decay.plain import typed
+from uvit_decay.randomness import normal
 
 
 @pytest.mark.parametrize(("name", "guidance"), [*((name, 1.0) for name in NAMES), ("dpm++", 2.0)])
@@ -115,6 +117,15 @@ def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():
     for refused in (source().in_precision, lambda sampling: images(sampling, [0], [0])):
         with pytest.raises(UserError, match="^precision tf32 is of CUDA GPUs, this device is cpu"):
             refused(Sampling(precision="tf32"))
+
+
+def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(generating, "normal", lambda *key, **place: drawn.append(normal(*key, **place)) or drawn[-1])
+    for seed in (0, 1):
+        images(Sampling("ddpm", steps=3), [0, 1], [0, 1], seed=seed)
+    assert len(drawn) == 2 * 3, "the start and two noisy steps"
+    assert len(torch.stack(drawn).flatten().unique()) > 0.99 * torch.stack(drawn).numel()
 
 
 def test_no_indices_make_no_batches():
