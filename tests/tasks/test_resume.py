@@ -11,6 +11,7 @@ from runs import StopAt, fit
 
 from uvit_decay.data import Digits
 from uvit_decay.errors import UserError
+from uvit_decay.nn import SiT
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.resume import check
 
@@ -121,6 +122,26 @@ def test_old_names_and_left_out_arguments_are_the_same_function(trained, tmp_pat
         UserError, match=r"trained with net.time_scale 999.0, this run has 1000.0: set --model.net.time"
     ):
         fit(tmp_path / "run", max_steps=13, ckpt_path=path, task=tiny_task(tiny_net(time_scale=1000.0)))
+
+
+def test_what_another_version_of_lightning_does_not_count_may_be_missing(trained, tmp_path):
+    contents = torch.load(trained, weights_only=True)
+    del contents["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]
+    with pytest.raises(UserError, match="epoch_loop.batch_progress.is_last_batch is missing"):
+        check(contents, tiny_task(), tiny_trainer(tmp_path), "x")
+    contents["pytorch-lightning_version"] = "2.6.0.post0"
+    check(contents, tiny_task(), tiny_trainer(tmp_path), "x")
+
+
+def test_a_network_with_fixed_parameters_goes_on(tmp_path):
+    def task():
+        torch.manual_seed(0)
+        return tiny_task(SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10))
+
+    whole = fit(tmp_path / "whole", max_steps=4, task=task())
+    fit(tmp_path / "half", StopAt(2), max_steps=4, task=task())
+    rest = fit(tmp_path / "rest", max_steps=4, task=task(), ckpt_path=tmp_path / "half" / "checkpoints" / "last.ckpt")
+    assert rest[0] == whole[0][2:]
 
 
 MOMENTS = ("optimizer_states", 0, "state", 3)

@@ -187,7 +187,7 @@ def _shown(value: Any) -> str:
 
 def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
     """What cannot be right of HEAD, and of plain values."""
-    if not re.fullmatch(r"[2-9](\.\d+)+\w*", contents["pytorch-lightning_version"]):
+    if not re.fullmatch(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*", contents["pytorch-lightning_version"]):
         yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
     for name in ("uvit_decay", "settings"):
         if not (isinstance(contents.get(name, {}), dict) and _is_plain(contents.get(name))):
