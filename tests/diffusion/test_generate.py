@@ -230,6 +230,7 @@ def _changed(sampling, name, value):
 @pytest.mark.parametrize(("name", "wanted"), [("dpm++", True), ("ddim", True), ("uvit-em", False), ("sit-ode", False)])
 def test_only_pixels_are_clipped_and_never_as_the_papers_sample(name, wanted):
     assert source().clips(Sampling(name)) is wanted
+    assert not source().clips(Sampling("sit-sde", sde=SDE("linear"))), "whatever is integrated"
     assert not source(pixels=False).clips(Sampling(name))
     for clip in (True, False):
         assert (
