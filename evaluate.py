@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from uvit_decay.errors import UserError, user_errors
 from uvit_decay.evaluation import feature_pictures
-from uvit_decay.sampling_options import add_precision_option, add_sampling_options
+from uvit_decay.sampling_options import add_precision_option, add_sampling_options, check_numbers
 
 if TYPE_CHECKING:
     import torch
@@ -249,9 +249,7 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
 
 def check(options: argparse.Namespace) -> None:
     """Find what makes no sense whatever the files hold."""
-    num = getattr(options, "num", None)
-    if options.batch_size < 1 or (num is not None and num < 1):
-        raise UserError("--num and --batch-size must be at least 1")
+    check_numbers(options)
     endings = {"generation": {"out": ".json", "save_samples": ".npz"}, "statistics": {"out": ".npz"}}
     for name, ending in endings.get(options.command, {}).items():
         path = getattr(options, name)

@@ -18,10 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from uvit_decay.errors import UserError, user_errors
-from uvit_decay.sampling_options import add_sampling_options, check_numbers
+from uvit_decay.sampling_options import LARGEST_GRID, add_sampling_options, check_numbers
 
 BUNDLED = Path(__file__).resolve().parent / "checkpoints" / "digits.safetensors"
-LARGEST_GRID = 10_000  # images: a grid is put together in memory
 LONG = 60  # seconds, from which on the cost is said before the start
 
 
@@ -46,8 +45,6 @@ def check(options: argparse.Namespace) -> None:
     from uvit_decay.disk import check_writable
     from uvit_decay.sampled_folder import check_folder
 
-    if any(number is not None and number < 1 for number in (options.num, options.processes)):
-        raise UserError("--num and --processes must be at least 1")
     check_numbers(options)
     out, form = options.out, options.out.suffix.lower()
     if form not in ("", ".png", ".npz"):

@@ -101,7 +101,7 @@ def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monk
         (["--classes", "-1"], "this checkpoint has the classes 0 to 9"),
         (["--classes", "cat"], "--classes takes numbers"),
         (["--num", "0"], "at least 1"),
-        (["--seed", "-1"], "--seed at least 0"),
+        (["--seed", "-1"], "--seed must be at least 0"),
         (["--out", "b.jpg"], "a .png (grid), an .npz (array) or a folder"),
         (["--out", "full"], "the folder is not empty"),
         (["--batch-size", "0"], "at least 1"),

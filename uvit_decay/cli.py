@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
+import re
 import sys
 import warnings
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 import yaml
+from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -18,8 +21,9 @@ from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be na
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.disk import check_writable
-from uvit_decay.errors import UserError
+from uvit_decay.errors import MOST_SEED, UserError, check_whole, one_line
 from uvit_decay.evaluation.runs import flat
+from uvit_decay.plain import check_size
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, spare_copies
@@ -27,6 +31,12 @@ from uvit_decay.tasks.sharding import Sharded, spare_copies
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
 # What is kept in a checkpoint, and compared when a run goes on.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
+NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # what a configuration may name
+CALLERS = "lightning.pytorch.callbacks.lambda_function"  # calls whatever functions it is given
+DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # says jsonargparse
+FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
+YAML = get_loader("yaml")
+LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -39,11 +49,33 @@ class Parser(LightningArgumentParser):
 
 def _gist(message: str) -> str:
     """jsonargparse explains a wrong nested option by all alternatives that it tried; keep what was wrong."""
+    if denied := DENIED.search(message):
+        known = ", ".join(NAMEABLE)
+        return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
     lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
     tried = lines.index("Errors:") if "Errors:" in lines else -1
-    reasons = [line for line in lines[tried + 1 :] if line and "'NoneType'" not in line and "Given value" not in line]
+    reasons = [line for line in lines[tried + 1 :] if line]
     where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
-    return where + " ".join(reasons)
+    return where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
+
+
+def _load(text: str) -> Any:
+    """Load YAML as jsonargparse does, once it is known to end."""
+    check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
+    return YAML(text)
+
+
+def _limit(trusted: list[str]) -> None:
+    """Let configurations end, and name only what is in NAMEABLE or in these modules, classes and functions."""
+    set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
+    try:
+        set_parsing_settings(
+            import_path_denylist=["*", CALLERS],
+            import_path_allowlist=[*NAMEABLE, *trusted],
+            instantiate_subclass_spec_in_any=False,
+        )
+    except ValueError as error:
+        raise UserError(f"--trust {' '.join(trusted)}: {one_line(error)}") from error
 
 
 def _hush() -> None:
@@ -91,10 +123,24 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse, and check what Lightning would only find later."""
-        super().parse_arguments(parser, args)
-        config = self.config[self.config.subcommand]
-        if config.seed_everything < 0:
-            raise UserError(f"--seed_everything takes a number from 0, got {config.seed_everything}")
+        own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        own.add_argument("--trust", action="append", default=[])
+        found, rest = own.parse_known_args(sys.argv[1:])
+        _limit(found.trust)
+        try:
+            self.config = parser.parse_args(rest)
+        except UnicodeDecodeError as error:
+            raise UserError(f"a --config is no text file: {one_line(error)}") from error
+        self._check(self.config[self.config.subcommand])
+
+    def _check(self, config: Namespace) -> None:
+        check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
+        for name, least in LEAST.items():
+            value = config.trainer[name]
+            if value is not None and value < least:
+                raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
+        if config.trainer.val_check_interval == 0:
+            raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
         strategy = config.trainer.strategy
         if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
             raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
@@ -112,14 +158,14 @@ class CLI(LightningCLI):
             trainer.precision = "bf16-mixed"
 
     def instantiate_classes(self) -> None:
-        """jsonargparse buries an error of a constructor in a list of the alternatives that it tried."""
+        """A value that a constructor refuses is the user's to mend; jsonargparse buries why in what else it tried."""
         try:
             super().instantiate_classes()
-        except ValueError as error:
+        except Exception as error:
             cause: BaseException | None = error
             while cause is not None and not isinstance(cause, UserError):
                 cause = cause.__cause__
-            raise (cause or error) from None
+            raise cause or UserError(f"this configuration cannot be built: {_gist(str(error))}") from None
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         """A flag that Lightning refuses is the user's to mend; `fsdp` is ours, here and not in the saved config."""
@@ -127,7 +173,7 @@ class CLI(LightningCLI):
             options["strategy"] = Sharded()
         try:
             trainer = super().instantiate_trainer(**options)
-        except (MisconfigurationException, ModuleNotFoundError, ValueError) as error:
+        except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         for folder in [logger.save_dir for logger in trainer.loggers] or [trainer.default_root_dir]:
             if folder is not None:

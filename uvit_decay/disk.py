@@ -15,6 +15,11 @@ from filelock import FileLock, Timeout
 from uvit_decay.errors import UserError, one_line
 
 
+def at_home(path: str | Path) -> Path:
+    """Return `path` with ~ and ~user as their home folder; the ~ of an unknown user is left to be not found."""
+    return Path(os.path.expanduser(path))
+
+
 def check_writable(path: Path, folder: bool = False) -> None:
     """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders.
 

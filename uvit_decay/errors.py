@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk
+MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 
 
 class UserError(Exception):
@@ -27,6 +28,13 @@ class Terminated(KeyboardInterrupt):
 def one_line(error: BaseException, limit: int = 200) -> str:
     """What an error says, as one line of at most `limit` characters; its type if it says nothing."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> None:
+    """Raise a UserError for the first of `numbers`, by its name, that is not whole or not from `least` to `most`."""
+    for name, number in numbers.items():
+        if type(number) is not int or not least <= number <= most:
+            raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
 
 
 @contextmanager

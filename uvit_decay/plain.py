@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """Return the mapping in a YAML file; raise a UserError if it holds none, or aliases without end."""
 
     def load(text: str) -> Any:
-        _check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
+        check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
         return yaml.safe_load(text)
 
     return typed(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
@@ -48,13 +48,13 @@ def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads
     """Return the values that `load` finds in `text`; raise a UserError that names `source` if there are none."""
     try:
         values = load(text)
-        _check_size(values)
+        check_size(values)
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"cannot read {source}: {one_line(error)}") from error
     return values
 
 
-def _check_size(root: Any) -> None:
+def check_size(root: Any) -> None:
     """Raise a ValueError for a tree of values or YAML nodes that is too large or deep, as one with a loop is."""
     waiting, count = [(root, 0)], 0
     while waiting:

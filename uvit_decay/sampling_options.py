@@ -5,7 +5,28 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from uvit_decay.errors import UserError
+from uvit_decay.errors import MOST_SEED, UserError, check_whole
+
+LARGEST_GRID = 10_000  # images: a grid is put together in memory
+MOST_IMAGES = 10_000_000  # 200 times what papers sample
+BOUNDS = {  # of options, whichever script has them
+    "num": (1, MOST_IMAGES),
+    "processes": (1, 2**16),
+    "batch_size": (1, MOST_IMAGES),
+    "shard_size": (1, MOST_IMAGES),
+    "workers": (0, 2**16),
+    "image_size": (1, 2**16),
+    "kid_subset": (2, MOST_IMAGES),
+    "max_train": (1, 2**31),
+    "max_test": (1, 2**31),
+    "fit": (1, MOST_IMAGES),
+    "points": (1, MOST_IMAGES),
+    "clusters": (2, 255),
+    "neighbours": (1, 2**16),
+    "heads": (1, 2**16),
+    "num_classes": (0, 2**24),
+    "seed": (0, MOST_SEED),
+}
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +73,11 @@ def add_precision_option(parser: argparse._ActionsContainer) -> None:
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Raise a UserError where a number makes no sense for any checkpoint."""
-    if options.batch_size < 1 or options.seed < 0:
-        raise UserError("--batch-size must be at least 1, --seed at least 0")
+    """Raise a UserError where a number makes no sense whatever the files hold."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(options, name, None)
+        if value is not None:
+            check_whole(least, most, **{f"--{name.replace('_', '-')}": value})
 
 
 def choose_classes(options: argparse.Namespace, num_classes: int) -> list[int]:

@@ -173,7 +173,7 @@ def test_a_reader_of_ours_says_how_to_import(tmp_path):
     [
         (dict(), dict(heads=None), "width of 16 and a depth of 4, which is no published size: .* with --heads"),
         (dict(), dict(heads=3), "dim 16 is not divisible by heads 3"),
-        (dict(), dict(heads=0), "must be positive"),
+        (dict(), dict(heads=0), "heads must be at least 1"),
         (dict(), dict(alpha_min=0.0), r"alpha_min must lie in \(0, 1\]"),
         (dict(), dict(num_classes=10), "is unconditional, it has no classes: leave out --num-classes"),
         (dict(num_classes=10), dict(num_classes=9), "has 11 rows .*--num-classes is 11 without .* or 10 with one"),

@@ -191,7 +191,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         (["--samples", "digits:test", *DIGITS, "--no-clip"], "--clip is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--kid-subset", "1", "--metrics", "kid"], "must be at least 2"),
         (["--samples", "labelled.npz", *DIGITS], "arr_1 must be labels, whole numbers from 0"),
-        (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--num and --batch-size must be at least 1"),
+        (["--samples", "digits:test", *DIGITS, "--batch-size", "0"], "--batch-size must be at least 1"),
     ],
 )
 def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, message):

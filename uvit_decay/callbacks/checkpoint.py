@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic, run_folder
 from uvit_decay.disk import replacing
-from uvit_decay.errors import Terminated
+from uvit_decay.errors import Terminated, check_whole
 
 AGREE_EVERY = 10  # steps between the agreements of several processes to stop
 ONE_SIGNAL = 2.0  # seconds in which it may come twice, since torchrun passes on what a scheduler sends to all processes
@@ -50,6 +50,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0) -> None:
+        check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
         self._seen_step = self._saved_step = -1
         self._asked: int | None = None  # the signal that came

@@ -22,7 +22,7 @@ from uvit_decay.data import ImageData
 from uvit_decay.data.steps import subset
 from uvit_decay.diffusion.generate import Counted, Sampling, generate, image_evaluations
 from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError
+from uvit_decay.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.pictures import OfSet, Pictures, as_channels
 from uvit_decay.evaluation.sources import open_reference
@@ -32,6 +32,7 @@ from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 from uvit_decay.metrics.features import load
 from uvit_decay.processes import Processes
 from uvit_decay.sampled import labels_in_words
+from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -106,7 +107,7 @@ class GenerationMetrics(Periodic):
         allow_few: allow fewer images than features, for a trial.
 
     Raises:
-        UserError: too few images; latents without a reference; or what the reference lacks.
+        UserError: too few images, or more than can be meant; latents without a reference; or what the reference lacks.
     """
 
     def __init__(
@@ -123,6 +124,8 @@ class GenerationMetrics(Periodic):
         allow_few: bool = False,
     ) -> None:
         super().__init__(every_n_steps, at_end, sampling)
+        check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
+        check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
         self._against: tuple[StatisticsFile | None, Pictures | None] = (None, None)

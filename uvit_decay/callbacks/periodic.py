@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.diffusion.generate import Sampling, estimated_seconds
+from uvit_decay.errors import check_whole
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -21,11 +22,15 @@ class Periodic(Callback):
         every_n_steps: optimizer steps between looks; 0 means only at the end.
         at_end: look when training ends, too.
         sampling: how to sample, for callbacks that do; null means as the task does.
+
+    Raises:
+        UserError: a number of steps that is none.
     """
 
     batch_size: int  # images at a time on each device
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
+        check_whole(0, every_n_steps=every_n_steps)
         self.every_n_steps, self.at_end, self.sampling = every_n_steps, at_end, sampling
         self.folder = Path()  # the run folder, from the first look on
         self._seen_step = -1

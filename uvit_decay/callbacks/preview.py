@@ -13,8 +13,10 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.diffusion.generate import Sampling, generate, image_evaluations
 from uvit_decay.disk import check_writable
+from uvit_decay.errors import MOST_SEED, check_whole
 from uvit_decay.image import grid_columns, labelled_grid, save_picture
 from uvit_decay.processes import Processes, batches
+from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
@@ -32,6 +34,9 @@ class Preview(Periodic):
         sampling: null means the task's.
         seed: of the noise; image i is the one that sample.py makes with this seed and these classes.
         batch_size: images at a time on each device.
+
+    Raises:
+        UserError: numbers of which there is no grid, or more images than one takes.
     """
 
     def __init__(
@@ -45,6 +50,9 @@ class Preview(Periodic):
         batch_size: int = 128,
     ) -> None:
         super().__init__(every_n_steps, at_end, sampling)
+        check_whole(1, LARGEST_GRID, rows=rows, columns=columns, batch_size=batch_size)
+        check_whole(1, LARGEST_GRID, images=rows * columns)
+        check_whole(0, MOST_SEED, seed=seed)
         self.rows, self.columns, self.seed, self.batch_size = rows, columns, seed, batch_size
 
     def _columns(self, trainer: Trainer, task: DiffusionTask) -> tuple[tuple[str, ...], int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from uvit_decay.errors import check_whole
+
 
 class CPUThreads(Callback):
     """Sets torch's intra-op threads. For tiny networks one is best: more only wait for each other (docs/LOG.md).
@@ -14,6 +16,7 @@ class CPUThreads(Callback):
     """
 
     def __init__(self, count: int = 1) -> None:
+        check_whole(1, 4096, count=count)
         self.count = count
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:

@@ -12,6 +12,7 @@ from uvit_decay.checkpoint.foreign import PATHS, STABLE_DIFFUSION, Hints
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.errors import user_errors
 from uvit_decay.nn.sit import Wiring
+from uvit_decay.sampling_options import check_numbers
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -38,6 +39,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(args: Sequence[str]) -> None:
     options = _parser().parse_args(args)
+    check_numbers(options)
     if options.command == "export":
         note = export(options.source, options.target, options.weights)
     else:

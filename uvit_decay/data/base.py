@@ -12,7 +12,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSampler
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, check_whole
 from uvit_decay.image import to_float, to_uint8
 
 ON_DEVICE = 2**30  # bytes up to which a set in memory is kept on each GPU
@@ -43,8 +43,10 @@ class ImageData(LightningDataModule):
         device_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        if num_workers < 0:
-            raise UserError(f"num_workers must be at least 0, got {num_workers}")
+        check_whole(0, num_workers=num_workers)
+        check_whole(1, batch_size=batch_size)
+        if device_batch_size is not None:
+            check_whole(1, device_batch_size=device_batch_size)
         self.image_size, self.channels, self.batch_size = image_size, channels, batch_size
         self.flip, self.seed, self.num_workers, self.device_batch_size = flip, seed, num_workers, device_batch_size
         self.train: ImageSet | None = None

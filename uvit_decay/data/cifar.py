@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from uvit_decay.data.base import ImageData
 from uvit_decay.data.pickles import read_dict
 from uvit_decay.data.steps import InMemory
+from uvit_decay.disk import at_home
 from uvit_decay.download import download, verify
 from uvit_decay.errors import UserError, one_line
 
@@ -56,7 +57,7 @@ class _CIFAR(ImageData):
         seed: int = 0,
     ) -> None:
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
-        self.path, self.download = Path(path).expanduser(), download
+        self.path, self.download = at_home(path), download
         self._failure: UserError | None = None  # of the download
 
     @abstractmethod

@@ -93,10 +93,6 @@ def _views(options: argparse.Namespace) -> tuple[str, ...]:
         raise UserError(f"--views takes some of {','.join(VIEWS)}, got {options.views!r}")
     if options.masks and "spectral" not in views:
         raise UserError("--masks are compared with spectral clusters: add spectral to --views")
-    if min(options.num, options.fit, options.batch_size) < 1 or not 0 <= options.seed < 2**32:
-        raise UserError("--num, --fit and --batch-size must be at least 1, --seed must lie in 0 to 2^32 - 1")
-    if options.clusters is not None and not 2 <= options.clusters <= 255:
-        raise UserError(f"--clusters must lie in 2 to 255, got {options.clusters}")
     return views
 
 

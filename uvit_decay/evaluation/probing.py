@@ -18,7 +18,7 @@ from tqdm import tqdm
 from uvit_decay.data import ImageData
 from uvit_decay.data.steps import ImageSet, subset
 from uvit_decay.diffusion.path import Path
-from uvit_decay.errors import UserError
+from uvit_decay.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.evaluation.grid import SCORES, Grid
 from uvit_decay.metrics.knn import knn_accuracy
 from uvit_decay.metrics.probe import logistic_grid
@@ -65,10 +65,9 @@ class Probing:
     def __post_init__(self) -> None:
         if not self.times or not all(0.0 < t < 1.0 for t in self.times):
             raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
-        if min(self.max_train, self.max_test, self.neighbours, self.batch_size) < 1:
-            raise UserError("numbers of pictures, neighbours and batches must be at least 1")
-        if self.seed < 0:
-            raise UserError(f"the seed must be at least 0, got {self.seed}")
+        names = ("max_train", "max_test", "neighbours", "batch_size")
+        check_whole(1, **{name: getattr(self, name) for name in names})
+        check_whole(0, MOST_SEED, seed=self.seed)
 
     def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
         """Numbers of the training and the test pictures."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
+from uvit_decay.disk import at_home
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
 from uvit_decay.evaluation.statistics import StatisticsFile
@@ -33,7 +34,7 @@ def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pi
     stem, _, split = name.rpartition(":")
     if stem in SETS or stem.endswith((".yaml", ".yml")):
         return _of_set(stem, split, channels)
-    path = Path(name).expanduser()
+    path = at_home(name)
     if not path.exists():
         raise UserError(f"{name}: nothing there; {FORMS}")
     if path.suffix.lower() == ".npz":
@@ -45,7 +46,7 @@ def open_reference(
     name: str, channels: int, image_size: int | None = None
 ) -> tuple[StatisticsFile | None, Pictures | None]:
     """Statistics, pictures, or, of ADM's reference files, both."""
-    path = Path(name).expanduser()
+    path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
         return None, open_pictures(name, channels, image_size)
     file = StatisticsFile(path)
@@ -68,7 +69,7 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         data = SETS[name]() if name in SETS else _configured(Path(name))
-    elif Path(name).expanduser().exists():
+    elif at_home(name).exists():
         holdout = 0.0 if test else 0.1
         data = Images(name, test, holdout, image_size=image_size, channels=channels, batch_size=1)
     else:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.disk import check_writable, replacing
+from uvit_decay.disk import at_home, check_writable, replacing
 from uvit_decay.errors import UserError
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.plain import read_json
@@ -26,7 +26,7 @@ WHOSE = "whose"  # in the metadata of a part: its place, and the store that it i
 
 def cache_folder() -> Path:
     """Where features of references are kept: $XDG_CACHE_HOME/uvit_decay, else ~/.cache/uvit_decay."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "uvit_decay"
+    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay"
 
 
 class Store:

@@ -15,7 +15,7 @@ from einops import repeat
 from jaxtyping import Float32, Int64, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.errors import UserError, check_whole, one_line
 from uvit_decay.image import to_float
 from uvit_decay.metrics import resize
 from uvit_decay.precision import full_float32
@@ -139,6 +139,7 @@ class SmallClassifier:
     name, dim, knows_labels, has_logits = "small-cnn", 64, True, True
 
     def __init__(self, steps: int = 300) -> None:
+        check_whole(1, steps=steps)
         self.steps = steps
         self.channels: int | None = None
         self.net: nn.Sequential | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, check_whole
 
 
 class DecayedNet(nn.Module):
@@ -56,10 +56,14 @@ class DecayedNet(nn.Module):
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
 
 
-def check_sizes(image_size: int, patch_size: int, channels: int, dim: int, heads: int, num_classes: int) -> None:
-    """Raise a UserError for sizes that no network has."""
-    if min(image_size, patch_size, channels, dim, heads) < 1 or num_classes < 0:
-        raise UserError("image_size, patch_size, channels, dim and heads must be positive, num_classes at least 0")
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Raise a UserError for sizes, among the arguments of a network, that none has."""
+    names = ("image_size", "patch_size", "channels", "dim", "heads")
+    check_whole(1, 2**16, **{name: config[name] for name in names})
+    check_whole(1, 1000, depth=config["depth"])
+    check_whole(0, 2**24, num_classes=config["num_classes"])
+    if not 0.0 < config["mlp_ratio"] <= 1000.0:
+        raise UserError(f"mlp_ratio must be positive and at most 1000, got {config['mlp_ratio']}")
 
 
 def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:

@@ -83,7 +83,7 @@ class SiT(DecayedNet):
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        check_sizes(image_size, patch_size, channels, dim, heads, num_classes)
+        check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.null_label, self.extras = null_label and num_classes > 0, 0
@@ -172,8 +172,6 @@ def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> N
     for name, value, known in (("wiring", wiring, get_args(Wiring)), ("skip", skip, get_args(SkipMerge))):
         if value not in known:
             raise UserError(f"{name} must be {' or '.join(known)}, got {value!r}")
-    if depth < 1:
-        raise UserError(f"depth must be positive, got {depth}")
     if wiring == "decayed" and depth % 2:
         raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
     if wiring == "official" and (skip != "add" or skip_zero_init):

@@ -84,8 +84,8 @@ class UViT(DecayedNet):
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
-        check_sizes(image_size, patch_size, channels, dim, heads, num_classes)
-        if depth < 2 or depth % 2:
+        check_sizes(self.config)
+        if depth % 2:
             raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
         if init not in _INITS:
             raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")

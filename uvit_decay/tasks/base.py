@@ -99,6 +99,9 @@ class Task(LightningModule):
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
         self.settings: Settings = {}  # all of the program's, where it tells; compared when a run goes on
+        backends = [False, True] if isinstance(compile, bool) else torch.compiler.list_backends(exclude_tags=())
+        if compile not in backends:
+            raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
         self._backend = "inductor" if compile is True else compile
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step

@@ -72,6 +72,8 @@ class DiffusionTask(Task):
             raise UserError(
                 f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
             )
+        if not isinstance(path, Path):
+            raise UserError(f"path must be one of uvit_decay.diffusion.path, got {path}")
         check_loss(prediction, weighting)
         self.path, self.prediction, self.weighting = path, prediction, weighting
         self.label_dropout, self.sampling = label_dropout, sampling

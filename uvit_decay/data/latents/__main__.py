@@ -18,7 +18,8 @@ from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.latents.encode import describe, encode
 from uvit_decay.data.pictures import list_pictures
-from uvit_decay.errors import UserError, user_errors
+from uvit_decay.errors import user_errors
+from uvit_decay.sampling_options import check_numbers
 
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
@@ -48,8 +49,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 def main(args: Sequence[str]) -> None:
     options = parse(args)
-    if options.workers < 0:
-        raise UserError(f"--workers must be at least 0, got {options.workers}")
+    check_numbers(options)
     # Processes wait for the slowest one at the end: by default they would give up after 10 minutes.
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     autoencoder = Autoencoder(options.vae, processes.device, getattr(torch, options.precision))

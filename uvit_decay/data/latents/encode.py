@@ -40,13 +40,11 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
     """The manifest of these pictures before any of them is encoded; `settings` are its other fields.
 
     Raises:
-        UserError: a size that the autoencoder does not divide, or a batch or shard size below 1.
+        UserError: a size that the autoencoder does not divide.
     """
     size = settings["image_size"]
     if size < 1 or size % space.factor:
         raise UserError(f"--image-size {size} is not a multiple of {space.factor}, the autoencoder's factor")
-    if min(settings["batch_size"], settings["shard_size"]) < 1:
-        raise UserError("--batch-size and --shard-size must be at least 1")
     counts = torch.tensor(listing.labels).bincount(minlength=len(listing.class_names)).tolist()
     return Manifest(
         latents=space,

@@ -11,6 +11,7 @@ from uvit_decay.data.classes import class_hash, class_list
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.data.steps import Batch
+from uvit_decay.disk import at_home
 from uvit_decay.errors import UserError
 from uvit_decay.randomness import normal
 
@@ -48,7 +49,7 @@ class Latents(ImageData):
         verify: bool = True,
     ) -> None:
         super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # the manifest knows the sizes
-        self.path, self.test_path, self.classes = Path(path).expanduser(), test_path, classes
+        self.path, self.test_path, self.classes = at_home(path), test_path, classes
         self.verify = verify
 
     @property
@@ -68,7 +69,7 @@ class Latents(ImageData):
         self.class_names = found.class_names
         self.train = LatentSet(self.path, found, self.verify)
         if self.test_path is not None:
-            self.test = self._load_test(Path(self.test_path).expanduser(), found)
+            self.test = self._load_test(at_home(self.test_path), found)
 
     def _load_test(self, path: Path, training: manifest.Manifest) -> LatentSet:
         found = manifest.read(path)

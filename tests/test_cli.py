@@ -1,0 +1,142 @@
+"""What train.py takes: hostile flags and configurations are one line each, before any work; what may be named."""
+
+import json
+import runpy
+import sys
+
+import pytest
+from conftest import ROOT
+
+SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
+HUGE = str(10**22)
+LIGHTNING = "lightning.pytorch.callbacks."
+
+
+def train(monkeypatch, folder, *args):
+    """`python train.py fit ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), "fit", *args])
+    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+
+
+def refused(monkeypatch, capsys, folder, *args):
+    """The one line that refuses these flags; nothing is left of the run."""
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, folder, *args)
+    assert stop.value.code == 2
+    assert not list(folder.glob("runs/digits/*"))
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    return line
+
+
+def callback(name, **init_args):
+    """The flag of a run with this callback alone."""
+    return ["--trainer.callbacks", json.dumps([{"class_path": f"uvit_decay.callbacks.{name}", "init_args": init_args}])]
+
+
+def metrics(**init_args):
+    return callback("GenerationMetrics", extractor="uvit_decay.metrics.SmallClassifier", **init_args)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trainer.devices", "abc"], "devices"),
+        (["--trainer.devices", "-5"], "devices"),
+        (["--trainer.val_check_interval", "0"], "--trainer.val_check_interval 0"),
+        (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
+        (["--trainer.log_every_n_steps", "-1"], "log_every_n_steps takes a number from 0"),
+        (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val takes a number from 0"),
+        (["--seed_everything", HUGE], f"seed_everything must be at least 0 and at most {2**32 - 1}"),
+        (["--seed_everything", str(2**32)], "seed_everything must be"),
+        (["--model.compile", "abc"], "compile takes true, false or one of"),
+        (["--model.net.dim", HUGE], "dim must be at least 1"),
+        (["--model.net.depth", HUGE], "depth must be at least 1"),
+        (["--model.net.image_size", HUGE], "image_size must be"),
+        (["--model.net.num_classes", HUGE], "num_classes must be at least 0"),
+        (["--model.net.num_classes", "-1"], "num_classes must be"),
+        (["--model.net.mlp_ratio", "-1"], "mlp_ratio must be positive"),
+        (["--model.net.mlp_ratio", "nan"], '"mlp_ratio"'),
+        (["--model.net.mlp_ratio", "1e30"], "mlp_ratio must be positive"),
+        (["--model.net.dim", "65536", "--model.net.mlp_ratio", "999"], "cannot be built"),
+        (["--model.path", "null"], "path must be"),
+        (["--model.label_dropout", "null"], "cannot be built"),
+        (["--model.optim", "null"], "cannot be built"),
+        (["--data.batch_size", "null"], "batch_size must be at least 1"),
+        (["--data.batch_size", HUGE], "batch_size must be at least 1"),
+        (["--data.device_batch_size", "0"], "device_batch_size must be at least 1"),
+        (["--data=uvit_decay.data.Images", "--data.path=x", "--data.classes=~nobody-here"], "~nobody-here: neither"),
+        (callback("Preview", rows=0), "rows must be at least 1"),
+        (callback("Preview", rows=None), "rows must be at least 1"),
+        (callback("Preview", columns=0), "columns must be at least 1"),
+        (callback("Preview", columns=10**6), "columns must be at least 1 and at most 10000"),
+        (callback("Preview", rows=200, columns=200), "images must be at least 1 and at most 10000"),
+        (callback("Preview", batch_size=0), "batch_size must be"),
+        (callback("Preview", seed=-1), "seed must be at least 0"),
+        (callback("Preview", every_n_steps=-1), "every_n_steps must be at least 0"),
+        (metrics(num=0), "num must be at least 1"),
+        (metrics(num=10**9), "num must be at least 1 and at most 10000000"),
+        (metrics(max_reference=0), "max_reference must be at least 1"),
+        (metrics(batch_size=0), "batch_size must be"),
+        (metrics(seed=-1), "seed must be"),
+        (callback("LinearProbes", times=None), "cannot be built"),
+        (callback("LinearProbes", seed=-1), "seed must be"),
+        (callback("LinearProbes", neighbours=0), "neighbours must be"),
+        (callback("LastCheckpoint", every_n_steps=-1), "every_n_steps must be"),
+        (callback("LastCheckpoint", keep_every_n_steps=None), "keep_every_n_steps must be"),
+        (callback("CPUThreads", count=0), "count must be"),
+        (callback("EMA", decay=None), "cannot be built"),
+        (["--config", "binary.yaml"], "no text file"),
+        (["--config", "loop.yaml"], "nested more than"),
+        (["--config", "laughs.yaml"], "more than 200,000 values"),
+        (["--config", "deep.yaml"], "recursion"),
+    ],
+    ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "",
+)
+def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, capsys, flags, message):
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00\x80trainer")
+    (tmp_path / "loop.yaml").write_text("trainer: &a {callbacks: [*a]}\n")
+    laughs = ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"]
+    laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    (tmp_path / "laughs.yaml").write_text("\n".join(laughs))
+    (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 5000)
+    assert message in refused(monkeypatch, capsys, tmp_path, *([] if "--config" in flags else SMALL), *flags)
+
+
+OWN = """from lightning.pytorch import Callback
+class Mine(Callback):
+    def on_fit_start(self, trainer, task):
+        print("mine is called")
+"""
+
+
+@pytest.mark.parametrize(
+    ("class_path", "init_args", "named"),
+    [
+        ("LambdaCallback", {"on_fit_start": "os.system"}, "lambda_function.LambdaCallback"),
+        ("StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": "os.system"}, "os.system"),
+        (
+            "StochasticWeightAveraging",
+            {"swa_lrs": 0.1, "avg_fn": f"{LIGHTNING}model_checkpoint.os.system"},
+            "posix.system",
+        ),
+        ("own_callbacks.Mine", {}, "own_callbacks.Mine"),
+        ("subprocess.Popen", {"args": ["true"]}, "subprocess.Popen"),
+    ],
+)
+def test_a_configuration_names_what_is_trusted(tmp_path, monkeypatch, capsys, class_path, init_args, named):
+    (tmp_path / "own_callbacks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    class_path = class_path if "." in class_path else LIGHTNING + class_path
+    flags = [*SMALL, "--trainer.callbacks", json.dumps([{"class_path": class_path, "init_args": init_args}])]
+    line = refused(monkeypatch, capsys, tmp_path, *flags)
+    assert f"{named} is none of what configurations may name" in line
+    assert line.endswith(f"{named} allows it")
+
+
+def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys):
+    (tmp_path / "trusted_callbacks.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ["--trainer.callbacks", "trusted_callbacks.Mine", "--trust", "trusted_callbacks"]
+    train(monkeypatch, tmp_path, *SMALL, *flags)
+    assert "mine is called" in capsys.readouterr().out
