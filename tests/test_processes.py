@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from uvit_decay import processes
-from uvit_decay.errors import UserError
+from uvit_decay.errors import UserError, user_errors
 from uvit_decay.processes import Processes, batches
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -181,6 +181,27 @@ def test_fewer_processes_than_the_environment_says_are_refused_unless_so_wanted(
         Processes(1, 2)._check(3)
     with pytest.raises(UserError, match="has 2: start it with python"):
         Processes(1, 2)._check(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "abc"), ("PMI_SIZE", "0"), ("LOCAL_RANK", "x"), ("MASTER_PORT", "99999"), ("MASTER_PORT", "")],
+)
+def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop, user_errors():
+        pytest.fail("the script has begun")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
+
+
+def test_processes_that_cannot_meet_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")  # of a launcher that does not say where the first process is
+    result = run(sys.executable, ROOT / "sample.py", "-n", 2, cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = errors(result)
+    assert "the processes of this program cannot meet" in line
+    assert "Traceback" not in result.stderr
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):

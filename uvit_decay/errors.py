@@ -1,12 +1,20 @@
 """Errors that a user can mend: one clear line, no traceback, exit code 2."""
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
+LAUNCHERS = {  # least and largest value of what launchers tell the processes that they start, where they do
+    **dict.fromkeys(
+        ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"), (1, 2**20)
+    ),
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), (-1, 2**20)),
+    "MASTER_PORT": (0, 2**16 - 1),
+}
 
 
 class UserError(Exception):
@@ -37,15 +45,27 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
             raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
 
 
+def check_launcher() -> None:
+    """Raise a UserError for an environment variable of a launcher that is no number, or out of range.
+
+    Libraries read them when they are imported, and end in a traceback.
+    """
+    for name, (least, most) in LAUNCHERS.items():
+        word = os.environ.get(name, str(most))
+        if not (word.removeprefix("-").isdecimal() and least <= int(word) <= most):
+            raise UserError(f"the environment variable {name} is {word!r}: unset it, or give it a number up to {most}")
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with 130, `Terminated` with 143.
+    """Run the body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with 130, SIGTERM with 143.
 
-    So does a full disk that Lightning's loggers meet; what we write ourselves goes through `disk.replacing`.
+    A full disk that Lightning's loggers meet is a line, too; what we write ourselves goes through `disk.replacing`.
 
     Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + number of the signal) is restored here.
     """
     try:
+        check_launcher()
         yield
     except UserError as error:
         sys.exit(_fail(f"error: {error}", 2))

@@ -64,7 +64,7 @@ class Processes:
             wanted: so many there must be; None: as many as the launcher was asked for, where that can be found.
 
         Raises:
-            UserError: there are fewer, or not those that are wanted.
+            UserError: they cannot meet, there are fewer, or not those that are wanted.
         """
         # Its defaults keep the process group that it finds when it is imported, which others do at some time. A group
         # so kept never ends, nor do its threads, and now and then they abort the process when Python exits.
@@ -72,7 +72,10 @@ class Processes:
         from accelerate import PartialState
 
         owned = not dist.is_initialized()
-        state = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+        try:
+            state = PartialState(cpu=not torch.cuda.is_available(), timeout=PATIENCE)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"the processes of this program cannot meet: {one_line(error)}") from error
         found = cls(state.process_index, state.num_processes, state.local_process_index, owned)
         try:
             found._check(wanted)

@@ -162,5 +162,5 @@ def pick_device(name: str | None, local_rank: int) -> torch.device:
         name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
     try:
         return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"--device {name}: {one_line(error)}") from error
