@@ -29,9 +29,10 @@ def settings():
 @pytest.fixture
 def restored():
     before = settings()
+    matmul, cudnn = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32  # others may have set them
     yield
-    torch.set_float32_matmul_precision("highest")
-    backends.cudnn.allow_tf32 = True
+    torch.set_float32_matmul_precision(matmul)
+    backends.cudnn.allow_tf32 = cudnn
     for knob, value in zip(KNOBS, before, strict=True):
         knob.fp32_precision = value
 

@@ -1,6 +1,7 @@
 """Folders of pictures: completed after a kill, never mixed, one program at a time."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -122,8 +123,11 @@ def test_the_first_of_two_programs_is_not_disturbed(trained, tmp_path, monkeypat
     args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30, "--num", 40]
     first = begin(tmp_path, *args, "--out", "s.npz", "--seed", 1)
     await_files(tmp_path, ".s.npz.lock")
+    first.send_signal(signal.SIGSTOP)  # so that it has not ended when the second begins
     second = begin(tmp_path, *args, "--out", "s.npz", "--seed", 2)
-    errors = [process.communicate()[1] for process in (first, second)]
+    errors = [second.communicate()[1]]
+    first.send_signal(signal.SIGCONT)
+    errors.append(first.communicate()[1])
     assert (first.returncode, second.returncode) == (0, 2), errors
     sample(monkeypatch, tmp_path, *args, "--out", "alone.npz", "--seed", 1)
     assert (tmp_path / "s.npz").read_bytes() == (tmp_path / "alone.npz").read_bytes()

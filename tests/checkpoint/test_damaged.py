@@ -192,7 +192,7 @@ DESCRIPTIONS = {
     "text": ((*NET, "depth"), "2", "depth must be int, it is '2'"),
     "list": ((*NET, "depth"), [2], "depth must be int"),
     "negative": ((*NET, "depth"), -2, "depth"),
-    "zero-patch": ((*NET, "patch_size"), 0, "must be positive"),
+    "zero-patch": ((*NET, "patch_size"), 0, "patch_size must be at least 1"),
     "nan": ((*NET, "mlp_ratio"), NAN, "mlp_ratio must be float"),
     "negative-ratio": ((*NET, "mlp_ratio"), -4.0, "cannot be|do not fit|mlp_ratio"),
     "infinite": ((*NET, "time_scale"), INF, "time_scale must be float"),

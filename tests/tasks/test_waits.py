@@ -69,7 +69,7 @@ class _Scale(nn.Module):
 
 @pytest.mark.parametrize("strategy", ["auto", Sharded()], ids=["whole", "blocks"])
 @torch._dynamo.config.patch(recompile_limit=8)  # torch's own
-def test_training_validation_and_samples_of_any_number_all_run_compiled(strategy, tmp_path):
+def test_training_validation_and_samples_of_any_number_all_run_compiled(strategy, tmp_path, monkeypatch):
     compiled, calls = [], []
 
     def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable:
@@ -77,7 +77,9 @@ def test_training_validation_and_samples_of_any_number_all_run_compiled(strategy
         return lambda *inputs: calls.append(graph) or graph(*inputs)
 
     torch._dynamo.reset()
-    task = Task(_Scale(), Optimization(), compile=backend)
+    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "counting", backend)
+    monkeypatch.setitem(torch._dynamo.backends.registry._BACKENDS, "counting", None)
+    task = Task(_Scale(), Optimization(), compile="counting")
     task.trainer = tiny_trainer(tmp_path, strategy=strategy)
     task.configure_model()
     situations = [(grad, half, count) for grad in (True, False) for half in (True, False) for count in (32, 16, 5, 1)]
