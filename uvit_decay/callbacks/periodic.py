@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.generate import Sampling, estimated_seconds
+from uvit_decay.diffusion.generate import Sampling, Source, estimated_seconds
 from uvit_decay.errors import check_whole
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -38,7 +39,8 @@ class Periodic(Callback):
 
     def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
         """Find now, not at the first look, a sampler that the path or the network cannot have."""
-        task.source().check(self.sampling_for(task))
+        source = replace(task.source(), device=trainer.strategy.root_device)  # where the network is not yet
+        source.check(self._sampling_of(source, task))
 
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
@@ -55,10 +57,13 @@ class Periodic(Callback):
     def sampling_for(self, task: DiffusionTask) -> Sampling:
         """This callback's sampling, else the task's, without guidance where the network cannot have it.
 
-        Its precision is that of all looks, also of those that do not sample.
+        Where it names no precision it has the task's, which is that of looks that do not sample, too.
         """
-        source = task.source()
-        return source.in_precision(source.unguided(self.sampling or task.sampling))
+        return self._sampling_of(task.source(), task)
+
+    def _sampling_of(self, source: Source, task: DiffusionTask) -> Sampling:
+        sampling = source.unguided(self.sampling or task.sampling)
+        return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
 
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
