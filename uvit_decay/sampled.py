@@ -21,8 +21,8 @@ from uvit_decay.diffusion.generate import (
     Sampling,
     Source,
     estimated_seconds,
-    generate,
     image_evaluations,
+    pictures,
 )
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_uint8
@@ -89,8 +89,7 @@ class Sampled:
     def pictures(self, indices: Sequence[int]) -> Tensor:
         """Uint8 (b, c, h, w) on the sampling device: those with these numbers, in one batch."""
         with self._threads():
-            made = generate(self.source, self.sampling, indices, self.labels(indices), self.seed, len(indices))
-            return torch.cat([self.finish(batch) for batch in made])
+            return pictures(self.source, self.sampling, indices, self.labels(indices), self.seed, self.finish)
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """The classes of these pictures, each a function of (seed, i) alone; None for an unconditional network."""

@@ -10,7 +10,7 @@ from sampler_cases import NAMES
 from small_source import LABELS, NET, SHAPE, few, images, network, source
 
 from uvit_decay.diffusion import generate as generating
-from uvit_decay.diffusion.generate import Counted, Sampling, estimated_seconds, generate
+from uvit_decay.diffusion.generate import Counted, Sampling, estimated_seconds, generate, pictures
 from uvit_decay.diffusion.path import Linear
 from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.diffusion.sde import SDE
@@ -106,7 +106,22 @@ def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precis
     assert torch.equal(made, exact) == (precision != "bf16")
     assert (made - exact).abs().mean() < 0.05
     assert sampling.describe() == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
-    assert source().in_precision(sampling).values()["precision"] == precision or "float32"
+    assert source().in_precision(sampling).values()["precision"] == (precision or "float32")
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [(None, "ieee"), ("float32", "ieee"), ("bf16", "tf32")])
+def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat16(precision, wanted):
+    seen = []
+
+    def finish(x):
+        seen.append((torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision))
+        assert torch.nn.functional.linear(x, torch.eye(8)).dtype == torch.float32
+        return to_uint8(x)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pictures(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, finish)
+    assert seen == [(wanted, wanted)]
+    assert torch.equal(found, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
 
 
 def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():

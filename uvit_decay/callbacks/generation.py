@@ -20,7 +20,7 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.steps import subset
-from uvit_decay.diffusion.generate import Counted, Sampling, generate, image_evaluations
+from uvit_decay.diffusion.generate import Counted, Sampling, image_evaluations, pictures
 from uvit_decay.disk import replacing
 from uvit_decay.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.evaluation.generation import Comparison
@@ -65,8 +65,7 @@ class _OfTask(Pictures):
 
     def read(self, indices: Sequence[int]) -> Tensor:
         labels = None if self.labels is None else self.labels[list(indices)].tolist()
-        made = generate(self.source, self.sampling, indices, labels, self.seed, len(indices))
-        return as_channels(torch.cat([self.finish(batch) for batch in made]), self.shape[0])
+        return as_channels(pictures(self.source, self.sampling, indices, labels, self.seed, self.finish), self.shape[0])
 
     @property
     def calls(self) -> int:

@@ -6,7 +6,7 @@ Notation as in path.py; b = batch, c = channels.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -226,6 +226,24 @@ def generate(
     for start in range(0, len(indices), batch_size):
         part = slice(start, start + batch_size)
         yield _generate_batch(source, sampling, indices[part], None if labels is None else labels[part], seed)
+
+
+def pictures(
+    source: Source,
+    sampling: Sampling,
+    indices: Sequence[int],
+    labels: Sequence[int] | None,
+    seed: int,
+    finish: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Uint8 (b, c, h, w): what `finish`, which may be an autoencoder, makes of one batch of `generate`.
+
+    An autoencoder computes in float32 where the network does, else in TF32 where there is one, never in bfloat16.
+    """
+    full = chosen_precision(sampling.precision, source.device) == "float32"
+    with computing(source.device, "float32" if full else "tf32"):
+        made = generate(source, sampling, indices, labels, seed, len(indices))
+        return torch.cat([finish(batch) for batch in made])
 
 
 @torch.no_grad()
