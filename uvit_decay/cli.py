@@ -6,6 +6,7 @@ import argparse
 import logging
 import re
 import sys
+import traceback
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -137,7 +138,7 @@ class CLI(LightningCLI):
         check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
         for name, least in LEAST.items():
             value = config.trainer[name]
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # NaN, too
                 raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
         if config.trainer.val_check_interval == 0:
             raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
@@ -162,10 +163,14 @@ class CLI(LightningCLI):
         try:
             super().instantiate_classes()
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, UserError):
+            cause: BaseException = error
+            while cause.__cause__ is not None and not isinstance(cause, UserError):
                 cause = cause.__cause__
-            raise cause or UserError(f"this configuration cannot be built: {_gist(str(error))}") from None
+            if isinstance(cause, UserError):
+                raise cause from None
+            frame = traceback.extract_tb(cause.__traceback__)[-1]  # it may be a fault of the class, and not of the user
+            where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+            raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
         """A flag that Lightning refuses is the user's to mend; `fsdp` is ours, here and not in the saved config."""
