@@ -231,11 +231,12 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
         raise UserError(f"{options.ckpt} was trained on {found.data}: name it, or other data, with --data")
     data = open_data(options.data or found.data, options.test, found.net.image_size, found.net.channels)
     check_probed(found.net, data, probing)
-    out = options.out or Path("probes") / f"{options.ckpt.stem}-step{found.step}-{found.weights}-{data.name}"
-    check_writable(out, folder=True)
     device = pick_device(options.device, processes.local_rank)
-    about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
     precision = chosen_precision(options.precision, device)
+    name = f"{options.ckpt.stem}-step{found.step}-{found.weights}-{data.name}"
+    out = options.out or Path("probes") / (name if precision == "float32" else f"{name}-{precision}")
+    check_writable(out, folder=True)
+    about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
     with claimed(out, processes.first):
         grid = Prober(found.net.to(device), found.path, data, probing, device, precision).grid(processes, show=True)
         if grid is not None:

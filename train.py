@@ -5,7 +5,8 @@
 
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and
 all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of a class:
-python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config.
+python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config. A class
+that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours.Class.
 """
 
 import sys

@@ -112,6 +112,7 @@ def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monk
         (["--processes", "2"], "--processes asks for 2 processes, but this program has 1"),
         (["--num", "10001"], "a grid takes at most 10000 images"),
         (["--device", "nowhere"], "--device nowhere"),
+        (["--device", "meta"], "--device meta"),
         (["--device", "hpu"], "--device hpu"),  # whose package is not installed
         (["--out", "/proc/no/where.png"], "cannot write"),
         (["--ckpt", "missing.ckpt"], "does not exist"),

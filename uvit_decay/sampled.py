@@ -160,6 +160,8 @@ def pick_device(name: str | None, local_rank: int) -> torch.device:
     if name is None:
         name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
     try:
-        return torch.empty(0, device=name).device
+        tried = torch.zeros(1, device=name)
+        tried.item()  # which the meta device has not
+        return tried.device
     except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"--device {name}: {one_line(error)}") from error

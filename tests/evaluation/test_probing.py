@@ -112,6 +112,14 @@ def test_the_script_writes_table_protocol_and_picture(trained, tmp_path, monkeyp
     assert "best on test, as papers report it" in capsys.readouterr().out
 
 
+def test_the_folder_of_another_precision_has_another_name(trained, tmp_path, monkeypatch):
+    options = ["--ckpt", trained, "--times", "0.3", "--max-train", 60, "--max-test", 30, "--precision"]
+    for precision in ("float32", "bf16"):
+        evaluate(monkeypatch, tmp_path, "probe", *options, precision)
+    names = {path.name for path in (tmp_path / "probes").iterdir()}
+    assert names == {"last-step12-ema-digits", "last-step12-ema-digits-bf16"}
+
+
 @pytest.mark.slow
 def test_two_processes_find_the_same_grid(trained, tmp_path):
     options = ["--ckpt", trained, "--times", "0.05,0.1,0.3", "--max-train", 300, "--max-test", 100]
