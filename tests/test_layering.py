@@ -32,6 +32,7 @@ WITHOUT_LIGHTNING = (
     "disk.py",
     "plain.py",
     "tensor_files.py",
+    "zips.py",
     "download.py",
 )
 

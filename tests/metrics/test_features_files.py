@@ -87,6 +87,14 @@ def test_a_file_that_is_no_state_dict_never_runs(kind, tmp_path):
     assert refused(path).startswith(f"the Inception weights {path} cannot be read: ")
 
 
+def test_a_flipped_bit_is_noticed_whatever_the_name(weights, tmp_path):
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    bad = tmp_path / "mine.pth"
+    bad.write_bytes(content)
+    assert refused(bad).startswith(f"the Inception weights {bad} cannot be read: Bad CRC-32 for file ")
+
+
 def test_a_hash_in_the_name_is_verified(weights, tmp_path):
     found = hashlib.sha256(weights.read_bytes()).hexdigest()
     wrong = shutil.copy(weights, tmp_path / "weights-2015-12-05-01234567.pth")

@@ -24,6 +24,7 @@ from uvit_decay.errors import UserError, one_line
 from uvit_decay.plain import parse, typed
 from uvit_decay.specs import Spec
 from uvit_decay.tensor_files import load_tensors
+from uvit_decay.zips import check_records, has_crcs
 
 Weights = Literal["ema", "raw"]
 KEY = "uvit_decay"  # of the description, in both forms
@@ -90,17 +91,11 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing, damaged or foreign file, or one that carries code.
     """
-    contents = _unpickle_ours(path)
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip() if _has_crcs(archive) else None
-        if damaged:
-            raise _damaged(path, damaged)
-    return contents
+    return _unpickle_ours(path, whole=True)
 
 
-def _unpickle_ours(path: Path) -> dict[str, Any]:
-    contents = unpickle(path)
+def _unpickle_ours(path: Path, whole: bool = False) -> dict[str, Any]:
+    contents = unpickle(path, whole)
     if not isinstance(contents, dict) or KEY not in contents:
         raise UserError(f"{path} was not written by this project, it looks like {looks_like(contents)}")
     return contents
@@ -133,16 +128,17 @@ def _read_exported(path: Path) -> Stored:
     )
 
 
-def unpickle(path: Path) -> Any:
+def unpickle(path: Path, whole: bool = False) -> Any:
     """What torch.save wrote: tensors, plain values and argparse's bags of them, nothing that could run code.
 
-    torch.load does not compare the checksums of the zip: here all but the tensors are, `check_weights` does the rest.
+    All but the tensors is compared with the checksums of the zip, and with `whole` they are, too; else `check_weights`
+    does that for those which are used.
     """
     _check_readable(path)
     mapped = zipfile.is_zipfile(path)  # what is not needed, such as an optimizer's state, is not even read
     try:
         if mapped:
-            _check_records(path)
+            check_records(path, whole)
         # Warnings are about other pickles, which are refused.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
@@ -150,28 +146,8 @@ def unpickle(path: Path) -> Any:
         if mapped:
             raise UserError(f"{path} holds more than tensors and plain values and could run code: refused") from error
         raise UserError(f"{path} is not a checkpoint, and such a file could run code: refused") from error
-    except UserError:
-        raise
     except Exception as error:  # any: bytes that are no pickle can lead an unpickler anywhere
         raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
-
-
-def _check_records(path: Path) -> None:
-    with zipfile.ZipFile(path) as archive:
-        for record in archive.infolist():
-            if record.compress_type != zipfile.ZIP_STORED:  # which torch never does
-                raise UserError(f"{path} is not a checkpoint: its {record.filename} is compressed")
-            if "/data/" not in record.filename and _has_crcs(archive):
-                archive.read(record)
-
-
-def _has_crcs(archive: zipfile.ZipFile) -> bool:
-    """Torch has an option to write zeros."""
-    return any(record.CRC for record in archive.infolist())
-
-
-def _damaged(path: Path, what: str) -> UserError:
-    return UserError(f"{path} is damaged: its {what} is not what was written (CRC-32); make or fetch the file again")
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -185,7 +161,7 @@ def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
-            if _has_crcs(archive):
+            if has_crcs(archive):
                 _check_storages(path, state, {(record.file_size, record.CRC) for record in archive.infolist()})
     for name, value in state.items():
         if value.is_floating_point() and not value.float().isfinite().all():
@@ -198,7 +174,9 @@ def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[
     for name in storages.values():
         content = torch.empty(0, dtype=torch.uint8).set_(state[name].untyped_storage()).numpy()
         if (len(content), zlib.crc32(content)) not in records:
-            raise _damaged(path, name)
+            raise UserError(
+                f"{path} is damaged: its {name} is not what was written (CRC-32); make or fetch the file again"
+            )
 
 
 def misfit(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:

@@ -21,6 +21,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, Basic
 from uvit_decay.download import agrees, checksum, download
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.metrics.resize import RESIZE, Protocol
+from uvit_decay.zips import check_records
 
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a name ends in the start of the file's sha256
 _TO_6D = (
@@ -121,11 +122,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; nothing in it can run.
 
     Raises:
-        UserError: it cannot be read or is no flat dictionary of tensors.
+        UserError: it cannot be read, is damaged, or is no flat dictionary of tensors.
     """
     try:
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            check_records(path, whole=True)
         with warnings.catch_warnings(action="ignore"):  # about other pickles, which are refused
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # any: bytes that are no pickle can lead an unpickler anywhere
         raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
     if not isinstance(state, dict):
