@@ -252,6 +252,7 @@ DAMAGE = {
         "data: {batch_size: 3}\ntrainer: {accumulate_grad_batches: [1]}": "accumulate_grad_batches must be int",
     },
     "metrics.csv": {
+        f"stap,epoch,train/loss,{BEST}\n10,1,0.5,0.5\n": "invalid literal for int",
         f"step,{BEST}\n10,much\n": "could not convert string to float: 'much'",
         f"step,{BEST}\nnan,0.5\n": "invalid literal",
         f"step,{BEST}\n{'9' * 400},0.5\n": "too large",

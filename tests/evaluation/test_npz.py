@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import resource
 import zipfile
 
@@ -37,6 +38,13 @@ def read_statistics(path):
 
 READ = {"pictures": read_pictures, "statistics": read_statistics}
 ARRAYS = {"pictures": {"arr_0": IMAGES, "arr_1": np.arange(6)}, "statistics": STATISTICS}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, kind):
+    os.mkfifo(tmp_path / "a.npz")
+    with pytest.raises(UserError, match=r"a\.npz: not a regular file"):
+        READ[kind](tmp_path / "a.npz")
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])

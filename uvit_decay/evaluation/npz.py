@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uvit_decay.data.archives import DAMAGED
+from uvit_decay.data.members import DAMAGED, open_file
 from uvit_decay.errors import UserError, one_line
 
 DENSEST = 1032  # bytes that deflate can make of one
@@ -28,26 +28,29 @@ class Header(NamedTuple):
 
 
 @contextmanager
-def _member(path: Path, name: str) -> Iterator[tuple[zipfile.ZipInfo, zipfile.ZipExtFile]]:
-    """Open an array's file in a zip; what zipfile and numpy raise on damaged ones becomes one line."""
+def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a regular file; what zipfile and numpy raise on damaged ones becomes one line."""
     try:
-        with zipfile.ZipFile(path) as archive, archive.open(f"{name}.npy") as member:
-            yield archive.getinfo(f"{name}.npy"), member
+        with open_file(path) as file, zipfile.ZipFile(file) as archive:
+            yield archive
     except (*DAMAGED, MemoryError, TokenError) as error:
         raise UserError(f"{path} cannot be read: {one_line(error)}") from error
 
 
+@contextmanager
+def _member(path: Path, name: str) -> Iterator[tuple[zipfile.ZipInfo, zipfile.ZipExtFile]]:
+    with _opened(path) as archive, archive.open(f"{name}.npy") as member:
+        yield archive.getinfo(f"{name}.npy"), member
+
+
 def names(path: Path) -> list[str]:
     """Return the names of the arrays in a file; raise a UserError if it is no .npz."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                archive.open(info).close()  # compares the name with that before the array: a damaged one is not missing
-                if info.comment:
-                    raise ValueError("a comment, which may hide further arrays, as numpy writes none")
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except DAMAGED as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+    with _opened(path) as archive:
+        for info in archive.infolist():
+            archive.open(info).close()  # compares the name with that before the array: a damaged one is not missing
+            if info.comment:
+                raise ValueError("a comment, which may hide further arrays, as numpy writes none")
+        return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def header(path: Path, name: str) -> Header:

@@ -147,7 +147,7 @@ def steps_in_epoch(rows: Sequence[Mapping[str, str]]) -> float:
     least, most = 1, math.inf
     for row in rows:
         if row.get("train/loss") and row.get("epoch"):
-            step, epoch = int(row["step"]), int(row["epoch"])
+            step, epoch = int(row.get("step", "")), int(row["epoch"])
             least = max(least, step // (epoch + 1) + 1)
             most = min(most, step // epoch if epoch else math.inf)
     return (least + most) / 2 if 0 <= most - least <= VAGUE * least else math.nan

@@ -42,6 +42,7 @@ class Store:
 
     def __init__(self, folder: Path, about: dict[str, Any], parts: Sequence[range]) -> None:
         self.folder, self.about, self.parts = folder, {**about, "parts": [part.stop for part in parts]}, list(parts)
+        self._key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
         self._loaded: dict[str, Tensor] = {}
         self._verified: set[range] = set()
         self._widths: dict[str, int] | None = None  # of all parts, by the names in FLOATS
@@ -103,8 +104,7 @@ class Store:
         self._verified.add(part)
 
     def _whose(self, part: range) -> str:
-        key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
-        return f"{part.start} of {key}"
+        return f"{part.start} of {self._key}"
 
     def _read(self, part: range) -> dict[str, Tensor]:
         """The tensors of a part, verified once.
