@@ -73,9 +73,10 @@ def encode(
         raise UserError(f"{folder} is the pictures' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
     with claimed(folder) if processes.is_main_process else nullcontext():
+        if processes.is_main_process:
+            remove_remains(folder)  # now, when no process of this program writes yet
         missing = _missing(listing, manifest, folder, processes)
         if processes.is_main_process and missing:
-            remove_remains(folder)
             manifest.write(folder)
         mine = missing[processes.process_index :: processes.num_processes]
         _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
