@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
@@ -27,15 +26,6 @@ class Spec:
 def spec(kind: type, init_args: Mapping[str, Any]) -> dict[str, Any]:
     """The plain values of an object of class `kind` that was built with `init_args`."""
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(init_args)}
-
-
-@contextmanager
-def of_this_version(what: str) -> Iterator[None]:
-    """Plain values are read into dataclasses of ours: fields that these do not know are a UserError about `what`."""
-    try:
-        yield
-    except TypeError as error:
-        raise UserError(f"{what} was written by another version of this project: {one_line(error)}") from error
 
 
 def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any:

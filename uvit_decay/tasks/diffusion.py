@@ -23,8 +23,9 @@ from uvit_decay.diffusion.loss import (
 )
 from uvit_decay.diffusion.path import VP, Path
 from uvit_decay.errors import UserError
+from uvit_decay.plain import typed
 from uvit_decay.randomness import normal, uniform
-from uvit_decay.specs import of_this_version, spec
+from uvit_decay.specs import spec
 from uvit_decay.tasks.base import Optimization, Task
 from uvit_decay.tasks.sharding import original_class
 
@@ -103,8 +104,7 @@ class DiffusionTask(Task):
             kinds = ("latents", "pixels") if trained else ("pixels", "latents")
             raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
         if trained:
-            with of_this_version("the checkpoint"):
-                space = LatentSpace(**trained)
+            space = typed(LatentSpace, trained, "the checkpoint's latents")
             space.check_same(data.latents, "the checkpoint", data.name)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
