@@ -2,13 +2,14 @@
 
 import os
 import signal
+from contextlib import nullcontext
 
 import pytest
 import torch
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 
-from uvit_decay.callbacks import LastCheckpoint, checkpoint
+from uvit_decay.callbacks import LastCheckpoint, Preview, checkpoint
 from uvit_decay.data import Digits
 from uvit_decay.errors import user_errors
 
@@ -45,3 +46,30 @@ def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(t
 def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, signum, code):
     monkeypatch.setattr(checkpoint, "ONE_SIGNAL", 0.0)
     assert stopped(tmp_path, Signals(signum, times=2)) == (code, None)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_in_the_last_look_stops_at_once_since_all_is_saved(tmp_path, signum, code):
+    class Look(Preview):
+        def look(self, trainer, task) -> None:
+            os.kill(os.getpid(), signum)
+            super().look(trainer, task)
+
+    before = signal.getsignal(signum)
+    assert stopped(tmp_path, Look()) == (code, 20)
+    assert not (tmp_path / "samples.png").exists()
+    assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("fails", [False, True])
+def test_signals_are_whose_they_were_after_a_run(tmp_path, signum, fails):
+    class Fail(Callback):
+        def on_train_batch_end(self, *_) -> None:
+            if fails:
+                raise KeyError
+
+    before = signal.getsignal(signum)
+    with pytest.raises(KeyError) if fails else nullcontext():
+        tiny_trainer(tmp_path, LastCheckpoint(), Fail(), max_steps=2).fit(tiny_task(), Digits(32))
+    assert signal.getsignal(signum) is before

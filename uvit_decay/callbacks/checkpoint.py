@@ -55,7 +55,7 @@ class LastCheckpoint(Checkpoint):
         self._seen_step = self._saved_step = -1
         self._asked: int | None = None  # the signal that came
         self._asked_at = 0.0
-        self._previous: dict[int, Any] = {}  # handlers
+        self._ended = False  # and saved
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -68,13 +68,19 @@ class LastCheckpoint(Checkpoint):
         return 1 if callback is self else 3 if isinstance(callback, Checkpoint) else 0
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Take the signals from Lightning, which has just taken SIGTERM to stop without saving."""
+        """Take the signals from Lightning, which has just taken SIGTERM to stop without saving.
+
+        When the run ends, whether it fails or not, Lightning gives all signals back to who had them before.
+        """
         self._seen_step = self._saved_step = trainer.global_step
-        self._asked = None
-        self._previous = {signum: signal.signal(signum, self._ask) for signum in STOPS}
+        self._asked, self._ended = None, False
+        for signum in STOPS:
+            signal.signal(signum, self._ask)
 
     def _ask(self, signum: int, frame: FrameType | None) -> None:
         now = time.monotonic()
+        if self._ended:
+            raise STOPS[signum]
         if self._asked is None:
             self._asked, self._asked_at = signum, now
             name = "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"
@@ -119,15 +125,4 @@ class LastCheckpoint(Checkpoint):
         self._stop_if_asked(trainer)
         if trainer.global_step != self._saved_step:
             self._save(trainer)
-        self._restore()  # nothing is lost from here on, so a signal stops at once
-
-    def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
-        self._restore()
-
-    def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
-        self._restore()
-
-    def _restore(self) -> None:
-        for signum, handler in self._previous.items():
-            signal.signal(signum, handler)
-        self._previous = {}
+        self._ended = True  # nothing is lost from here on, so a signal stops at once
