@@ -70,6 +70,16 @@ def check_size(root: Any) -> None:
             waiting.extend((inner, depth + 1) for inner in item)
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether a value of a pickle is made of what JSON has, and ends: one list may be there a million times."""
+    try:
+        check_size(value)
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def typed(kind: Any, value: Any, where: str) -> Any:
     """Return `value` as `kind`: no more and no less than the type says, numbers finite.
 

@@ -292,6 +292,15 @@ def test_arguments_that_a_description_leaves_out_have_their_defaults(exported, t
     assert "alpha_min 0.7" in export(exported, tmp_path / "official.pth")
 
 
+def test_a_description_that_grows_without_end_is_refused(trained, tmp_path):
+    grown = ["x"]
+    for _ in range(40):
+        grown = [grown, grown]
+    path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(more=grown))
+    with pytest.raises(UserError, match="the description in .* holds more than plain values, or has no end"):
+        load(path)
+
+
 def test_a_description_of_more_than_plain_values_is_not_exported(trained, tmp_path):
     path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(pieces=torch.zeros(2)))
     with pytest.raises(UserError, match="the description in .* holds more than plain values"):

@@ -1,6 +1,7 @@
 """What a run that goes on takes from its checkpoint, what from its flags, and what it refuses."""
 
 import csv
+import functools
 import re
 
 import pytest
@@ -146,6 +147,7 @@ def test_a_network_with_fixed_parameters_goes_on(tmp_path):
 
 MOMENTS = ("optimizer_states", 0, "state", 3)
 FIT = ("loops", "fit_loop")
+GROWN = functools.reduce(lambda inner, _: [inner, inner], range(60), "x")  # 2^60 words in 60 lists
 DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the one line says
     "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], r"state.3.exp_avg is \(2,\) of torch.float32"),
     "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "exp_avg is not contiguous"),
@@ -170,6 +172,7 @@ DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and w
     "no place in the data": ((*FIT, "state_dict"), lambda v: {}, "state_dict.combined_loader is missing"),
     "no pieces": (("uvit_decay", "pieces"), lambda v: 0, "pieces is 0"),
     "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "more than names and plain values"),
+    "words without end": (("uvit_decay",), lambda v: {**v, "more": GROWN}, "more than names and plain values"),
     "an odd version": (("pytorch-lightning_version",), lambda v: "new", "pytorch-lightning_version is 'new'"),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import warnings
 import zipfile
@@ -21,7 +20,7 @@ from uvit_decay.checkpoint.kinds import looks_like
 from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.errors import UserError, one_line
-from uvit_decay.plain import parse, typed
+from uvit_decay.plain import is_plain, parse, typed
 from uvit_decay.specs import Spec
 from uvit_decay.tensor_files import load_tensors
 from uvit_decay.zips import check_records, has_crcs
@@ -49,10 +48,8 @@ class Description:
         where = f"the description in {path}"
         known = {field.name for field in fields(cls)}
         values = typed(dict[str, object], values, where)
-        try:
-            json.dumps(values)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"{where} holds more than plain values: {one_line(error)}") from error
+        if not is_plain(values):
+            raise UserError(f"{where} holds more than plain values, or has no end")
         return typed(cls, {name: value for name, value in values.items() if name in known}, where)
 
 

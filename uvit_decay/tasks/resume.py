@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from uvit_decay.errors import UserError
+from uvit_decay.plain import is_plain
 
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task
@@ -190,7 +191,7 @@ def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
     if not re.fullmatch(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*", contents["pytorch-lightning_version"]):
         yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
     for name in ("uvit_decay", "settings"):
-        if not (isinstance(contents.get(name, {}), dict) and _is_plain(contents.get(name))):
+        if not (isinstance(contents.get(name, {}), dict) and is_plain(contents.get(name))):
             yield f"{name} holds more than names and plain values"
     pieces = contents["uvit_decay"].get("pieces", 1)
     if not (type(pieces) is int and 0 < pieces < MOST):
@@ -213,11 +214,3 @@ def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
             yield f"optimizer_states.0.state.{i}.step is {moments['step']:g}, global_step is {step}"
         if (moments["exp_avg_sq"] < 0).any():
             yield f"optimizer_states.0.state.{i}.exp_avg_sq is negative"
-
-
-def _is_plain(value: Any, depth: int = 10) -> bool:
-    """Whether it is made of numbers, strings, lists and dicts, and ends."""
-    if isinstance(value, dict | list | tuple) and depth:
-        inner = [*value, *value.values()] if isinstance(value, dict) else value
-        return all(_is_plain(item, depth - 1) for item in inner)
-    return value is None or isinstance(value, str | int | float)
