@@ -44,6 +44,8 @@ def metrics(**init_args):
         (["--trainer.devices", "abc"], "devices"),
         (["--trainer.devices", "-5"], "devices"),
         (["--trainer.val_check_interval", "0"], "--trainer.val_check_interval 0"),
+        (["--trainer.accumulate_grad_batches", "0"], "--trainer.accumulate_grad_batches 0"),
+        (["--seed_everything=-1"], "seed_everything must be"),
         (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
         (["--trainer.log_every_n_steps", "-1"], "log_every_n_steps takes a number from 0"),
         (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val takes a number from 0"),
