@@ -1,5 +1,7 @@
 """Hostile official files: one line, at once."""
 
+import functools
+
 import pytest
 import torch
 from official_files import TINY, imported, saved, tiny, tiny_sit
@@ -23,6 +25,7 @@ HOSTILE = {
     "no-text": {3: torch.zeros(2), None: torch.zeros(2)},
     "line-ends": {"a\nb": torch.zeros(2)},
     "expanded": tiny() | {"pos_embed": torch.zeros(1).expand(1, 10**10 + 1, 16)},
+    "shared": functools.reduce(lambda inner, _: dict.fromkeys(map(str, range(1000)), inner), range(4), torch.zeros(1)),
     "decay": {"ema": tiny_sit(), "args": {"min_sigma": 10**400}},
 }
 

@@ -23,6 +23,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that
     ("an Inception network", ("Conv2d_1a_3x3.",)),
 )
 FOREIGN = "a file of another program"
+MOST_PARTS = 20  # of a dict that are looked into: a pickle can hold one dict a thousand times in each of a thousand
 
 
 def looks_like(contents: object, depth: int = 3) -> str:
@@ -37,7 +38,8 @@ def looks_like(contents: object, depth: int = 3) -> str:
     if {"state", "param_groups"} <= contents.keys() or "last_epoch" in contents:
         return OPTIMIZER
     keys = [name for name in contents if isinstance(name, str)]
-    parts = {name: looks_like(contents[name], depth - 1) for name in keys if depth and _has_weights(contents[name])}
+    inner = [name for name in keys if depth and _has_weights(contents[name])][:MOST_PARTS]
+    parts = {name: looks_like(contents[name], depth - 1) for name in inner}
     if parts:
         return _training_checkpoint(parts, keys)
     names = [name.removeprefix(PREFIX) for name in keys]
