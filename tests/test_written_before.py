@@ -1,0 +1,66 @@
+"""Files that version 0.1.0 wrote in November 2026 (commit 5cb78b9) load, and mean what they meant."""
+
+import shutil
+
+import pytest
+import torch
+from conftest import ROOT, tiny_net, tiny_task, tiny_trainer
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits
+from uvit_decay.data.latents import manifest
+from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.diffusion.path import Linear
+from uvit_decay.nn import SiT
+
+FILES = ROOT / "tests" / "written_before"
+OUTPUTS = {  # every 40th number that the networks gave then for `asked`
+    ("uvit", "ema"): [0.13044403493, 0.02021548152, 0.00860203803, 0.40035995841],
+    ("uvit", "raw"): [0.13467068970, 0.02346020937, 0.01426911354, 0.43466675282],
+    ("sit", "ema"): [-0.01459769346, -0.01565173268, -0.00852304325, -0.00066784653],
+    ("sit", "raw"): [-0.01729919948, -0.01852247678, -0.01015055738, -0.00098051038],
+}
+
+
+def asked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8), torch.tensor([0.2, 0.9]), torch.tensor([3, 10])
+
+
+@pytest.mark.parametrize("name", ["uvit", "sit"])
+@pytest.mark.parametrize(("ending", "weights"), [("ckpt", "ema"), ("ckpt", "raw"), ("safetensors", "ema")])
+def test_checkpoints_are_the_same_networks(name, ending, weights):
+    found = load(FILES / f"{name}.{ending}", weights)
+    with torch.no_grad():
+        out = found.net(*asked()).flatten()[::40]
+    assert torch.allclose(out, torch.tensor(OUTPUTS[name, weights]), rtol=1e-4, atol=1e-6)
+    assert (found.step, found.class_names) == (5, tuple("0123456789"))
+    assert (found.sampling.sampler, found.sampling.steps, found.sampling.guidance) == ("dpm++", 4, 2.0)
+    assert type(found.path).__name__ == {"uvit": "VP", "sit": "Linear"}[name]
+
+
+@pytest.mark.parametrize("name", ["uvit", "sit"])
+def test_training_goes_on_from_them(name, tmp_path):
+    torch.manual_seed(0)
+    if name == "sit":
+        net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.8, wiring="decayed")
+        task = tiny_task(net, path=Linear(), prediction="velocity")
+    else:
+        task = tiny_task(tiny_net())
+    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=7)
+    trainer.fit(task, Digits(32), ckpt_path=FILES / f"{name}.ckpt")
+    assert trainer.global_step == 7
+    before, after = (
+        load(path, "raw").net.state_dict() for path in (FILES / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt")
+    )
+    changes = [(after[key] - before[key]).abs().max() for key in before]
+    assert 0 < max(changes) < 0.01  # two steps at a rate of 1e-3
+
+
+def test_latents_hold_the_same_numbers(tmp_path):
+    shutil.copytree(FILES / "latents", tmp_path / "latents")
+    latents = LatentSet(tmp_path / "latents", manifest.read(tmp_path / "latents"))
+    x, labels = latents[[0, 4, 5]]
+    assert (x.shape, x.dtype) == ((3, 8, 4, 4), torch.float16)
+    assert labels.tolist() == [0, 1, 1]
+    assert float(x.double().sum()) == pytest.approx(40.03473687171936, rel=1e-12)
