@@ -125,3 +125,10 @@ def test_images_of_a_class_list(places, tmp_path):
     tree(tmp_path / "less", ["dog/9.png"])
     less = Images(str(path), str(tmp_path / "less"), classes=str(tmp_path / "two.txt"), image_size=SIZE)
     fails(less.load, words=(str(tmp_path / "less"), "1 of the 2", "bee"))
+
+
+@pytest.mark.parametrize("names", [("",), ("a", ""), ("a\nb",)])
+def test_lists_that_would_have_the_hash_of_another_are_refused(names):
+    """One class without a name could not be told from none, one of two lines not from two."""
+    with pytest.raises(UserError, match="is empty or has a line end"):
+        class_hash(names)

@@ -39,5 +39,13 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
 
 
 def class_hash(class_names: Sequence[str]) -> str:
-    """SHA-256 of the names, one a line in their order (no newline at the end): the same for the same labels."""
+    """Return the SHA-256 of the names, one a line in their order (no newline at the end): equal for equal labels only.
+
+    Raises:
+        UserError: an empty name or one with a line end, with which other lists would have the same hash: one such class
+            that of none.
+    """
+    for name in class_names:
+        if not name or "\n" in name:
+            raise UserError(f"the class name {name!r} is empty or has a line end: rename its folder")
     return sha256("\n".join(class_names).encode(errors="surrogateescape")).hexdigest()  # folders may have any bytes
