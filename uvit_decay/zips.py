@@ -1,4 +1,4 @@
-"""Zips as torch.save writes them: their records are compared with their CRC-32s, which torch.load does not do."""
+"""CRC-32 checks of the zip files that torch.save writes; torch.load makes none."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 
 def has_crcs(archive: zipfile.ZipFile) -> bool:
-    """Return whether there are checksums: torch has an option to write zeros."""
+    """Return whether the archive has checksums: torch has an option to write zeros instead."""
     return any(record.CRC for record in archive.infolist())
 
 
 def check_records(path: Path, whole: bool) -> None:
-    """Compare the records of a file of torch.save with their CRC-32s, at 2.6 GB/s; those of tensors only if `whole`.
+    """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; those of tensors only if `whole`.
 
     Raises:
-        Exception: any of those that zipfile raises on damage, or a BadZipFile for a record that is compressed, which
-            torch never does; nothing is unpacked.
+        Exception: any exception that zipfile raises on damage, or a BadZipFile for a compressed record, which torch
+            never writes; nothing is decompressed.
     """
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():

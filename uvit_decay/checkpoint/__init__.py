@@ -1,10 +1,10 @@
-"""Checkpoints that need nothing else: a network, its weights, and how to sample from it, in one file.
+"""Self-contained checkpoints: a network, its weights and its sampling settings in one file.
 
-Two forms are read: Lightning's .ckpt from training (raw weights, EMA weights, optimizer) and the exported .safetensors
-(one set of weights, the description as JSON in its header). Official U-ViT and SiT files are imported and exported:
-python -m uvit_decay.checkpoint {import,export}. No code from a file is ever run: tensors are unpickled with
-weights_only, and the classes that a file names must be this package's, or be named by the caller. Nothing is built from
-a file before its checksums, its description, and names, shapes and finiteness of its weights are found right.
+Two formats are read: Lightning's .ckpt from training (raw weights, EMA weights, optimizer) and exported .safetensors
+(one set of weights, with the description as JSON in the header). Official U-ViT and SiT files are imported and exported
+by python -m uvit_decay.checkpoint {import,export}. Loading never executes code from a file: tensors are unpickled with
+weights_only, and a class that a file names must belong to this package or be listed by the caller. Weights are loaded
+into a network only after their names, shapes and finiteness, the checksums and the description have been checked.
 """
 
 from uvit_decay.checkpoint.files import read_training_checkpoint

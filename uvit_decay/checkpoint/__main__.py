@@ -38,6 +38,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str]) -> None:
+    """Run the command that `args` name and print what was written."""
     options = _parser().parse_args(args)
     check_numbers(options)
     if options.command == "export":

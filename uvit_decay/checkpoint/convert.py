@@ -1,4 +1,4 @@
-"""Writing checkpoints: export of ours, import of official ones."""
+"""Export of this project's checkpoints and import of official ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 def export(source: Path, target: Path, weights: Weights | None = None) -> str:
     """Write one set of weights of a checkpoint: .safetensors with its description, .pth or .pt in the official layout.
 
-    Returns what the reader of the file has to be told because it does not carry it; empty if nothing.
+    Return a note that lists what the written file does not record and an importer has to be given; empty if complete.
 
     Raises:
         UserError: as `load`, a target that cannot be written, or a network that the official layout cannot express.
@@ -45,14 +45,15 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
 
 
 def import_official(source: Path, target: Path, weights: Weights | None, hints: Hints) -> str:
-    """Write an official file, or one of an official folder <step>.ckpt, as a .safetensors file; returns what it is.
+    """Convert an official file, or one of an official folder <step>.ckpt, to .safetensors; return a summary of it.
 
     Args:
-        source: a bare state_dict as .pth or .safetensors, a training file of SiT, or a folder of U-ViT's with step.pth,
+        source: a bare state_dict as .pth or .safetensors, a training file of SiT, or a U-ViT folder with step.pth,
             nnet.pth and nnet_ema.pth.
-        target: the .safetensors file.
-        weights: which of two; what a bare file holds. Null is `ema`, but for a file named nnet.pth.
-        hints: what the file does not tell.
+        target: the .safetensors file to write.
+        weights: the set to import, or the set that a bare file holds. None means `ema`, and `raw` for a file named
+            nnet.pth.
+        hints: settings that the file does not determine.
 
     Raises:
         UserError: another kind of file, or hints that do not fit it.

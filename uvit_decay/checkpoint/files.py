@@ -1,4 +1,4 @@
-"""Reading checkpoint files, ours and others', without running anything that is in them."""
+"""Read checkpoint files, of this project and of third parties, without executing code that they contain."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from uvit_decay.tensor_files import load_tensors
 from uvit_decay.zips import check_records, has_crcs
 
 Weights = Literal["ema", "raw"]
-KEY = "uvit_decay"  # of the description, in both forms
+KEY = "uvit_decay"  # key of the description in both formats
 
 
 @dataclass(frozen=True)
 class Description:
-    """What a checkpoint says of itself and is needed to sample from it."""
+    """The description that a checkpoint stores: everything besides the weights that sampling needs."""
 
     net: Spec
     path: Spec
@@ -44,7 +44,11 @@ class Description:
 
     @classmethod
     def of(cls, values: Any, path: Path) -> Description:
-        """From plain values, in which more may be; raise a UserError for wrong ones, of the file `path`."""
+        """Build a description from plain values; entries that are no fields are ignored.
+
+        Raises:
+            UserError: invalid values; the message names the file `path`.
+        """
         where = f"the description in {path}"
         known = {field.name for field in fields(cls)}
         values = typed(dict[str, object], values, where)
@@ -57,8 +61,8 @@ class Description:
 class Stored:
     """One set of weights of a checkpoint.
 
-    `plain` holds the values of the description as they are in the file; `not_averaged` are the names that EMA weights
-    lack, whose raw values are in `state`.
+    `plain` holds the description's values as the file stores them; `not_averaged` are the names for which there is no
+    EMA weight, so that `state` has the raw value.
     """
 
     description: Description
@@ -69,11 +73,11 @@ class Stored:
 
 
 def read(path: Path, weights: Weights | None) -> Stored:
-    """What a file of either form holds: kinds, checksums and finite numbers are checked, not yet the network.
+    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network.
 
     Raises:
-        UserError: missing, damaged or foreign file, one that carries code, weights that it does not have or that are
-            not finite, or a description of other kinds.
+        UserError: missing, damaged or third-party file, one that contains code, weights that it lacks or that are not
+            finite, or a description with values of wrong types.
     """
     stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
     if weights not in (None, stored.weights):
@@ -83,10 +87,10 @@ def read(path: Path, weights: Weights | None) -> Stored:
 
 
 def read_training_checkpoint(path: Path) -> dict[str, Any]:
-    """The contents of a .ckpt of this project, all of them compared with the checksums of its zip, at 2.6 GB/s.
+    """Return the contents of a .ckpt of this project, all compared with the checksums of its zip (at 2.6 GB/s).
 
     Raises:
-        UserError: missing, damaged or foreign file, or one that carries code.
+        UserError: missing, damaged or third-party file, or one that contains code.
     """
     return _unpickle_ours(path, whole=True)
 
@@ -126,32 +130,35 @@ def _read_exported(path: Path) -> Stored:
 
 
 def unpickle(path: Path, whole: bool = False) -> Any:
-    """What torch.save wrote: tensors, plain values and argparse's bags of them, nothing that could run code.
+    """Load a file of torch.save: tensors, plain values, argparse Namespaces; anything that could run code is refused.
 
-    All but the tensors is compared with the checksums of the zip, and with `whole` they are, too; else `check_weights`
-    does that for those which are used.
+    Everything except tensor data is compared with the checksums of the zip. `whole` includes the tensor data; otherwise
+    `check_weights` verifies the tensors that are used.
+
+    Raises:
+        UserError: missing or damaged file, or one that is no checkpoint or could run code.
     """
     _check_readable(path)
-    mapped = zipfile.is_zipfile(path)  # what is not needed, such as an optimizer's state, is not even read
+    mapped = zipfile.is_zipfile(path)  # unused data, such as the optimizer state, is never read
     try:
         if mapped:
             check_records(path, whole)
-        # Warnings are about other pickles, which are refused.
+        # torch warns about other kinds of pickle, which are refused below.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         if mapped:
             raise UserError(f"{path} holds more than tensors and plain values and could run code: refused") from error
         raise UserError(f"{path} is not a checkpoint, and such a file could run code: refused") from error
-    except Exception as error:  # any: bytes that are no pickle can lead an unpickler anywhere
+    except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
         raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError for weights of the file `path` that are damaged or not finite, or are more than it holds.
+    """Raise a UserError for weights of the file `path` that are damaged, not finite, or larger than the file.
 
-    Of a file of torch.save, the bytes on which a weight stands must be those of a record, by its size and CRC-32: so
-    what is not used, such as an optimizer's state, is not read.
+    In a file of torch.save, the storage of each weight must equal a record in size and CRC-32. Only these storages are
+    read, not unused data such as the optimizer state.
     """
     plain = all(value.layout == torch.strided and not value.is_meta and not value.is_nested for value in state.values())
     if not plain or sum(value.nbytes for value in state.values()) > path.stat().st_size:
@@ -166,7 +173,7 @@ def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[tuple[int, int]]) -> None:
-    """Raise a UserError where a storage on which weights stand has not the size and CRC-32 of a record."""
+    """Raise a UserError unless the storage of every weight has the size and the CRC-32 of a record."""
     storages = {value.untyped_storage().data_ptr(): name for name, value in state.items() if value.numel()}
     for name in storages.values():
         content = torch.empty(0, dtype=torch.uint8).set_(state[name].untyped_storage()).numpy()
@@ -177,9 +184,10 @@ def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[
 
 
 def misfit(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
-    """How weights differ from those of `net` in names, shapes or kind of number; but for alphas, which may be left out.
+    """Describe the first difference between weights and those of `net`; return None if they fit.
 
-    None where they fit.
+    Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing. The text
+    calls the network `kind`.
     """
     wanted = net.state_dict()
     for name in wanted | state:
@@ -198,7 +206,7 @@ def misfit(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network tha
 
 
 def _check_readable(path: Path) -> None:
-    """Raise a UserError where the first bytes show that this is no checkpoint at all."""
+    """Raise a UserError for a missing file, a web page or a text file, judged by the first bytes."""
     if not path.is_file():
         raise UserError(f"the checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     try:
@@ -213,12 +221,17 @@ def _check_readable(path: Path) -> None:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """Return metadata and tensors of a .safetensors file, compared with its checksums if it has any.
+
+    Raises:
+        UserError: missing or damaged file.
+    """
     _check_readable(path)
     return load_tensors(path)
 
 
 def read_foreign(path: Path) -> Any:
-    """What a file holds that should not be ours."""
+    """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
     metadata, contents = read_safetensors(path) if path.suffix == ".safetensors" else ({}, unpickle(path))
     if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
         raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")

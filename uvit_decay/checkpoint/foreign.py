@@ -1,4 +1,4 @@
-"""What the families of official files share: the caller's hints, a bare state_dict, the network found in it."""
+"""Shared parts of the importers of official files: the caller's hints, bare state_dicts, recognised networks."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from uvit_decay.nn.sit import SiT, Wiring
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.specs import spec
 
-EPSILON = 4e-3  # of alphas; bfloat16's
+EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 PATHS: dict[str, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
 STABLE_DIFFUSION = {"vae": "stabilityai/sd-vae-ft-ema", "sha256": "", "scale": 0.18215, "shift": 0.0, "factor": 8}
 
 
 @dataclass(frozen=True)
 class Hints:
-    """What a caller knows and the file does not tell; None leaves it to the file and the published configurations.
+    """Import options for what a file may not determine; None defers to the file and the published configurations.
 
     Args:
-        heads: attention heads.
-        num_classes: K real classes; a label table has K rows, or K + 1 with a null label.
-        path: a name in `PATHS`.
-        prediction: what the network was trained to say.
-        alpha_min: of the decayed identity shortcuts; 1 is the official network.
-        wiring: of a SiT; `decayed` adds silent long skips to an official one, the same function.
-        vae: hub id or folder of the autoencoder whose latents the network makes.
+        heads: number of attention heads.
+        num_classes: number K of real classes; a label table has K rows, or K + 1 with a null label.
+        path: noise path, a name in `PATHS`.
+        prediction: quantity that the network was trained to predict.
+        alpha_min: smallest alpha of the decayed identity shortcuts; 1 is the official network.
+        wiring: wiring of a SiT; `decayed` adds zero-weight long skips to an official one, the same function.
+        vae: hub id or folder of the autoencoder whose latents the network generates.
     """
 
     heads: int | None = None
@@ -52,7 +52,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class Official:
-    """A recognised file: its network (on the meta device), its weights, its published size, how it was trained."""
+    """A recognised official file: network (on the meta device), weights, published size and training settings."""
 
     net: UViT | SiT
     state: dict[str, Tensor]
@@ -60,10 +60,10 @@ class Official:
     path: str
     prediction: Prediction
     sampling: Sampling
-    latents: dict[str, Any] | None  # None: pixels
+    latents: dict[str, Any] | None  # None for a network of pixels
 
     def description(self, origin: str) -> dict[str, Any]:
-        """What a checkpoint of this project says of itself, but for its weights and step."""
+        """Return the description that a checkpoint of this project stores, without `weights` and `step`."""
         return {
             "net": spec(type(self.net), self.net.config),
             "path": spec(type(PATHS[self.path]), asdict(PATHS[self.path])),
@@ -75,7 +75,7 @@ class Official:
         }
 
     def summary(self) -> str:
-        """One line for the user, who knows whether it is true."""
+        """Return a one-line summary for the user to verify."""
         net, config = self.net, self.net.config
         size = f"{self.size or type(net).__name__.lower()}/{config['patch_size']}"
         count = sum(value.numel() for value in self.state.values())
@@ -89,13 +89,13 @@ class Official:
         )
 
     def complete_state(self) -> dict[str, Tensor]:
-        """The weights as our networks save them, with the alphas that a loader checks."""
+        """Return the weights as this project's networks save them, with the alphas that a loader checks."""
         return self.state | {"alphas": torch.tensor(self.net.shortcuts.alphas)}
 
 
 @dataclass(frozen=True)
 class Bare:
-    """A bare state_dict that looks like one of the `family`; `where` it is from is for messages."""
+    """A bare state_dict that resembles those of `family`; `where`, the path of its file, is for error messages."""
 
     state: Mapping[str, Tensor]
     family: str
@@ -103,6 +103,11 @@ class Bare:
 
     @classmethod
     def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> Bare:
+        """Build it from the entries of a file, with DataParallel's prefix removed from their names.
+
+        Raises:
+            UserError: an entry is not a tensor.
+        """
         bare = cls({str(name).removeprefix(PREFIX): value for name, value in contents.items()}, family, where)
         for name, value in bare.state.items():
             if not isinstance(value, Tensor):
@@ -110,13 +115,14 @@ class Bare:
         return bare
 
     def misfit(self, what: str) -> UserError:
+        """Return the error for a state_dict that does not fit its family, with the mismatch `what`."""
         return UserError(f"{self.where} looks like a {self.family}, but {what}")
 
     def shape(self, name: str, rank: int) -> torch.Size:
-        """The shape of an entry that must be there.
+        """Return the shape of a required entry.
 
         Raises:
-            UserError: it is not, or has no values or another rank.
+            UserError: the entry is missing, empty, or of another rank.
         """
         if name not in self.state:
             raise self.misfit(f"lacks {name}")
@@ -126,7 +132,15 @@ class Bare:
         return shape
 
     def picture(self, patches: str, extras: int) -> dict[str, int]:
-        """The picture's arguments of a network whose convolution `patches` makes tokens, besides `extras` others."""
+        """Return the image and patch arguments of the network.
+
+        Args:
+            patches: name of the convolution that embeds patches as tokens.
+            extras: number of prefix tokens, which have positions too.
+
+        Raises:
+            UserError: no such entries, or positions of patches that form no square.
+        """
         dim, channels, patch_size, _ = self.shape(f"{patches}.weight", 4)
         tokens = self.shape("pos_embed", 3)[1] - extras
         side = math.isqrt(max(tokens, 0))
@@ -137,9 +151,9 @@ class Bare:
         return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
 
     def blocks(self, *lists: str) -> int:
-        """How many blocks the longest of these lists has, from its highest number; at least 1, at most all entries.
+        """Return the number of blocks in the longest of these module lists, from its highest index; at least 1.
 
-        A higher number is one that `fitting` finds to be of no block.
+        Indices not below the number of all entries are ignored here: `fitting` reports such entries as unknown.
         """
         numbers = [name.split(".")[1] for name in self.state if name.split(".")[0] in lists and "." in name]
         known = {str(number) for number in range(len(self.state))}
@@ -148,10 +162,10 @@ class Bare:
     def size(
         self, config: Mapping[str, Any], heads: int | None, sizes: Mapping[str, Mapping[str, Any]]
     ) -> tuple[str | None, int]:
-        """The published size with these dimensions and, where they are given, these heads; and the heads.
+        """Return the published size with these dimensions and `heads` (None if there is none), and the number of heads.
 
         Raises:
-            UserError: no published size, and no heads given.
+            UserError: no published size fits, and `heads` is None.
         """
         for name, size in sizes.items():
             if {**config, "heads": size["heads"] if heads is None else heads}.items() >= size.items():
@@ -166,7 +180,14 @@ class Bare:
     def labels(
         self, table: str, num_classes: int | None, null_labelled: Container[int] | None = None
     ) -> tuple[int, bool]:
-        """Real classes, and whether there is a null label; the guess is yes, or for these numbers of rows only."""
+        """Return the number of real classes and whether there is a null label.
+
+        Without `num_classes`, the last row of `table` is taken for a null label: always, or if `null_labelled` is given
+        only when it contains the number of rows.
+
+        Raises:
+            UserError: `num_classes` does not fit the table, or there is no table.
+        """
         if table not in self.state:
             if num_classes:
                 raise UserError(f"{self.where} is unconditional, it has no classes: leave out --num-classes")
@@ -182,7 +203,11 @@ class Bare:
         return num_classes, num_classes == rows - 1
 
     def latents(self, channels: int, vae: str | None) -> dict[str, Any] | None:
-        """The latent space of a network of 4 channels: every official one is of Stable Diffusion's."""
+        """Return the latent space of a network of 4 channels (Stable Diffusion's in all official files), else None.
+
+        Raises:
+            UserError: `vae` is given for a network of pixels.
+        """
         if channels != 4:
             if vae is not None:
                 raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
@@ -190,10 +215,10 @@ class Bare:
         return STABLE_DIFFUSION | {"channels": channels, "rgb": None} | ({"vae": vae} if vae else {})
 
     def fitting(self, net: UViT | SiT) -> dict[str, Tensor]:
-        """The weights for `net`, without alphas.
+        """Return the weights for `net`, without alphas.
 
         Raises:
-            UserError: names, shapes or kinds of number are not the network's, or recorded alphas are others.
+            UserError: names, shapes or dtype kinds are not the network's, or recorded alphas differ from its alphas.
         """
         state = {name: value for name, value in self.state.items() if name != "alphas"}
         problem = misfit(net, state, f"official {self.family}")
@@ -203,7 +228,7 @@ class Bare:
         return state
 
     def _check_alphas(self, net: UViT | SiT) -> None:
-        """A bare state_dict of our own network tells its decay: it must be the one that was named."""
+        """Raise a UserError if the state_dict records alphas, as this project's do, that are not those of `net`."""
         if "alphas" not in self.state:
             return
         self.shape("alphas", 1)

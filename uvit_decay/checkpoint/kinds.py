@@ -1,4 +1,4 @@
-"""What a file that is not ours looks like, from the names of what it holds."""
+"""Recognition of third-party files by the names of their entries, for imports and error messages."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-PREFIX = "module."  # of every name in a file of DataParallel
+PREFIX = "module."  # DataParallel puts it before every name
 IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
 SIT = f"a SiT (or a DiT, whose names are the same), {IMPORTED}"
 OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
-KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that starts so
+KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # (kind, prefixes of names); the first match counts
     ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
     ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
     (SIT, ("enc_blocks.", "x_embedder.", "t_embedder.")),
@@ -23,13 +23,13 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # the first with a name that
     ("an Inception network", ("Conv2d_1a_3x3.",)),
 )
 FOREIGN = "a file of another program"
-MOST_PARTS = 20  # of a dict that are looked into: a pickle can hold one dict a thousand times in each of a thousand
+MOST_PARTS = 20  # inspected entries of a dict: a pickle can nest one dict a thousand times in each of a thousand
 
 
 def looks_like(contents: object, depth: int = 3) -> str:
-    """What was read from a file that is not ours, as a noun; `UVIT` or `SIT` where it is a bare state_dict of one.
+    """Name the kind of a third-party file, given its contents; `UVIT` or `SIT` for a bare state_dict of one.
 
-    Dicts are looked into to this `depth`.
+    Nested dicts are inspected down to `depth` levels.
     """
     if not isinstance(contents, Mapping):
         return f"a single {type(contents).__name__}"
@@ -54,7 +54,7 @@ def _has_weights(value: object) -> bool:
 
 
 def _training_checkpoint(parts: dict[str, str], entries: Sequence[str]) -> str:
-    """A dict of state_dicts: which of its parts the user wants, or what they are."""
+    """Describe a dict of state_dicts: the U-ViT entry that the user should extract, or else the first known kind."""
     found = f"a training checkpoint with the entries {', '.join(entries[:6])}"
     wanted = sorted((name for name, kind in parts.items() if kind == UVIT), key=lambda name: "ema" not in name)
     if wanted:

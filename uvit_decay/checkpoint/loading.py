@@ -1,4 +1,4 @@
-"""From a file to a network that samples."""
+"""Loading of checkpoints: from a file to a network ready for sampling."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from uvit_decay.errors import UserError
 from uvit_decay.specs import build
 
 HOME = "uvit_decay.nn"
-SAID = ("image_size", "channels", "num_classes", "null_label")  # by every network that can be sampled
+SAID = ("image_size", "channels", "num_classes", "null_label")  # attributes of every network that can be sampled
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained network, in eval mode, and its description.
+    """A trained network in eval mode and its description.
 
-    `weights` says which weights it holds; `step` is the optimizer step that it was saved at.
+    `weights` names the loaded set of weights; `step` is the optimizer step at which it was saved.
     """
 
     net: nn.Module
@@ -36,24 +36,24 @@ class Checkpoint:
     data: str
     step: int
     weights: Weights
-    latents: LatentSpace | None  # None: pixels
+    latents: LatentSpace | None  # None for a network of pixels
 
     def source(self, device: torch.device) -> Source:
-        """The network on `device`, as samplers want it."""
+        """Return the network on `device` in the form that samplers take."""
         return Source.of(self.net.to(device), self.path, self.prediction, device, self.latents is None)
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
-    """Read a checkpoint of either form.
+    """Load a checkpoint of either format.
 
     Args:
         path: a .ckpt or a .safetensors file.
-        weights: null takes EMA weights where the file has them, else raw ones.
-        trusted: full names of classes outside uvit_decay that the file may name as its network.
+        weights: the set to load; None takes EMA weights if the file has them, else raw ones.
+        trusted: qualified names of classes outside uvit_decay that the file may name as its network.
 
     Raises:
-        UserError: missing, damaged or foreign file, one that carries code, weights that it does not have, or that are
-            not finite or do not fit the description.
+        UserError: missing, damaged or third-party file, one that contains code, weights that it lacks, that are not
+            finite, or that do not fit the description.
     """
     stored = read(path, weights)
     description = stored.description
@@ -85,11 +85,13 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
 
 
 def described(path: Path, stored: Stored, trusted: Sequence[str] = ()) -> nn.Module:
-    """The network that a file describes, which its weights fit, without them: one of this package takes no memory.
+    """Build the network that a file describes, check that the weights fit it, and return it without them.
+
+    A network of this package is built on the meta device and takes no memory.
 
     Raises:
         UserError: its class is not trusted, its sizes are out of range, the weights do not fit it, or some of its
-            parameters are not averaged.
+            parameters have no EMA weights.
     """
     spec, state = stored.description.net, stored.state
     if spec.is_from(HOME):
@@ -106,7 +108,7 @@ def described(path: Path, stored: Stored, trusted: Sequence[str] = ()) -> nn.Mod
 
 
 def _check_sizes(path: Path, init_args: dict[str, object], state: dict[str, Tensor]) -> None:
-    """Raise a UserError for a network that is larger than its weights, before it is built block by block."""
+    """Raise a UserError if the described network is larger than its weights, before any block is built."""
     numbers = sum(value.numel() for value in state.values())
     for name, value in init_args.items():
         most = len(state) if name == "depth" else numbers

@@ -1,7 +1,7 @@
-"""Official files of U-ViT and SiT: what they are, what they tell, the way back.
+"""Official files of U-ViT and SiT: recognition, conversion from and to this project's networks.
 
-Such a file is a bare state_dict that describes nothing. Names and shapes tell the sizes; the published configurations
-tell the rest (heads, null label, path, sampling) where `Hints` from the caller do not.
+Such a file is a bare state_dict without a description. Names and shapes determine the sizes; the published
+configurations supply the rest (heads, null label, path, sampling) unless the caller's `Hints` do.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from uvit_decay.nn.uvit import UViT
 
 
 class Family(NamedTuple):
-    """A family of networks: what messages call it, its class, and how its files are recognised."""
+    """A family of networks: name in messages, class, and the function that recognises its files."""
 
     name: str
     net: type[nn.Module]
     recognise: Callable[[Bare, Hints], Official]
 
 
-FAMILIES = {UVIT: Family("U-ViT", UViT, uvit.recognise), SIT: Family("SiT", SiT, sit.recognise)}  # by what looks so
+FAMILIES = {UVIT: Family("U-ViT", UViT, uvit.recognise), SIT: Family("SiT", SiT, sit.recognise)}  # by the kind of file
 UNTOLD = ("num_classes", "null_label", "time_scale")
 DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
 
 
 def recognise(contents: Any, hints: Hints, where: Path) -> Official:
-    """The network of an official file, from its `contents`; `where` it is from is for messages.
+    """Return the network of an official file, given its `contents`; `where`, its path, is for error messages.
 
     Raises:
         UserError: another kind of file, names or shapes that are not those of its family, or hints that do not fit.
@@ -47,7 +47,7 @@ def recognise(contents: Any, hints: Hints, where: Path) -> Official:
 
 
 def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """The official state_dict of our network `net` with these weights.
+    """Return the official state_dict of `net`, a network of this project, with these weights.
 
     Raises:
         UserError: the official layout cannot express the network.
@@ -67,17 +67,24 @@ def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[st
 
 
 def untold(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
-    """What a bare state_dict does not tell of `net` and the rest of its `description`: names and values."""
+    """List what an importer of the exported state_dict `bare` would not find or guess, as strings "name value".
+
+    The exported state_dict is recognised again, as an importer would, and the result is compared with `net` and
+    `description`: every difference has to be passed on with the file.
+    """
+    # Heads and alpha_min are given because recognition can fail without them; both are listed below where needed.
     ours = net.config
     guessed = recognise(bare, Hints(heads=ours["heads"], alpha_min=1.0), where)
     theirs, config = guessed.description(""), guessed.net.config
+    # Arguments of the network that names and shapes of weights do not determine.
     found = [f"heads {ours['heads']}"] if guessed.size is None else []
     names = [name for name in UNTOLD if name in ours and ours[name] != config[name]]
     if ours["alpha_min"] != 1.0:
         names += [name for name in DECAY if ours[name] != config[name]]
     elif ours.get("wiring") == "decayed":
-        names.append("alpha_min")  # of which no reader takes 1 for granted
+        names.append("alpha_min")  # the importer requires it for this wiring
     found += [f"{name} {ours[name]}" for name in names]
+    # Settings of training: predicted quantity, noise path, latent space.
     if description["prediction"] != theirs["prediction"]:
         found.append(f"prediction {description['prediction']}")
     if description["path"] != theirs["path"]:

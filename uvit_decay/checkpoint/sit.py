@@ -1,9 +1,9 @@
 """Official SiT files (Ma et al., ECCV 2024; github.com/willisma/SiT) and those of the decay's authors.
 
-A released file is a bare state_dict; training leaves a dict of `model`, `ema`, `opt` and `args`. Names are those of
-`SiT`, but for the buffer `alphas`. The authors' files have encoder and decoder blocks and do not tell alpha_min, but in
-the arguments of a training run. A head with learn_sigma becomes a plain one, which is the same function. DiT has these
-very names too, other times and another prediction: nothing in a file tells the two apart.
+A released file is a bare state_dict; training writes a dict of `model`, `ema`, `opt` and `args`. Names are those of
+`SiT`, except for the buffer `alphas`. The authors' files have encoder and decoder blocks, and record alpha_min only in
+the arguments of a training run. A head with learn_sigma is converted to a plain one, which computes the same function.
+DiT has the same names, but other times and another prediction: nothing in a file distinguishes the two.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from uvit_decay.nn.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.nn.zoo import SIT_SIZES
 from uvit_decay.plain import typed
 
-ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # of a training file
-ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # of a training run: the hint that they are, and its values
+ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
+ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (hint, its values)
     "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
 }
-DECAY = "min_sigma"  # the authors' argument for alpha_min
-SAMPLING = Sampling("sit-sde", 250, clip=False)  # chosen: SiT's own; the paper does not say
+DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
+SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
 
 
 def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[Any, Hints, int]:
-    """One state_dict of a training file, with the hints that its arguments add, and its step; others as they are.
+    """Return one state_dict of a training file, the hints completed by its arguments, and its step.
+
+    Contents of other files are returned unchanged, with the step 0.
 
     Raises:
-        UserError: it lacks these weights, or says what is not known here, or another alpha_min than the caller.
+        UserError: missing weights, an argument with an unknown value, or another alpha_min than the caller's.
     """
     if not isinstance(contents, Mapping) or SIT not in {looks_like(contents.get(name)) for name in ENTRIES.values()}:
         return contents, hints, 0
@@ -52,7 +54,7 @@ def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[
 
 
 def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
-    """`hints`, and where they are silent what the arguments of the training run say."""
+    """Return `hints` with missing values filled in from the arguments of the training run."""
     said = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
     found: dict[str, Any] = {}
     for name, (hint, values) in ARGUMENTS.items():
@@ -73,7 +75,7 @@ def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
 
 
 def recognise(bare: Bare, hints: Hints) -> Official:
-    """The network of a file that looks like a SiT's.
+    """Return the network of a file that resembles a SiT's.
 
     Raises:
         UserError: names or shapes that are not a SiT's, no alpha_min for a decayed one, or hints that do not fit.
@@ -98,7 +100,7 @@ def _built(**config: Any) -> SiT:
 
 
 def _sizes(bare: Bare) -> dict[str, Any]:
-    """The arguments of `SiT` that names and shapes tell."""
+    """Return the arguments of `SiT` that names and shapes determine."""
     picture = bare.picture("x_embedder.proj", extras=0)
     decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in bare.state)
     first = "enc_blocks" if decayed else "blocks"
@@ -113,7 +115,7 @@ def _sizes(bare: Bare) -> dict[str, Any]:
 
 
 def _alpha_min(bare: Bare, config: dict[str, Any], hints: Hints) -> float:
-    """That of the caller; 1 for an official network, but for a decayed one nothing is taken for granted."""
+    """Return the caller's alpha_min, or 1; raise a UserError for a decayed SiT with neither a hint nor alphas."""
     if hints.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in bare.state:
         raise UserError(
             f"{bare.where} is a decayed SiT, whose weights do not tell alpha_min: give it with --alpha-min "
@@ -123,7 +125,7 @@ def _alpha_min(bare: Bare, config: dict[str, Any], hints: Hints) -> float:
 
 
 def _plain(bare: Bare) -> Bare:
-    """The same function without learn_sigma."""
+    """Return a state_dict without the outputs of learn_sigma, which computes the same function."""
     rows, _ = bare.shape("final_layer.linear.weight", 2)
     if bare.shape("final_layer.linear.bias", 1) != (rows,):
         raise bare.misfit("the weight and the bias of its final_layer.linear differ in rows")

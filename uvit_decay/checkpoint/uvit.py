@@ -1,7 +1,7 @@
-"""Official U-ViT files (Bao et al., CVPR 2023; github.com/baofff/U-ViT): what they are, and what they tell.
+"""Official U-ViT files (Bao et al., CVPR 2023; github.com/baofff/U-ViT): recognition and settings.
 
-A decayed U-ViT has the same names and shapes, so that no file tells alpha_min. Names are those of `UViT` itself, but
-for the buffer `alphas`.
+A decayed U-ViT has the same names and shapes, so no file determines alpha_min. Names are those of `UViT`, except for
+the buffer `alphas`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from uvit_decay.errors import UserError
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.zoo import UVIT_SIZES
 
-NULL_LABELLED = (1001, 101, 11)  # rows of a label table that has one more than ImageNet's, a tenth of it, CIFAR-10's
-GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # of latents (channels, image size): ImageNet 256 and 512
+NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, a tenth of it, CIFAR-10
+GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
 
 
 def recognise(bare: Bare, hints: Hints) -> Official:
-    """The network of a file that looks like a U-ViT's.
+    """Return the network of a file that resembles a U-ViT's.
 
     Raises:
         UserError: names or shapes that are not a U-ViT's, or hints that do not fit.
@@ -42,7 +42,7 @@ def recognise(bare: Bare, hints: Hints) -> Official:
 
 
 def _sizes(bare: Bare) -> dict[str, Any]:
-    """The arguments of `UViT` that names and shapes tell."""
+    """Return the arguments of `UViT` that names and shapes determine."""
     picture = bare.picture("patch_embed.proj", extras=2 if "label_emb.weight" in bare.state else 1)
     return picture | {
         "depth": 2 * bare.blocks("in_blocks", "out_blocks"),
@@ -55,7 +55,7 @@ def _sizes(bare: Bare) -> dict[str, Any]:
 
 
 def _sampling(net: UViT, path: str) -> Sampling:
-    """Sampler, steps and guidance (s = ours - 1) of the official evaluation, which never clips."""
+    """Return sampler, steps and guidance of the official evaluation (its scale plus 1), which never clips."""
     if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
         return Sampling("uvit-em", 1000, clip=False)
     sampler = "uvit-dpm++" if path == "sd-discrete" else "uvit-dpm"
