@@ -1,7 +1,7 @@
 """python -m uvit_decay.data.latents encode <pictures> <folder> [--vae stabilityai/sd-vae-ft-ema] [--image-size 256] ...
 
-Encodes pictures and their mirrors once with a frozen autoencoder. Run the same command again after an interruption: it
-goes on where it was. On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode ...
+Encode images and their mirror images once with a frozen autoencoder. After an interruption, run the same command again
+to continue. On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode ...
 """
 
 import argparse
@@ -23,6 +23,7 @@ from uvit_decay.sampling_options import check_numbers
 
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line."""
     parser = argparse.ArgumentParser(
         prog="python -m uvit_decay.data.latents", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -48,9 +49,10 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def main(args: Sequence[str]) -> None:
+    """Encode, then print what was written and how to train on it."""
     options = parse(args)
     check_numbers(options)
-    # Processes wait for the slowest one at the end: by default they would give up after 10 minutes.
+    # All processes wait for the slowest one at the end; the default timeout is 10 minutes.
     processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
     autoencoder = Autoencoder(options.vae, processes.device, getattr(torch, options.precision))
     listing = list_pictures(options.source, None if options.classes is None else class_list(options.classes))

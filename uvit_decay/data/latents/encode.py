@@ -1,8 +1,8 @@
-"""Pictures to latents, once: on any number of processes and devices, resumable, the same bytes each time.
+"""Encode images to latents once: on any number of processes and devices, resumable, with reproducible bytes.
 
-A shard is the unit of work: a process encodes a whole one, in batches that never cross its border, and writes it in
-one go. So a run that was killed goes on with the shards that are missing, and they are those of an undisturbed run:
-the same bytes on the same kind of device and, on CPUs, with the same number of threads.
+A shard is the unit of work: one process encodes it, in batches that never cross its borders, and writes it atomically.
+An interrupted run therefore continues with the missing shards, and these have the same bytes as those of an
+uninterrupted run on the same kind of device and, on CPUs, with the same number of threads.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from uvit_decay.image import to_float
 
 
 def describe(listing: Listing, space: LatentSpace, class_list: str | None, **settings: Any) -> Manifest:
-    """The manifest of these pictures before any of them is encoded; `settings` are its other fields.
+    """Return the manifest of these images before any is encoded; `settings` are its remaining fields.
 
     Raises:
-        UserError: a size that the autoencoder does not divide.
+        UserError: the image size is not a multiple of the autoencoder's downsampling factor.
     """
     size = settings["image_size"]
     if size < 1 or size % space.factor:
@@ -51,7 +51,7 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
         source=str(listing.path),
         pictures=hashlib.sha256("\n".join(listing.members).encode(errors="surrogateescape")).hexdigest(),
         count=len(listing.members),
-        classes=dict(zip(listing.class_names, counts, strict=False)),  # no class: one count, no name
+        classes=dict(zip(listing.class_names, counts, strict=False)),  # without classes: one count, no name
         class_list=class_list,
         class_hash=class_hash(listing.class_names),
         **settings,
@@ -61,12 +61,12 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
 def encode(
     listing: Listing, manifest: Manifest, autoencoder: Autoencoder, folder: Path, workers: int, processes: PartialState
 ) -> Manifest:
-    """Encode what `folder` lacks, all processes together; returns the finished manifest.
+    """Encode the shards missing from `folder`, divided over all processes; return the finished manifest.
 
-    What is there is read and compared with its checksums; a damaged shard is made anew.
+    Existing shards are read and compared with their checksums; damaged ones are encoded again.
 
     Raises:
-        UserError: the folder cannot be written or holds other latents or those of other pictures, or a picture cannot
+        UserError: the folder cannot be written, or holds latents of other settings or other images, or an image cannot
             be read or encoded.
     """
     if folder.resolve().is_relative_to(listing.path.resolve()):
@@ -74,7 +74,7 @@ def encode(
     check_writable(folder, folder=True)
     with claimed(folder) if processes.is_main_process else nullcontext():
         if processes.is_main_process:
-            remove_remains(folder)  # now, when no process of this program writes yet
+            remove_remains(folder)  # before any process of this program writes
         missing = _missing(listing, manifest, folder, processes)
         if processes.is_main_process and missing:
             manifest.write(folder)
@@ -84,25 +84,25 @@ def encode(
         if processes.is_main_process:
             finished = _finish(folder, manifest)
             write_labels(folder, torch.tensor(listing.labels))
-            finished.write(folder)  # last: it says that all is there
+            finished.write(folder)  # written last: statistics mark the latents as complete
         processes.wait_for_everyone()
     return read(folder)
 
 
 def _missing(listing: Listing, manifest: Manifest, folder: Path, processes: PartialState) -> list[int]:
-    """The shards to encode; each process verifies its share of those that are there."""
+    """Return the shards to encode; each process first verifies its share of the existing ones."""
     manifest.check_continues(folder)
     shards = range(len(manifest.shards))
     _remove_damaged(listing, manifest, folder, shards[processes.process_index :: processes.num_processes])
     processes.wait_for_everyone()
     missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
     _check_space(folder, manifest, len(missing))
-    processes.wait_for_everyone()  # nobody writes before all have looked: they would share out different lists
+    processes.wait_for_everyone()  # no writes before all processes have listed the missing shards: lists would differ
     return missing
 
 
 def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers: range) -> None:
-    """Remove, with a remark, what is damaged of these shards, to be made anew; raise a UserError for other pictures."""
+    """Remove the damaged ones of these shards, with a remark; raise a UserError if a shard is of other images."""
     labels = torch.tensor(listing.labels)
     pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     for number in numbers:
@@ -115,13 +115,13 @@ def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers:
             print(f"{error}: it is made anew", file=sys.stderr)
             (folder / name).unlink()
             continue
-        if pixels is not None and crc32(pictures[[part.start]][0], 1) != pixels[:1]:  # one of each: all would take long
+        if pixels is not None and crc32(pictures[[part.start]][0], 1) != pixels[:1]:  # first image only, to save time
             picture = f"{listing.path}: {listing.members[part.start]}"
             raise UserError(f"{picture} is another picture than {folder / name} was made of: choose another folder")
 
 
 def _check_space(folder: Path, manifest: Manifest, shards: int) -> None:
-    cells = 2 * 2 * manifest.latents.channels * manifest.size**2  # picture and mirror, mean and log-variance
+    cells = 2 * 2 * manifest.latents.channels * manifest.size**2  # image and mirror image, mean and log-variance
     needed = shards * min(manifest.shard_size, manifest.count) * cells * 2  # bytes
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -153,7 +153,7 @@ def _encode_shards(
 def _encode_shard(
     batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
 ) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Moments (n, 2, 2c, h, w), labels (n,), CRC-32s of the pictures (n,) and sums of the shard of these pictures."""
+    """Return moments (n, 2, 2c, h, w), labels (n,), CRC-32s of the images' pixels (n,) and the sums of a shard."""
     count, first = len(numbers), numbers.start
     moments = torch.empty(count, *manifest.row, dtype=getattr(torch, manifest.dtype))
     labels, pixels = torch.empty(2, count, dtype=torch.int64)
@@ -174,8 +174,11 @@ def _encode_shard(
 
 
 class _Sums:
-    """Float64 sums over latent cells, x as networks see it and y the picture averaged over the cell: (x, 1)^T (x, 1),
-    (x, 1)^T y and the posterior's variance. Enough for mean, standard deviation and the linear map to RGB."""
+    """Float64 sums over latent cells, from which mean, standard deviation and the linear map to RGB are computed.
+
+    With x = (z - shift) * scale, z the posterior mean, and y the image averaged over a cell, in [-1, 1]: `gram` is
+    (x, 1)^T (x, 1), `cross` is (x, 1)^T y, and `variance` sums the posterior variance of x.
+    """
 
     def __init__(self, space: LatentSpace) -> None:
         rows = space.channels + 1
@@ -185,6 +188,7 @@ class _Sums:
         self.variance = torch.zeros(space.channels, dtype=torch.float64)
 
     def update(self, moments: Tensor, images: Tensor) -> None:
+        """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W)."""
         x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
         x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         y = rearrange(avg_pool2d(to_float(images), self.space.factor).double(), "b c h w -> (b h w) c")
@@ -194,11 +198,12 @@ class _Sums:
         self.variance += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
 
     def values(self) -> dict[str, Any]:
+        """Return the sums as lists, for JSON."""
         return {"gram": self.gram.tolist(), "cross": self.cross.tolist(), "variance": self.variance.tolist()}
 
 
 def _finish(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest with what is known once all shards are there."""
+    """Return the manifest with the map to RGB and the statistics, computed from the sums of all shards."""
     rows = manifest.latents.channels
     all_sums = list(read_sums(folder, manifest))
     gram, cross, variance = (torch.stack([s[key] for s in all_sums]).sum(0) for key in ("gram", "cross", "variance"))

@@ -1,4 +1,4 @@
-"""What a folder of latents holds and how it was made: manifest.json."""
+"""The manifest of a folder of latents, manifest.json: its contents and the settings of the encoding."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from uvit_decay.plain import read_json, typed
 
 NAME = "manifest.json"
 VERSION = 1
-CHECKSUM = "crc32"  # beside the fields: of all of them
+CHECKSUM = "crc32"  # of all fields, stored beside them
 MOST_SHARDS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Mean and standard deviation, for each channel, of posterior samples as networks see them; without the mirrors."""
+    """Per-channel mean and standard deviation of posterior samples x = (z - shift) * scale, without mirror images."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -37,20 +37,20 @@ class Manifest:
     """The description of a folder of latents.
 
     Args:
-        latents: whose they are, and their scale. The linear map to RGB is there once all pictures are encoded.
-        source: where the pictures were read.
-        pictures: sha256 of their names, in order.
-        count: pictures.
+        latents: the autoencoder and its normalisation; the linear map to RGB is set once all images are encoded.
+        source: path of the images.
+        pictures: sha256 of the image names, in order.
+        count: number of images.
         image_size: height and width in pixels before encoding.
-        classes: pictures of each class, by name, sorted; empty for pictures without classes.
-        class_list: the name of the list that chose them; null if all folders were taken.
+        classes: number of images of each class, by name, sorted; empty for images without classes.
+        class_list: name of the class list that selected them; null if all folders were taken.
         class_hash: sha256 of the class names.
-        dtype: of the stored moments.
-        precision: in which the autoencoder worked.
-        batch_size: pictures that it took at a time.
-        shard_size: pictures in each shard; the last one holds the rest.
-        statistics: null until all pictures are encoded.
-        version: of this layout.
+        dtype: dtype of the stored moments.
+        precision: dtype of the autoencoder's computation.
+        batch_size: images per call of the autoencoder.
+        shard_size: images per shard; the last shard holds the rest.
+        statistics: null until all images are encoded.
+        version: version of this layout.
     """
 
     latents: LatentSpace
@@ -70,6 +70,7 @@ class Manifest:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their labels."""
         return tuple(self.classes)
 
     @property
@@ -79,12 +80,12 @@ class Manifest:
 
     @property
     def row(self) -> tuple[int, int, int, int]:
-        """Shape of the moments of one picture and its mirror."""
+        """Shape of the moments of one image and its mirror image: (2, 2c, h, w)."""
         return 2, 2 * self.latents.channels, self.size, self.size
 
     @cached_property
     def shards(self) -> list[tuple[str, range]]:
-        """Name of each shard's file, and which pictures it holds."""
+        """File name of each shard, and the indices of its images."""
         number = math.ceil(self.count / self.shard_size)
         starts = range(0, self.count, self.shard_size)
         parts = (range(start, min(start + self.shard_size, self.count)) for start in starts)
@@ -92,11 +93,11 @@ class Manifest:
 
     @cached_property
     def key(self) -> str:
-        """The same for all latents that are made in the same way of pictures of the same names; each shard holds it."""
+        """Fingerprint of the settings and the image names, stored in each shard."""
         return hashlib.sha256(json.dumps(dict(_settings(self))).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's manifest, whole or not at all."""
+        """Replace the folder's manifest atomically."""
         values = asdict(self)
         with replacing(folder / NAME) as file:
             file.write(json.dumps({**values, CHECKSUM: _crc32(values)}, indent=1).encode())
@@ -123,7 +124,7 @@ class Manifest:
                 raise UserError(f"{name}: {field} does not agree with the other fields: the file is damaged")
 
     def check_continues(self, folder: Path) -> None:
-        """Raise a UserError, with both values, if `folder` holds latents that were made otherwise."""
+        """Raise a UserError, with both values, if `folder` holds latents encoded with other settings."""
         if not (folder / NAME).exists():
             if any(folder.glob("shard-*")):
                 raise UserError(f"{folder} holds shards but no {NAME} that says whose: choose another folder")
@@ -137,20 +138,21 @@ class Manifest:
 
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
-    """All that is fixed before the first picture is encoded, by name."""
+    """Yield name and value of all that is fixed before the first image is encoded."""
     for name, value in asdict(manifest.latents).items():
-        if name not in ("vae", "rgb"):  # the weights count, wherever they lie
+        if name not in ("vae", "rgb"):  # sha256 identifies the weights, wherever they are stored
             yield name, value
     for field in fields(manifest):
-        if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash says which classes
+        if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash identifies the classes
             yield field.name, getattr(manifest, field.name)
 
 
 def read(folder: Path, whole: bool = True) -> Manifest:
-    """The manifest of a folder of latents; `whole` asks for all pictures to be encoded.
+    """Return the manifest of a folder of latents; `whole` requires that all images are encoded.
 
     Raises:
-        UserError: no latents there, an unreadable manifest, one of another version, or not all are encoded.
+        UserError: there are no latents, the manifest is unreadable, damaged or of another version, or images are still
+            to be encoded.
     """
     path = folder / NAME
     if not path.is_file():

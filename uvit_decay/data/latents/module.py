@@ -17,23 +17,23 @@ from uvit_decay.randomness import normal
 
 
 class Latents(ImageData):
-    """Latents that `python -m uvit_decay.data.latents encode` has made. Each time, the posterior is sampled anew.
+    """Latents made by `python -m uvit_decay.data.latents encode`; the posterior is sampled anew for every batch.
 
     Args:
         path: folder of the training latents.
         test_path: folder of the test latents, of the same autoencoder and classes; for validation loss and probes.
-        classes: the class list that they must have been made with: `imagenet-100/cmc`, `imagenet-1k` or a text file.
-            Null takes any.
+        classes: the class list that the latents must have been made with: `imagenet-100/cmc`, `imagenet-1k` or a text
+            file. Null accepts any classes.
         batch_size: global batch size, over all devices.
-        device_batch_size: how many a device takes at once, see `ImageData`.
-        flip: take the mirrored picture's latents half of the time.
-        num_workers: reader processes on each device.
-        seed: of the order, the mirrors and the posterior samples.
-        verify: compare all that is read with its checksum.
+        device_batch_size: most latents per forward pass on a device, see `ImageData`.
+        flip: use the latents of the mirror image half of the time.
+        num_workers: reader processes per device.
+        seed: random seed of the order, the mirror images and the posterior samples.
+        verify: compare all data that are read with their checksums.
 
     Raises:
-        UserError: no latents there, unfinished or damaged ones, other classes, or test latents that do not fit the
-            training ones.
+        UserError: there are no latents, they are unfinished or damaged, they have other classes, or the test latents do
+            not match the training latents.
     """
 
     def __init__(
@@ -48,15 +48,17 @@ class Latents(ImageData):
         seed: int = 0,
         verify: bool = True,
     ) -> None:
-        super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # the manifest knows the sizes
+        super().__init__(0, 0, batch_size, flip, seed, num_workers, device_batch_size)  # sizes: see `load`
         self.path, self.test_path, self.classes = at_home(path), test_path, classes
         self.verify = verify
 
     @property
     def name(self) -> str:
+        """Name of the training set in reports: that of its folder."""
         return self.path.name
 
     def load(self) -> None:
+        """Read the manifests and open the sets."""
         found = manifest.read(self.path)
         if self.classes is not None:
             wanted = class_hash(class_list(self.classes))
@@ -81,14 +83,15 @@ class Latents(ImageData):
         return LatentSet(path, found, self.verify)
 
     def network_input(self, stored: Tensor) -> Tensor:
-        """The posterior mean, scaled."""
+        """Return the normalised posterior mean, float32 (b, c, h, w), of stored moments (b, 2c, h, w)."""
         return self.latents.mean(stored)
 
     def preview(self, x: Tensor) -> Tensor:
+        """Approximate latents by uint8 RGB images (b, 3, h, w) with the linear map, without the autoencoder."""
         return self.latents.preview(x)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        """Sample the posterior: noise as a function of the seed and of the place in the global batch."""
+        """Sample the posterior; the noise depends only on the seed and the positions of the images in the run."""
         stage, shape = "train" if self.trainer.training else "test", (self.channels, self.image_size, self.image_size)
         noise = normal("posterior", stage, self.seed, rows=batch.rows, shape=shape)
         return batch._replace(images=self.latents.sample(batch.images, noise))

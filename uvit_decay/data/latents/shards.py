@@ -1,9 +1,9 @@
-"""Shards: safetensors files of moments and labels, written whole, memory-mapped, read row by row.
+"""Shards: safetensors files of moments and labels, written atomically, memory-mapped and read row by row.
 
-A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each picture [i, 0] and of its mirror [i, 1];
-`labels` int64 (n,); CRC-32s as int64: `rows` (n, 2) of the moments' bytes, `pixels` (n,) of the pictures that were
-encoded; and, in its header, the sums over its pictures as JSON, and whose shard it is. labels.safetensors has the
-labels of all shards, so that nothing else of them is read before it is needed. Shards without checksums are read, too.
+A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
+`labels` int64 (n,); int64 CRC-32s: `rows` (n, 2) of the bytes of the moments, `pixels` (n,) of the encoded images; and,
+in its header, the sums over its images as JSON, its number and the key of its manifest. labels.safetensors holds the
+labels of all shards, so that shards are read only when needed. Shards without checksums are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEND = "the encode command, run again, makes it anew"
 def write_shard(
     folder: Path, manifest: Manifest, number: int, moments: Tensor, labels: Tensor, pixels: Tensor, sums: dict[str, Any]
 ) -> None:
-    """Write the whole shard, or nothing if the process is killed meanwhile."""
+    """Write a shard atomically: a process that is killed leaves either the whole file or none."""
     tensors = {"moments": moments, "labels": labels, "pixels": pixels, "rows": crc32(moments, 2)}
     metadata = {SUMS: json.dumps(sums), WHOSE: _whose(manifest, number)}
     save_tensors(folder / manifest.shards[number][0], tensors, metadata)
@@ -44,7 +44,7 @@ def write_labels(folder: Path, labels: Tensor) -> None:
 
 
 def crc32(values: Tensor, dims: int) -> Tensor:
-    """Return the CRC-32 of the bytes at each place of the first `dims` dimensions, int64."""
+    """Return the CRC-32 of the bytes at each index of the first `dims` dimensions, int64."""
     places = values.contiguous().view(torch.uint8).flatten(dims).flatten(0, dims - 1).numpy()
     return torch.tensor([zlib.crc32(row) for row in places], dtype=torch.int64).view(values.shape[:dims])
 
@@ -56,10 +56,10 @@ def _whose(manifest: Manifest, number: int) -> str:
 def _open(
     folder: Path, manifest: Manifest, number: int, verify: bool = False
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and mapped tensors of a shard; to `verify` is to read all of it.
+    """Return metadata and memory-mapped tensors of a shard; `verify` reads all of it to compare its checksums.
 
     Raises:
-        UserError: it is missing, damaged, in the place of another one, or not what the manifest says.
+        UserError: the shard is missing, damaged, in the place of another one, or does not match the manifest.
     """
     name, part = manifest.shards[number]
     metadata, tensors = load_tensors(folder / name, verify)
@@ -76,10 +76,10 @@ def _open(
 
 
 def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -> Tensor | None:
-    """Read all of a shard; return the checksums of its pictures' pixels, or None if it has none.
+    """Verify a whole shard; return the checksums (n,) of its images' pixels, or None if it has none.
 
     Raises:
-        UserError: it is damaged, not what the manifest says, or its labels are not these.
+        UserError: the shard is damaged, or does not match the manifest or these labels.
     """
     path = folder / manifest.shards[number][0]
     metadata, tensors = _open(folder, manifest, number, verify=True)
@@ -92,7 +92,7 @@ def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -
 
 
 def read_sums(folder: Path, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
-    """Yield the sums of each shard, in order, float64; raise a UserError if a shard cannot be read."""
+    """Yield the sums of each shard in order, as float64 tensors; raise a UserError if a shard cannot be read."""
     for number, (name, _) in enumerate(manifest.shards):
         yield _sums(folder / name, manifest, _open(folder, manifest, number)[0])
 
@@ -111,15 +111,15 @@ def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> dict[str,
 
 
 class LatentSet(ImageSet):
-    """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels. Only what is read is loaded.
+    """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,). Rows are read on demand.
 
     Args:
-        folder: where they are.
-        manifest: of the folder.
+        folder: the folder of latents.
+        manifest: the manifest of the folder.
         verify: compare each row that is read with its checksum.
 
     Raises:
-        UserError: a file is missing, damaged, or not what the manifest says.
+        UserError: a file is missing, damaged, or does not match the manifest.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
@@ -132,10 +132,10 @@ class LatentSet(ImageSet):
         self._shards: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_shards": {}}  # a memory map cannot be sent to a worker process, its name can
+        return {**self.__dict__, "_shards": {}}  # not pickled: worker processes map the files again
 
     def _labels(self) -> Tensor:
-        """All labels: those of the manifest's pictures, by their number and by that of each class."""
+        """Return all labels (count,); raise a UserError unless the count of each class is that of the manifest."""
         path, manifest = self.folder / LABELS, self.manifest
         try:
             labels = load_tensors(path)[1].get("labels", torch.empty(0))
@@ -148,10 +148,10 @@ class LatentSet(ImageSet):
         inside = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
         if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:
             raise UserError(f"{path} has other labels than the manifest counts: {MEND}")
-        return labels.clone()  # else it would stay a map of the file
+        return labels.clone()  # a copy, not a memory map of the file
 
     def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
-        """Memory-mapped bytes (n, 2, bytes of a row) of the moments of a shard, and their checksums (n, 2), if any."""
+        """Return a shard's moments as memory-mapped bytes (n, 2, bytes of a row) and their checksums (n, 2) or None."""
         if number not in self._shards:
             try:
                 _, tensors = _open(self.folder, self.manifest, number)
@@ -175,5 +175,5 @@ class LatentSet(ImageSet):
         return self._rows(indices, [0] * len(indices)), self.labels[indices]
 
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
-        """The moments of the mirrored pictures where `mirror` says so; flipped latents decode to something else."""
+        """Return the mirror images' moments where `mirror` is True; flipped latents would decode to other images."""
         return self._rows(indices, mirror.long().tolist()), self.labels[indices]
