@@ -1,7 +1,7 @@
-"""Find the files in a folder, a zip, a tar, or tars inside of a folder or tar (official ImageNet); see members.py.
+"""Find the files in a folder, a zip, a tar, or tars inside a folder or tar (official ImageNet); see members.py.
 
-Nothing is unpacked to disk and links inside of archives are not followed, so absolute names and '..' lead nowhere. A
-tar has no table of contents: it is scanned once for the place of every file, which one pread then fetches.
+Nothing is unpacked to disk and links inside archives are not followed, so absolute names and '..' are harmless. A tar
+has no table of contents: it is scanned once for the offset of every file, which members.py then reads with one pread.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\
 _UNPACK = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 _COMPRESSED_TAR = re.compile(r"\.(?:tar\.|t)(gz|bz2|xz|zst)$", re.IGNORECASE)
 
-_PATIENCE = 3.0  # seconds after which a scan shows how far it is
+_PATIENCE = 3.0  # seconds after which a scan shows a progress bar
 
 
 def find(path: Path, extensions: Collection[str], classes: Collection[str] | None = None) -> Found:
-    """The files with these (lower-case) extensions below a folder, links followed, or in a zip or tar; no hidden ones.
+    """Find the files with these (lower-case) extensions in a folder, zip or tar; hidden files are left out.
 
-    Only where a folder or tar has none, the tars in it are opened; if some are named like `classes`, only those.
-    Raises UserError: neither folder, zip nor tar, or unreadable, damaged, compressed, or an inner tar without files.
+    Links in a folder are followed. If a folder or tar has no such files itself, the tars in it are opened: those named
+    after one of `classes`, or all if there are none.
+
+    Raises:
+        UserError: `path` is not a folder, zip or tar, it is unreadable, damaged or compressed, or an inner tar has no
+            such files.
     """
     if path.is_dir():
         return _find_in_folder(path, extensions, classes)
@@ -49,7 +53,7 @@ def _extension(name: str) -> str:
 
 
 def _hidden(name: str) -> bool:
-    """Also what macOS adds (__MACOSX, ._x.jpg) and anything outside of the archive ('..')."""
+    """Return whether a name is hidden, added by macOS (__MACOSX, ._x.jpg) or outside the archive ('..')."""
     return any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.split("/"))
 
 
@@ -68,15 +72,19 @@ def _find_in_folder(path: Path, extensions: Collection[str], classes: Collection
 
 def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[str] | None) -> Found:
     with open_file(path) as file:
+        # First pass: the files directly in this tar. It also collects other regular files, such as tars.
         with _bar(path, _size(path)) as bar:
             scan = _Scan(extensions, bar)
             scan.add(file, path)
         if scan.places:
-            return scan.found(path, [""])
+            return scan.found(path, [""])  # "": offsets are those in `path` itself
+        # Second pass, if there are none: the tar holds a tar per class (official ImageNet). Inner tars are scanned in
+        # place; `start`, the offset of an inner tar, makes the offsets of its files absolute, so one pread suffices.
         tars = _inner_tars(path, scan.others, classes)
         entries = [scan.others[tar] for tar in tars]
         file.seek(0)
         total = sum(entry.size for entry in entries)
+        # `as scan.bar`: the same scan continues with a new progress bar, over the chosen inner tars
         with tarfile.open(fileobj=file, mode="r:") as archive, _bar(path, total) as scan.bar:
             for tar, entry in zip(tars, entries, strict=True):
                 scan.inner(archive.extractfile(entry), path, tar, 0, start=entry.offset_data)
@@ -84,7 +92,7 @@ def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[st
 
 
 def _folder_names(path: Path) -> Iterator[str]:
-    """Yield the names of all files below a folder, hidden folders left out; raise a UserError if one comes twice."""
+    """Yield all files below a folder except in hidden folders; raise a UserError if a folder is reached twice."""
     seen: dict[tuple[int, int], str] = {}
     waiting = ["."]
     try:
@@ -92,7 +100,7 @@ def _folder_names(path: Path) -> Iterator[str]:
             folder = waiting.pop()
             state = os.stat(path / folder)
             twin = seen.setdefault((state.st_dev, state.st_ino), folder)
-            if twin != folder:  # else two links to their parent would lead round for ever
+            if twin != folder:  # otherwise a walk with two links to a parent would not end
                 raise UserError(f"{path}: a link makes {folder} and {twin} one folder: remove it")
             with os.scandir(path / folder) as entries:
                 for entry in entries:
@@ -106,12 +114,12 @@ def _folder_names(path: Path) -> Iterator[str]:
 
 
 def _inner_tars(path: Path, names: Iterable[str], classes: Collection[str] | None) -> list[str]:
-    """The tars among the files of a folder or tar. UserError if one is compressed."""
+    """Return the tars among `names`, those named after `classes` if any; raise a UserError if one is compressed."""
     for name in sorted(names):
         if (match := _COMPRESSED_TAR.search(name)) and not _hidden(name):
             _refuse_compressed(f"{path}: {name} in it", match[1].lower())
     tars = _chosen(names, {".tar"})
-    # the classes of ImageNet-100 are a tenth of the tars of ImageNet, and so is the time that the scan takes
+    # ImageNet-100 needs a tenth of ImageNet's tars: scanning only those takes a tenth of the time
     return [tar for tar in tars if PurePosixPath(tar).stem in (classes or ())] or list(tars)
 
 
@@ -139,18 +147,19 @@ def _bar(path: Path, total: int) -> tqdm:
 
 
 class _Scan:
-    """Where the files with the given extensions are in the tars that were added; `others` are the remaining ones."""
+    """Places of the files with the given extensions in the tars added so far; `others` holds the remaining members."""
 
     def __init__(self, extensions: Collection[str], bar: tqdm) -> None:
         self.extensions, self.bar = extensions, bar
-        self.places: dict[str, tuple[int, int, int]] = {}  # of a name that comes twice the last counts, as for tar
+        self.places: dict[str, tuple[int, int, int]] = {}  # (tar, offset, size); the last duplicate wins, as in tar
         self.others: dict[str, tarfile.TarInfo] = {}
         self.links = 0
 
     def add(self, file: BinaryIO, where: Path, prefix: str = "", number: int = 0, start: int = 0) -> None:
-        """An open tar that begins at byte `start` of tar `number`."""
+        """Add the members of an open tar, as `prefix` + name; it begins at byte `start` of tar `number`."""
         for entry in _entries(file, where, self.bar):
             name = prefix + entry.name
+            # Keep chosen names (links too, to count them) and all regular files; skip folders, devices, hidden names.
             chosen = _extension(name) in self.extensions
             if _hidden(name) or not (chosen or entry.isreg()):
                 continue
@@ -164,12 +173,14 @@ class _Scan:
                 self.links += 1
 
     def inner(self, file: BinaryIO, path: Path, tar: str, number: int, start: int = 0) -> None:
+        """Add an inner tar x.tar, its files named x/...; raise a UserError if it adds none."""
         before = len(self.places)
         self.add(file, path / tar, tar[: -len(".tar")] + "/", number, start)
         if len(self.places) == before:
             raise UserError(f"{path / tar}: no pictures directly in this tar; if it holds further tars, point at it")
 
     def found(self, path: Path, tars: list[str]) -> Found:
+        """Return the sorted names and their spans; print a remark if links were left out."""
         if self.links:
             mend = "pack them with tar's --dereference --hard-dereference"
             print(f"{path}: {self.links} links left out, only files in a tar are read; {mend}", file=sys.stderr)
@@ -179,24 +190,27 @@ class _Scan:
 
 
 def _entries(file: BinaryIO, where: Path, bar: tqdm) -> Iterator[tarfile.TarInfo]:
-    """The members of a tar to its very end. UserError if it is damaged, cut short or not a tar."""
+    """Yield the members of a tar up to its end mark; raise a UserError if it is damaged, truncated or not a tar."""
     try:
         with tarfile.open(fileobj=file, mode="r:") as archive:
             seen = 0
             while (entry := archive.next()) is not None:
-                archive.members.clear()  # tarfile remembers all of them: a gigabyte for a million pictures
-                if entry.size < 0:  # tarfile would go round in circles
+                archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
+                if entry.size < 0:  # tarfile would loop endlessly
                     raise tarfile.ReadError("a size below 0")
                 bar.update(archive.offset - seen)
                 seen = archive.offset
                 yield entry
             _check_end(file, archive.offset)
-    except (*DAMAGED, MemoryError) as error:  # of a name that is said to be terabytes
+    except (*DAMAGED, MemoryError) as error:  # MemoryError: a header claims a name of terabytes
         raise UserError(f"{where}: not a tar, or one that is damaged or cut short ({one_line(error)})") from error
 
 
 def _check_end(file: BinaryIO, offset: int) -> None:
-    """tarfile takes any block that is no header, and even the end of the file, for the end of the tar."""
+    """Raise a ReadError unless an end mark is at byte `offset`, with nothing but zeros in the next MiB.
+
+    tarfile accepts any block that is not a header, and even the end of the file, as the end of the tar.
+    """
     file.seek(offset)
     tail = file.read(2**20)
     if len(tail) < tarfile.BLOCKSIZE or any(tail[: tarfile.BLOCKSIZE]):

@@ -14,17 +14,19 @@ _LISTS = Path(__file__).parent / "class_lists"
 
 
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:
-    """The sorted classes of a list of ours ("imagenet-100/cmc") or of a text file.
+    """Return the sorted classes of a bundled list ("imagenet-100/cmc") or of a text file.
 
-    A file has one class a line; blank lines and lines that begin with # do not count.
-    Raises UserError: neither a list nor a readable text file, no class in it, or a class twice.
+    A file has one class per line; blank lines and lines that begin with # are ignored.
+
+    Raises:
+        UserError: neither a bundled list nor a readable text file, no class in it, or a class twice.
     """
     files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
     path = files.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
     if not os.path.exists(path):
         known = ", ".join(sorted(files))
         raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}")
-    text = read_text(path, 2**24).removeprefix("\ufeff")  # what Windows puts first is no part of a class
+    text = read_text(path, 2**24).removeprefix("\ufeff")  # the byte order mark of Windows editors
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
         name = line.strip()
@@ -39,13 +41,13 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
 
 
 def class_hash(class_names: Sequence[str]) -> str:
-    """Return the SHA-256 of the names, one a line in their order (no newline at the end): equal for equal labels only.
+    """Return the SHA-256 of the names in order, joined by newlines: equal only for equal lists.
 
     Raises:
-        UserError: an empty name or one with a line end, with which other lists would have the same hash: one such class
-            that of none.
+        UserError: a name is empty or contains a line end, so that different lists would have the same hash, such as
+            [""] and [].
     """
     for name in class_names:
         if not name or "\n" in name:
             raise UserError(f"the class name {name!r} is empty or has a line end: rename its folder")
-    return sha256("\n".join(class_names).encode(errors="surrogateescape")).hexdigest()  # folders may have any bytes
+    return sha256("\n".join(class_names).encode(errors="surrogateescape")).hexdigest()  # names may be any bytes

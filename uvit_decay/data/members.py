@@ -1,4 +1,4 @@
-"""Read the bytes of files that were found in a folder, a zip or tars; only regular ones, and at most LARGEST bytes."""
+"""Read the bytes of files found in a folder, a zip or tars: regular files only, of at most LARGEST bytes each."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ import numpy as np
 
 from uvit_decay.errors import UserError, one_line
 
-# What zipfile, tarfile and PIL raised on damaged bytes; a fuzz over 20 formats met no other.
+# Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
 DAMAGED += (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 
-LARGEST = 2**29  # bytes of a picture's file, unpacked: more than the pixels that PIL allows take at 16 bits
+LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes less at 3 x 16 bits
 
 
 class Found(NamedTuple):
-    """Sorted names of files, '/' between folders; row i of `spans`, for tars, is (index in `tars`, offset, size).
+    """Sorted names of files, '/' between folders; for tars, row i of `spans` is (index in `tars`, offset, size).
 
-    `tars` are relative to the searched path, "" for a tar itself. What lies in an inner x.tar is named x/..., as if it
-    had been unpacked into a folder of that name.
+    `tars` are relative to the searched path, "" if that path is the tar. Files in an inner x.tar are named x/..., as if
+    it were unpacked into a folder of that name.
     """
 
     names: tuple[str, ...]
@@ -41,13 +41,13 @@ class Found(NamedTuple):
 
 @contextmanager
 def opened(path: Path, found: Found) -> Iterator[Callable[[int], bytes]]:
-    """A function for any number of threads that reads file i; what it raises is in DAMAGED."""
+    """Yield a thread-safe function that returns the bytes of file i; it raises the exceptions in DAMAGED."""
     names, tars, spans = found
     with ExitStack() as stack:
         if spans is None:
             yield _reader(path, names)
             return
-        # of the many tars of a folder each is opened anew, as each picture would be: there are limits on open files
+        # the tars of a folder are opened anew for each read: there may be more of them than files may be open
         shared = stack.enter_context(open_file(path)) if tars == ("",) else None
 
         def read(i: int) -> bytes:
@@ -87,20 +87,25 @@ def _read_file(path: Path) -> bytes:
 
 
 class _Zip:
-    """An open zip for many threads: they share one file position and one count of references, hence the lock."""
+    """An open zip that threads may share: a lock protects its file position and its reference count."""
 
     def __init__(self, path: Path) -> None:
         self.archive = zipfile.ZipFile(path)
         self.lock = threading.Lock()
 
     def read(self, member: str) -> bytes:
-        _check_size(self.archive.getinfo(member).file_size)  # no more than that is unpacked
+        """Return the bytes of a member; raise a ValueError if they are more than LARGEST."""
+        _check_size(self.archive.getinfo(member).file_size)  # zipfile unpacks no more than this
         with self.lock:
             return self.archive.read(member)
 
 
 def open_zip(path: Path) -> _Zip:
-    """The zip, kept open for the next call, since to open one of 50,000 pictures takes about a second."""
+    """Return the open zip, cached because opening one of 50,000 files takes about a second.
+
+    Raises:
+        UserError: the file is not a zip, or is truncated or unreadable.
+    """
     try:
         state = path.stat()
         return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
@@ -112,11 +117,12 @@ def open_zip(path: Path) -> _Zip:
 
 @lru_cache(maxsize=4)
 def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
-    """Keyed by the process too: a forked worker must not share its parent's file position or lock."""
+    """Open a zip, cached also by process: a forked worker must not share its parent's file position or lock."""
     return _Zip(path)
 
 
 def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raise a UserError if that fails."""
     try:
         return _open_regular(path)
     except OSError as error:
@@ -124,7 +130,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file; an OSError for what may have no end, such as a FIFO, for whose writer open would wait."""
+    """Open a regular file; raise an OSError for any other, such as a FIFO, where open would wait for a writer."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise OSError("not a regular file")
     return open(path, "rb")

@@ -1,7 +1,7 @@
-"""Read pickles of plain values and numpy arrays, of Python 2 and 3, without running what they name.
+"""Read pickles of plain values and numpy arrays, of Python 2 and 3, without importing or calling what they name.
 
-numpy is kept out of it too: `ndarray.__setstate__` and `dtype.__setstate__` crash on damaged or hostile states. Here
-stand-ins take the states, and arrays are made of their bytes afterwards.
+numpy does not unpickle either: `ndarray.__setstate__` and `dtype.__setstate__` crash on damaged or hostile states.
+Stand-in classes receive the states, and arrays are built from their bytes afterwards.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from uvit_decay.errors import UserError, one_line
 
 
 def read_dict(content: bytes, where: str, *keys: str) -> dict[str, Any]:
-    """The dict that a pickle holds, numpy arrays of numbers among its values; text of Python 2 is read as latin1.
+    """Return the dict in a pickle; its values may be numpy arrays of numbers. Python 2 text is decoded as latin1.
 
-    Raises UserError that starts with `where`: it names something else than numpy's arrays, it is damaged, it holds no
-    dict, or the dict lacks one of the `keys`.
+    Raises:
+        UserError: the pickle names anything but numpy arrays, is damaged or holds no dict, or the dict lacks one of the
+            `keys`. The message starts with `where`.
     """
     try:
-        # latin1: the bytes of arrays that Python 2 wrote must survive as text
+        # latin1 maps each byte to one character, so the bytes of Python 2 arrays can be recovered from the text
         found = _Unpickler(io.BytesIO(content), encoding="latin1").load()
         if isinstance(found, dict):
             found = {key: value.array() if isinstance(value, _Array) else value for key, value in found.items()}
@@ -40,11 +41,11 @@ def read_dict(content: bytes, where: str, *keys: str) -> dict[str, Any]:
 
 
 class _RefusedError(Exception):
-    """The name that a pickle wanted to call."""
+    """A pickle names something without a stand-in; the message is that name."""
 
 
 class _DType:
-    """Stands for numpy.dtype."""
+    """Stand-in for numpy.dtype."""
 
     def __init__(self, name: str, align: bool = False, copy: bool = False) -> None:
         self.name, self.order = name, "="
@@ -54,38 +55,39 @@ class _DType:
 
 
 class _Array:
-    """Stands for numpy.ndarray."""
+    """Stand-in for numpy.ndarray."""
 
     def __setstate__(self, state: tuple) -> None:
         _, self.shape, self.dtype, self.fortran, self.content = state
 
     def array(self) -> np.ndarray:
+        """Return the numpy array with this state; raise a ValueError for arrays of objects."""
         content = self.content.encode("latin1") if isinstance(self.content, str) else self.content
-        flat = np.frombuffer(content, self.dtype.order + self.dtype.name)  # refuses objects
+        flat = np.frombuffer(content, self.dtype.order + self.dtype.name)  # ValueError for object dtypes
         return flat.reshape(self.shape, order="F" if self.fortran else "C")
 
 
 def _reconstruct(subtype: type, shape: tuple, code: bytes) -> _Array:
-    """Stands for numpy's: an empty array, whose state follows."""
+    """Return an empty array, whose state follows in the pickle: stand-in for the numpy function."""
     return _Array()
 
 
 def _frombuffer(content: bytes, dtype: _DType, shape: tuple, order: str) -> _Array:
-    """Stands for numpy's, which pickles of protocol 5 name."""
+    """Return an array of these bytes: stand-in for the numpy function that pickles of protocol 5 call."""
     array = _Array()
     array.__setstate__((1, shape, dtype, order == "F", content))
     return array
 
 
 def _encode(text: str, encoding: str) -> bytes:
-    """Stands for _codecs.encode, by which Python 3 writes bytes in protocol 2."""
+    """Return latin1 text as bytes: stand-in for _codecs.encode, which Python 3 uses for bytes in protocol 2."""
     if encoding != "latin1":
         raise ValueError(f"bytes encoded as {encoding!r}")
     return text.encode("latin1")
 
 
 class _Unpickler(pickle.Unpickler):
-    """Whatever else a pickle names is not even imported."""
+    """An unpickler that imports nothing: names without a stand-in are refused."""
 
     STAND_INS: dict[tuple[str, str], Callable] = {
         ("_codecs", "encode"): _encode,

@@ -1,8 +1,8 @@
-"""Pictures of an image folder, zip or tar: list them with their classes, decode and crop them, read them into a tensor.
+"""Images of a folder, zip or tar: list them with their classes, decode and crop them, read them into a tensor.
 
-The class of a picture is the name of the folder that it lies in; pictures directly at the top have no class. Everything
-here is uint8: the float range of the networks begins elsewhere. EXIF orientation and colour profiles are ignored, as in
-the ADM pipeline whose crop this is and against whose reference statistics FIDs are compared.
+The class of an image is the name of its folder; images at the top level have no class. All values are uint8; data
+modules convert them to float. EXIF orientation and colour profiles are ignored, as in the ADM pipeline, which defines
+the crop and the usual reference statistics for FID.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from uvit_decay.data.archives import find
 from uvit_decay.data.members import DAMAGED, Found, opened
 from uvit_decay.errors import UserError, one_line
 
-# What PIL may open, whatever a file's name says, the common ones first; TGA, which has no mark of its own, last. Others
-# are no pictures (labels.h5), or run another program on what they hold: EPS, and IPTC, which may hold an EPS.
+# Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The
+# others are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "TGA")
-MOST_PIXELS = 89_478_485  # PIL's limit, for pictures as they are and as they are scaled
+MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scaling
 
 _DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Where pictures are and what they show. Holds no open file: it can be pickled and sent to worker processes.
+    """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
     Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `members.Found`.
@@ -55,16 +55,18 @@ class Listing:
 
 
 def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> Listing:
-    """All pictures below a folder (links are followed) or inside a zip or tar, or those of `classes`; none is decoded.
+    """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
 
-    A tar may hold class folders or, like those of ImageNet, a tar for each class; so may a folder hold tars.
-    Raises UserError: no such path, neither folder, zip nor tar, damaged or compressed tars, no pictures, folders that
-    define no classes, or what `select` raises.
+    A folder or tar may hold class folders or, as ImageNet does, one tar per class.
+
+    Raises:
+        UserError: `path` does not exist or is not a folder, zip or tar, a tar is damaged or compressed, there are no
+            images, the folders define no classes, or one of `classes` has no images.
     """
     path = Path(os.path.expanduser(path))
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
-    kinds = {*_formats(), "MPO"}  # a JPEG with another one behind it
+    kinds = {*_formats(), "MPO"}  # PIL's name for a JPEG followed by another one
     extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
     names, tars, spans = find(path, extensions, classes)
     if not names:
@@ -83,9 +85,10 @@ def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> L
 
 
 def select(listing: Listing, classes: Collection[str]) -> Listing:
-    """The pictures of these classes alone; a label is then the rank of its class among them, sorted.
+    """Return the images of these classes only, labelled by the rank of their class among them, sorted.
 
-    Raises UserError if there are classes without pictures.
+    Raises:
+        UserError: a class has no images.
     """
     class_names = tuple(sorted(classes))
     missing = sorted(set(class_names) - set(listing.class_names))
@@ -102,7 +105,7 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
 
 
 def _check_folders(path: Path, folders: set[str]) -> None:
-    """UserError unless each folder with pictures is one class: none inside another one, no name twice."""
+    """Raise a UserError if a folder with images lies inside another one, or if two have the same name."""
     seen: dict[str, str] = {}
     for folder in sorted(folders):
         outer = {str(parent) for parent in PurePosixPath(folder).parents}.intersection(folders)
@@ -118,7 +121,7 @@ def _check_folders(path: Path, folders: set[str]) -> None:
 
 
 def size_of(listing: Listing) -> int:
-    """Width and height of the first picture. Raises UserError if it is not square or cannot be read."""
+    """Return the width and height of the first image; raise a UserError if it is not square or not readable."""
     name = listing.members[0]
     with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
         content = fetched(fetch, 0, name)
@@ -131,9 +134,11 @@ def size_of(listing: Listing) -> int:
 
 @contextmanager
 def open_picture(file: BinaryIO, name: str) -> Iterator[Image.Image]:
-    """Open a picture of one of FORMATS, not yet decoded; raise a UserError that starts with `name` if it is damaged.
+    """Open an image of one of FORMATS without decoding it; the body of the `with` statement may decode it.
 
-    Also for what is raised in the body, and for pictures of more than MOST_PIXELS.
+    Raises:
+        UserError: the image is damaged, also if the body finds that, or has more than MOST_PIXELS pixels. The message
+            starts with `name`.
     """
     try:
         with Image.open(file, formats=_formats()) as image:
@@ -147,14 +152,15 @@ def open_picture(file: BinaryIO, name: str) -> Iterator[Image.Image]:
 
 
 def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = False) -> np.ndarray:
-    """One picture as uint8 (channels, size, size): grey for channels = 1, RGB for 3, cropped by `centre_crop`.
+    """Decode an image to uint8 (channels, size, size), cropped by `centre_crop`; 1 channel is grey, 3 are RGB.
 
-    With `exact` nothing is cropped: the picture must have that size.
+    With `exact`, nothing is cropped and the image must have that size. All FORMATS and PIL modes are supported:
+    animations give their first frame, transparency is put on white, 16-bit grey and mode I have the range 0..65535,
+    float images 0..1. (PIL itself reduces 16-bit colour to the high bytes.)
 
-    Any of FORMATS and mode of PIL, the first frame of animations, transparency on white. 16-bit grey and mode I are
-    taken as 0..65535, float pictures as 0..1. (PIL itself cuts 16-bit colour to its high bytes while it reads.)
-    Raises UserError that starts with `name` if the bytes cannot be decoded, if values are outside those ranges, or if
-    the size is another than exactly that asked for, or cannot be scaled to it.
+    Raises:
+        UserError: the bytes cannot be decoded, values are outside these ranges, or the size differs with `exact` or
+            cannot be scaled to `size`. The message starts with `name`.
     """
     _check_shape(size, channels)
     with open_picture(file, name) as image:
@@ -170,14 +176,14 @@ def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = Fa
 
 
 def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
-    """The picture in `mode` ("L" or "RGB"); ValueError if wide grey values are outside the ranges of `decode`."""
+    """Convert to `mode` ("L" or "RGB"); raise a ValueError for grey values outside the ranges of `decode`."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image)
         top = 1.0 if image.mode == "F" else 65535
-        if not ((values >= 0) & (values <= top)).all():  # also NaN; clipping would make a float 0..255 picture white
+        if not ((values >= 0) & (values <= top)).all():  # NaN too; no clipping, which turns floats 0..255 white
             raise ValueError(f"values {values.min()} to {values.max()} in mode {image.mode}, expected 0 to {top}")
         grey = np.rint(values * (255 / top)).astype(np.uint8)
-        if "transparency" in image.info:  # PNG: the one value that means transparent
+        if "transparency" in image.info:  # PNG: the one grey value that is transparent
             grey[values == image.info["transparency"]] = 255
         return Image.fromarray(grey).convert(mode)
     if image.has_transparency_data:
@@ -187,10 +193,10 @@ def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
 
 
 def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """The size x size centre, scaled so that the shorter side just fits: ADM's `center_crop_arr` (guided-diffusion).
+    """Scale the shorter side to `size` and crop the centre to size x size: `center_crop_arr` of ADM (guided-diffusion).
 
-    Box-filtered halvings first, so that the bicubic filter never shrinks by 2 or more. A picture that is size x size
-    already is returned as it is.
+    Box-filtered halvings come first, so that the bicubic filter always shrinks by less than 2. An image of size x size
+    is returned unchanged.
     """
     if image.size == (size, size):
         return image
@@ -210,21 +216,23 @@ def read(
     progress: bool | None = None,
     exact: bool = False,
 ) -> Tensor:
-    """The pictures (all, or those at `indices` in that order) as uint8 (n, channels, size, size), decoded by threads.
+    """Read all images, or those at `indices` in that order, as uint8 (n, channels, size, size), decoded in threads.
 
-    Works in forked and spawned workers. `progress` None shows a bar for more than 2000 pictures; `exact` as in
-    `decode`.
-    Raises UserError, after trying them all, that counts the pictures that cannot be read and explains the first.
+    Works in forked and spawned workers. With `progress` None, a bar is shown for more than 2000 images; `exact` is that
+    of `decode`.
+
+    Raises:
+        UserError: images cannot be read; after trying all, the message counts them and explains the first failure.
     """
     _check_shape(size, channels)
-    _formats()  # before threads would race to load them
+    _formats()  # loaded before the threads start, which would race
     wanted = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(wanted), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
     with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
 
         def fill(rows: range) -> list[str]:
-            """Decodes into the rows of `out`; returns what went wrong."""
+            """Decode into these rows of `out` and return the error messages."""
             failures = []
             for row in rows:
                 name = listing.members[wanted[row]]
@@ -243,9 +251,9 @@ def read(
 
 
 def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) -> list[str]:
-    """What `fill` returns for parts of range(count), in order."""
+    """Call `fill` in threads on consecutive parts of range(count) and return the messages in order."""
     threads = min(16, os.cpu_count() or 1)
-    step = min(64, 1 + count // (4 * threads))  # a future for each picture would cost gigabytes on ImageNet
+    step = min(64, 1 + count // (4 * threads))  # one future per image would cost gigabytes on ImageNet
     chunks = [range(count)[start : start + step] for start in range(0, count, step)]
     failures: list[str] = []
     pool = ThreadPoolExecutor(threads)
@@ -255,16 +263,16 @@ def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) 
                 failures += failed
                 bar.update(len(chunk))
         finally:
-            pool.shutdown(cancel_futures=True)  # so that Ctrl-C does not wait for the rest of the set
+            pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the remaining images
     return failures
 
 
 @cache
 def _formats() -> list[str]:
-    """Load PIL's plugins, the common ones first: a third faster on CIFAR-10. Return those of FORMATS that it has."""
+    """Load PIL's plugins, common ones first (a third faster on CIFAR-10), and return the available FORMATS."""
     Image.preinit()
     Image.init()
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what it warns of is refused
+    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
     return [name for name in FORMATS if name in Image.OPEN]
 
 
@@ -276,7 +284,7 @@ def _check_shape(size: int, channels: int) -> None:
 
 
 def fetched(fetch: Callable[[int], bytes], index: int, name: str) -> BytesIO:
-    """Return the bytes of file `index` of an opened archive; raise a UserError that starts with `name` if it cannot."""
+    """Return the bytes of file `index` of an opened archive; raise a UserError that starts with `name` on failure."""
     try:
         return BytesIO(fetch(index))
     except DAMAGED as error:
