@@ -1,4 +1,4 @@
-"""Data modules: uint8 pictures and int64 labels in step-indexed batches."""
+"""Data modules: uint8 images and int64 labels in step-indexed batches."""
 
 from uvit_decay.data.base import ImageData
 from uvit_decay.data.cifar import CIFAR10, CIFAR100

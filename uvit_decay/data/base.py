@@ -1,4 +1,4 @@
-"""What every data module offers: its sets, its classes, and step-indexed loaders."""
+"""The base class of all data modules: training and test sets, classes and step-indexed loaders."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSam
 from uvit_decay.errors import UserError, check_whole
 from uvit_decay.image import to_float, to_uint8
 
-ON_DEVICE = 2**30  # bytes up to which a set in memory is kept on each GPU
+ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
 
 
 class ImageData(LightningDataModule):
-    """Pictures for training and testing. After `setup`, `train` and `test` (or None) and `class_names` are there.
+    """Images for training and testing: `setup` sets `train`, `test` (or None) and `class_names`.
 
     Args:
         image_size: height and width in pixels.
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
-        flip: mirror half of the training pictures.
-        seed: of the order and the flips.
-        num_workers: reader processes on each device, at most one for each CPU core; 0 for sets in memory.
-        device_batch_size: pictures that a device takes at once; what is more of its share of the global batch goes
-            through it in equal pieces, whose gradients are accumulated. Null: the whole share at once.
+        flip: mirror half of the training images.
+        seed: random seed of the image order and the flips.
+        num_workers: reader processes per device, at most one per CPU core; 0 for sets in memory.
+        device_batch_size: most images per forward pass on a device; a larger share of the global batch is split into
+            equal pieces, whose gradients are accumulated. Null: the whole share at once.
     """
 
     def __init__(
@@ -52,24 +52,24 @@ class ImageData(LightningDataModule):
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
-        self.latents: LatentSpace | None = None  # of data that are not pixels
-        self.pieces = 1  # of each device's share of a global batch
+        self.latents: LatentSpace | None = None  # None for pixels
+        self.pieces = 1  # accumulated on each device for a global batch
 
     @property
     def name(self) -> str:
-        """What reports call the training set."""
+        """Name of the training set in reports."""
         return type(self).__name__.lower()
 
     @abstractmethod
     def load(self) -> None:
-        """Read the pictures: set `train`, `test` and `class_names`."""
+        """Read the images and set `train`, `test` and `class_names`."""
 
     def network_input(self, stored: Tensor) -> Tensor:
-        """What a network is given for pictures as they are stored: float32 (b, c, h, w)."""
+        """Convert stored images to the input of networks: float32 (b, c, h, w)."""
         return to_float(stored)
 
     def preview(self, x: Tensor) -> Tensor:
-        """Pictures to look at, uint8 (b, 1 or 3, h, w), of what a network makes."""
+        """Convert images in the scale of networks to images for display: uint8 (b, 1 or 3, h, w)."""
         return to_uint8(x)
 
     def setup(self, stage: str | None = None) -> None:
@@ -77,17 +77,21 @@ class ImageData(LightningDataModule):
             self.load()
         if stage == "validate" and self.test is None:
             raise UserError("validate needs test data: set --data.test_path or, where the data have it, --data.holdout")
-        sampler = self._train_sampler()  # a batch size that does not fit is found now, before anything takes time
+        sampler = self._train_sampler()  # checks the batch size before any slow work
         if stage == "fit" and self.trainer is not None:
             self._accumulate(sampler)
 
     def teardown(self, stage: str) -> None:
-        """Leave the trainer as it was: it may fit something else."""
+        """Reset the accumulation of the trainer, which may be used for another fit."""
         if stage == "fit":
             self.trainer.accumulate_grad_batches = 1
 
     def _accumulate(self, sampler: StepSampler) -> None:
-        """Let the trainer accumulate the pieces of a global batch, and say how the batch is made up."""
+        """Let the trainer accumulate the pieces of a global batch, and print how the batch is divided.
+
+        Raises:
+            UserError: the trainer is configured to accumulate batches already.
+        """
         asked, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
         if asked != 1:
             raise UserError(
@@ -118,7 +122,7 @@ class ImageData(LightningDataModule):
         return self._loader(self.train, self._train_sampler(), self.seed if self.flip else None)
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
-        """Whole global batches of the test set, in order."""
+        """Return a loader of the test set in order, whole global batches only, or [] without a test set."""
         if self.test is None:
             return []
         ranks = self.trainer.world_size if self.trainer else 1

@@ -1,6 +1,6 @@
-"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or as the .tar.gz they come in.
+"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz.
 
-Names, addresses and checksums are those of torchvision. The batches are pickles, read without running code.
+File names, URLs and checksums are those of torchvision. The batches are pickles, read without running code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PIXELS = 3 * 32 * 32
 
 
 class _File(NamedTuple):
-    """One of the official files: where it was found, what it holds, and whether its md5 is the official one."""
+    """One of the official files: path, content, and whether the md5 is the official one."""
 
     where: str
     content: bytes
@@ -38,13 +38,13 @@ class _File(NamedTuple):
 
 
 class _CIFAR(ImageData):
-    """What the two sets share; command lines show these lines with those of either set.
+    """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
     Args:
         batch_size: global batch size, over all devices.
-        device_batch_size: pictures that a device takes at once; null: its whole share of the global batch.
-        flip: mirror half of the training pictures.
-        seed: of the order and the flips.
+        device_batch_size: most images per forward pass on a device; null: its whole share of the global batch.
+        flip: mirror half of the training images.
+        seed: random seed of the image order and the flips.
     """
 
     def __init__(
@@ -58,26 +58,27 @@ class _CIFAR(ImageData):
     ) -> None:
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
         self.path, self.download = at_home(path), download
-        self._failure: UserError | None = None  # of the download
+        self._failure: UserError | None = None  # set if the download fails
 
     @abstractmethod
     def official(self) -> type[datasets.CIFAR10]:
-        """torchvision's class, for its names, address and checksums."""
+        """Return torchvision's class, which defines file names, URL and checksums."""
 
     @abstractmethod
     def keys(self) -> tuple[str, str]:
-        """The keys of the labels in the batches and of their names in the meta file."""
+        """Return the key of the labels in the batches and that of the class names in the meta file."""
 
     def prepare_data(self) -> None:
-        """Download the archive if that is asked for and nothing is there. Lightning calls this once on each node."""
+        """Download the archive if `download` is set and no data are present. Lightning calls this once per node."""
         if self.download and self._find() is None:
             official = self.official()
             try:
                 download(official.url, self._archive(), official.tgz_md5, "md5")
-            except UserError as error:  # kept for `load`, which fails on all processes: here the others would wait
+            except UserError as error:  # raised by `load` on all processes: here the others would wait
                 self._failure = error
 
     def load(self) -> None:
+        """Read the files and set `train`, `test` and `class_names`."""
         found = self._find()
         if found is None:
             raise self._failure or UserError(self._nothing_found())
@@ -91,16 +92,16 @@ class _CIFAR(ImageData):
         )
 
     def _md5s(self) -> dict[str, str]:
-        """The files that are read, with their official checksums."""
+        """Return the official md5 of each file to read, by name."""
         official = self.official()
         return {**dict(official.train_list + official.test_list), official.meta["filename"]: official.meta["md5"]}
 
     def _archive(self) -> Path:
-        """Where the archive is, or will be downloaded to."""
+        """Return the path of the archive, present or to be downloaded."""
         return self.path if self.path.suffix in (".gz", ".tgz") else self.path / self.official().filename
 
     def _find(self) -> Path | None:
-        """The extracted folder if there is one, else the archive, else None."""
+        """Return the extracted folder if present, else the archive if present, else None."""
         if self.path.is_file():
             return self.path
         for folder in (self.path, self.path / self.official().base_folder):
@@ -132,7 +133,7 @@ class _CIFAR(ImageData):
         return files
 
     def _read_archive(self, path: Path) -> dict[str, _File]:
-        """From memory; nothing is extracted. The checksum of the archive answers for what is in it."""
+        """Read the files into memory without extracting the archive, whose md5 is verified in place of theirs."""
         official = self.official()
         verify(path, official.tgz_md5, "md5")
         wanted = {f"{official.base_folder}/{name}": name for name in self._md5s()}
@@ -146,36 +147,38 @@ class _CIFAR(ImageData):
 
 
 class CIFAR10(_CIFAR):
-    """CIFAR-10: 50,000 training and 10,000 test pictures of 32x32 RGB, 10 classes.
+    """CIFAR-10: 50,000 training and 10,000 test images of 32x32 RGB, 10 classes.
 
     Args:
-        path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that holds one of them.
-        download: fetch the archive (170 MB) into that folder if nothing is there.
+        path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that contains one of them.
+        download: download the archive (170 MB) into that folder if no data are present.
 
     Raises:
-        UserError: nothing there, another archive, or files that are no CIFAR batches.
+        UserError: no data are present, or another archive, or files that are not CIFAR batches.
     """
 
     def official(self) -> type[datasets.CIFAR10]:
+        """Return torchvision's class of CIFAR-10."""
         from torchvision import datasets
 
         return datasets.CIFAR10
 
     def keys(self) -> tuple[str, str]:
+        """Return the key of the labels and that of the class names."""
         return "labels", "label_names"
 
 
 class CIFAR100(_CIFAR):
-    """CIFAR-100: 50,000 training and 10,000 test pictures of 32x32 RGB, 100 classes in 20 groups.
+    """CIFAR-100: 50,000 training and 10,000 test images of 32x32 RGB, 100 classes in 20 groups.
 
     Args:
-        path: cifar-100-python, cifar-100-python.tar.gz, or the folder that holds one of them.
-        download: fetch the archive (169 MB) into that folder if nothing is there.
+        path: cifar-100-python, cifar-100-python.tar.gz, or the folder that contains one of them.
+        download: download the archive (169 MB) into that folder if no data are present.
         labels: the 100 classes ("fine") or the 20 groups ("coarse").
         options: batch_size, device_batch_size, flip and seed, as above.
 
     Raises:
-        UserError: nothing there, another archive, or files that are no CIFAR batches.
+        UserError: no data are present, or another archive, or files that are not CIFAR batches.
     """
 
     def __init__(
@@ -186,14 +189,17 @@ class CIFAR100(_CIFAR):
 
     @property
     def name(self) -> str:
+        """Name of the training set in reports."""
         return "cifar100" if self.labels == "fine" else "cifar100-coarse"
 
     def official(self) -> type[datasets.CIFAR10]:
+        """Return torchvision's class of CIFAR-100."""
         from torchvision import datasets
 
         return datasets.CIFAR100
 
     def keys(self) -> tuple[str, str]:
+        """Return the key of the labels and that of the class names, fine or coarse."""
         return f"{self.labels}_labels", f"{self.labels}_label_names"
 
 
@@ -212,7 +218,7 @@ def _class_names(meta: _File, key: str) -> tuple[str, ...]:
 
 
 def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
-    """Pictures, uint8 (n, 3072), and their labels; UserError unless they are what CIFAR batches hold."""
+    """Return images, uint8 (n, 3072), and labels; raise a UserError if the file is not a valid CIFAR batch."""
     batch = read_dict(file.content, file.where, "data", label_key)
     data, labels = batch["data"], batch[label_key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
@@ -231,6 +237,6 @@ def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[
 
 
 def _join(batches: list[tuple[np.ndarray, list[int]]]) -> InMemory:
-    """Each row of 3072 is the red plane, the green and the blue one, each row by row."""
+    """Join batches into one set; a row of 3072 bytes holds the red, green and blue plane, each row by row."""
     images = np.concatenate([data for data, _ in batches]).reshape(-1, 3, 32, 32)
     return InMemory(torch.from_numpy(images), torch.tensor([label for _, labels in batches for label in labels]))

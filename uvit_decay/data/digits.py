@@ -1,4 +1,4 @@
-"""scikit-learn's bundled handwritten digits: real data for which nothing is downloaded."""
+"""The handwritten digits bundled with scikit-learn: real data without a download."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ class Digits(ImageData):
 
     Args:
         batch_size: global batch size.
-        device_batch_size: digits that a device takes at once, see `ImageData`.
-        seed: of the order of the pictures; the split is always the same.
+        device_batch_size: most digits per forward pass on a device, see `ImageData`.
+        seed: random seed of the image order; the split does not depend on it.
     """
 
     def __init__(self, batch_size: int = 32, device_batch_size: int | None = None, seed: int = 0) -> None:
         super().__init__(8, 1, batch_size, flip=False, seed=seed, device_batch_size=device_batch_size)
 
     def load(self) -> None:
+        """Load the digits, scaled from 0..16 to 0..255, and split them."""
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""Your own pictures: a folder, zip or tar of class folders."""
+"""The data module for image folders, zips and tars."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uvit_decay.randomness import generator
 
 
 class OnDisk(ImageSet):
-    """An ImageSet that decodes the pictures `chosen` from a listing anew for every batch."""
+    """An ImageSet that decodes its images, those at the indices `chosen` of a listing, anew for every batch."""
 
     def __init__(self, listing: Listing, chosen: list[int], image_size: int, channels: int) -> None:
         self.listing, self.chosen, self.image_size, self.channels = listing, chosen, image_size, channels
@@ -30,29 +30,29 @@ class OnDisk(ImageSet):
 
 
 class Images(ImageData):
-    """A folder, zip or tar of class folders (`<class>/<picture>`), or of pictures without classes; see `FORMATS`.
+    """A folder, zip or tar of class folders (`<class>/<image>`), or of images without classes, in any of `FORMATS`.
 
-    ImageNet's official tar of tars is read as it is. Tars must not be compressed, and nothing is unpacked.
-    Pictures are brought to the size by the centre crop that ADM, DiT, SiT and U-ViT use; as there, EXIF's orientation
-    is ignored.
+    The official ImageNet tar of tars is read directly. Tars must not be compressed, and nothing is unpacked to disk.
+    Images are scaled and cropped by the centre crop of ADM, DiT, SiT and U-ViT; as there, the EXIF orientation is
+    ignored.
 
     Args:
-        path: folder, zip or tar of the training pictures.
+        path: folder, zip or tar of the training images.
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
-        holdout: where there is no test_path, the share of each class that is kept from training for them; 0 keeps none.
-        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of them; null takes all folders.
+        holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
+        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
         image_size: height and width in pixels.
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
-        device_batch_size: pictures that a device takes at once, see `ImageData`.
-        flip: mirror half of the training pictures.
-        memory_gb: sets that are smaller than this as uint8 are read once and kept in memory, by each process.
-        num_workers: reader processes on each device for larger sets.
-        seed: of the order and the flips; the held-out part is always the same.
+        device_batch_size: most images per forward pass on a device, see `ImageData`.
+        flip: mirror half of the training images.
+        memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
+        num_workers: reader processes per device for larger sets.
+        seed: random seed of the image order and the flips; the held-out images do not depend on it.
 
     Raises:
-        UserError: nothing there to read, unreadable pictures, classes that differ between the two paths, or listed
-            classes that one of them lacks.
+        UserError: there are no images, images cannot be read, the two paths have different classes, or one of them
+            lacks a class of `classes`.
     """
 
     def __init__(
@@ -78,10 +78,12 @@ class Images(ImageData):
 
     @property
     def name(self) -> str:
+        """Name of the training set in reports: that of the folder or archive, with the class list if any."""
         name = Path(self.path).stem
         return name if self.classes is None else f"{name}, classes {self.classes}"
 
     def load(self) -> None:
+        """List the images, split them, and read the sets that fit into memory."""
         wanted = None if self.classes is None else class_list(self.classes)
         listing = list_pictures(self.path, wanted)
         self.class_names = listing.class_names
@@ -98,7 +100,7 @@ class Images(ImageData):
             self.num_workers = 0
 
     def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
-        """Indices for training and held-out ones, the same share of every class."""
+        """Return sorted indices for training and held-out ones, the same share of every class."""
         if self.test_path is not None or self.holdout == 0.0:
             return list(range(len(listing.members))), []
         labels = np.array(listing.labels)

@@ -1,8 +1,8 @@
 """Batches as a function of (seed, step): shuffling, mirroring, sharding over ranks and exact resumption in one place.
 
-Global batch k holds the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one
-piece or, where a device cannot hold it, in several whose gradients are accumulated. So the training data do not depend
-on the devices, and a run resumed in the middle of an epoch goes on where it was.
+Global batch k is the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one piece
+or, if that is too large for a device, in several pieces whose gradients are accumulated. The training data therefore do
+not depend on the number of devices, and a run resumed in the middle of an epoch continues with the next batch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from uvit_decay.randomness import generator, uniform
 
 
 class ImageSet(ABC):
-    """Pictures of one size as they are stored, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
+    """Images of one size in their stored form, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
 
-    `labels` (n,) are those of all pictures, on the CPU.
+    `labels` (n,) are those of all images, on the CPU.
     """
 
     labels: Tensor
@@ -34,7 +34,7 @@ class ImageSet(ABC):
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]: ...
 
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
-        """The same, with left and right exchanged where the bool tensor `mirror` (b,) says so."""
+        """Return `self[indices]` with images mirrored (left to right) where the bool tensor `mirror` (b,) is True."""
         images, labels = self[indices]
         mirror = mirror.to(images.device, non_blocking=True)[:, None, None, None]
         return torch.where(mirror, images.flip(-1), images), labels
@@ -47,15 +47,15 @@ class InMemory(ImageSet):
         self.images, self.labels = images, labels
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = torch.tensor(indices, dtype=torch.int64)  # also of no index
+        chosen = torch.tensor(indices, dtype=torch.int64)  # the dtype is needed for an empty list
         return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
 
 
 class Batch(NamedTuple):
-    """A part of global batch `number`: positions first, first + 1, ... of `total`.
+    """A piece of global batch `number`: positions first, first + 1, ... of `total`.
 
-    `images` are as stored (see ImageSet) until the data module has brought them to the network's device and form:
-    float32 (b, c, h, w), about [-1, 1].
+    `images` have their stored form (see ImageSet) until the data module moves them to the network's device and converts
+    them to its input: float32 (b, c, h, w), about [-1, 1].
     """
 
     images: Tensor
@@ -66,13 +66,13 @@ class Batch(NamedTuple):
 
     @property
     def rows(self) -> Tensor:
-        """Int64 (b,) on the device of the images: their numbers in the whole run, those of its random numbers."""
+        """Positions of the images in the whole run, which key their random numbers: int64 (b,) on their device."""
         start = self.number * self.total + self.first
         return torch.arange(start, start + len(self.images), device=self.images.device)
 
 
 def subset(images: ImageSet, limit: int, name: str) -> list[int]:
-    """All indices, or a fixed random `limit` of them: folders are sorted by class, so the first are of few classes."""
+    """Return all indices, or `limit` random ones fixed by `name`, since the first of a folder are of few classes."""
     if len(images) <= limit:
         return list(range(len(images)))
     return torch.randperm(len(images), generator=generator("subset", name))[:limit].sort().values.tolist()
@@ -86,26 +86,26 @@ class _Slice(NamedTuple):
 
 
 def pieces(share: int, limit: int | None) -> int:
-    """In how many equal pieces a device must take its `share` of a global batch so that none exceeds `limit`."""
+    """Return the least number of equal pieces of a device's `share` of a batch such that none exceeds `limit`."""
     return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= (limit or share))
 
 
 class StepSampler(DistributedSampler):
-    """Yields this rank's share of every global batch from number `start` to the end of its epoch, piece by piece.
+    """A sampler of this rank's share of every global batch, from `start` to the end of its epoch, piece by piece.
 
-    It is a DistributedSampler only so that Lightning sees that sharding is taken care of.
+    It subclasses DistributedSampler only so that Lightning does not replace it by another one.
 
     Args:
-        size: pictures of the set.
+        size: number of images in the set.
         batch_size: the global batch size.
-        seed: of the order.
-        rank: whose share; of `ranks`.
-        ranks: processes.
-        shuffle: a new order in each epoch; else always the order of the set.
-        limit: pictures that a device takes at once; None for its whole share.
+        seed: random seed of the order.
+        rank: index of this process.
+        ranks: number of processes.
+        shuffle: a new order in each epoch; otherwise always the order of the set.
+        limit: most images per piece; None takes the whole share at once.
 
     Raises:
-        UserError: the global batch does not divide over the ranks, or is larger than the set.
+        UserError: the global batch is below 1, above `size` or not divisible by the ranks, or `limit` is below 1.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class _Batches(Dataset):
 
 
 class StepLoader(DataLoader):
-    """A DataLoader over whole batches that Lightning saves and restores: it counts what it has handed out.
+    """A DataLoader of whole batches that counts those it yields, so that Lightning can save and restore its position.
 
     Args:
-        images: the pictures.
-        sampler: which of them, and when.
-        flip_seed: mirror half of the pictures, by this seed; None mirrors none.
-        num_workers: processes that read; 0 for sets in memory.
-        pin_memory: put batches where a GPU can fetch them.
+        images: the set.
+        sampler: the order and division of the batches.
+        flip_seed: mirror half of the images, drawn with this seed; None mirrors none.
+        num_workers: reader processes; 0 for sets in memory.
+        pin_memory: put batches into pinned memory, for asynchronous copies to a GPU.
     """
 
     def __init__(
@@ -189,12 +189,14 @@ class StepLoader(DataLoader):
     def __iter__(self) -> Iterator[Batch]:
         start = self.sampler.start
         for count, batch in enumerate(super().__iter__(), 1):
-            if self.sampler.shuffle:  # an evaluation loader starts anew each time
+            if self.sampler.shuffle:  # an evaluation loader always begins at batch 0
                 self.sampler.start = start + count // self.sampler.pieces
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the number of the next global batch; Lightning stores it in checkpoints."""
         return {"start": self.sampler.start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the global batch of a `state_dict`."""
         self.sampler.start = state["start"]
