@@ -15,11 +15,12 @@ from conftest import ROOT, tiny_net, tiny_task, tiny_trainer
 from PIL import Image
 
 from uvit_decay.data import Digits
+from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.diffusion.path import Linear
 from uvit_decay.diffusion.sampler import SAMPLERS
 from uvit_decay.nn import SiT
 from uvit_decay.sampled import Sampled
-from uvit_decay.sampling_options import add_sampling_options
+from uvit_decay.sampling_options import add_sampling_options, chosen_sampling
 
 
 def sample(monkeypatch, folder, *args):
@@ -342,6 +343,13 @@ def test_random_labels_are_functions_of_seed_and_number(trained, options, classe
     assert torch.equal(sampled.pictures([5]), alone.pictures([5])), "the picture is of its label"
     assert "_random-labels" in sampled.name()
     assert sampled.describe()["labels"].endswith("at random")
+
+
+def test_another_sampler_than_the_checkpoints_clips_as_it_does(options):
+    stored = Sampling("dpm++", 4, 2.0, clip=True)
+    given = chosen_sampling(options("--sampler", "uvit-dpm"), stored.sampler)
+    assert replace(stored, **given).describe() == "uvit-dpm50_w2"
+    assert replace(stored, **chosen_sampling(options("--steps", "5"), stored.sampler)).clip is True
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,9 @@ class CLI(LightningCLI):
         """Find a bad --ckpt_path before any work."""
         self.model.settings = self._settings()
         if self.config.fit.ckpt_path is not None:
-            self._check_fits(self.config.fit.ckpt_path)
+            step, last = self._check_fits(self.config.fit.ckpt_path), self.trainer.max_steps
+            if 0 <= last <= step:
+                raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:
         """The same, and without a checkpoint there is nothing to measure."""
@@ -201,10 +203,11 @@ class CLI(LightningCLI):
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
         self._check_fits(self.config.validate.ckpt_path)
 
-    def _check_fits(self, path: str) -> None:
+    def _check_fits(self, path: str) -> int:
         contents = read_training_checkpoint(Path(path))
         check(contents, self.model, self.trainer, path)
         self.model.load_state_dict(contents["state_dict"])  # which refuses another decay
+        return contents["global_step"]
 
     def _settings(self) -> dict[str, Any]:
         """All that this run depends on, flat."""

@@ -100,8 +100,8 @@ def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, 
     """What the options change of the sampling that a checkpoint recommends, whose sampler is `recommended`."""
     names = ("sampler", "steps", "guidance", "guidance_channels", "clip", "precision")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.sampler not in (None, recommended):  # another one has its own number of steps, and its own SDE if any
-        given = {"steps": None, "sde": None, **given}
+    if options.sampler not in (None, recommended):  # another one has its own number of steps, clipping and SDE if any
+        given = {"steps": None, "clip": None, "sde": None, **given}
     if options.guidance_interval is not None:
         try:
             low, high = map(float, options.guidance_interval.split(","))

@@ -6,12 +6,13 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import Images
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfSet
-from uvit_decay.evaluation.sources import open_pictures, open_reference
+from uvit_decay.evaluation.sources import open_data, open_pictures, open_reference
 from uvit_decay.image import save_npz, save_pngs
 
 
@@ -152,3 +153,9 @@ def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
         data.setup()
         found.append(OfSet("own", data.train if split == "train" else data.test, 3, data.class_names).identity())
     assert found[0] != found[1] != found[2] != found[0]
+
+
+@pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])
+def test_test_images_beside_a_data_set_that_has_its_own_are_refused(name):
+    with pytest.raises(UserError, match="--test elsewhere is for class folders"):
+        open_data(name, "elsewhere", 8, 1)

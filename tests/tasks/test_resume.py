@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from conftest import tiny_net, tiny_task, tiny_trainer, train
+from conftest import ROOT, tiny_net, tiny_task, tiny_trainer, train
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
@@ -76,6 +76,21 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     for change in (*changed, "model.optim.betas [0.8, 0.9] (was [0.9, 0.99])", "trainer.max_steps 3 (was 2)"):
         assert change in line
     assert line.count("was") == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--ckpt_path={trained}", "--trainer.max_steps=12"], "the checkpoint is at step 12: set --trainer.max_steps"),
+        ([f"--ckpt_path={ROOT}/checkpoints/digits.safetensors"], "has weights but no optimizer: name a .ckpt"),
+    ],
+)
+def test_what_cannot_go_on_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *(option.format(trained=trained) for option in options), *TINY)
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs" / "digits").iterdir())
 
 
 @pytest.mark.parametrize("command", ["fit", "validate"])

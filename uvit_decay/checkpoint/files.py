@@ -92,6 +92,8 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
     Raises:
         UserError: missing, damaged or third-party file, or one that contains code.
     """
+    if path.suffix == ".safetensors":
+        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
     return _unpickle_ours(path, whole=True)
 
 

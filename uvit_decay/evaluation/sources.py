@@ -68,6 +68,8 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         UserError: nothing of that name, or of another size than the network takes.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
+        if test:
+            raise UserError(f"--test {test} is for class folders, {name} has test images of its own")
         data = SETS[name]() if name in SETS else _configured(Path(name))
     elif at_home(name).exists():
         holdout = 0.0 if test else 0.1

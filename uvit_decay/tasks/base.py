@@ -216,7 +216,7 @@ class Task(LightningModule):
         check(checkpoint, self, self.trainer, "the checkpoint")
         optim = {"lr": self.optim.lr, "betas": list(self.optim.betas), "weight_decay": self.optim.weight_decay}
         different = changes(checkpoint, self.settings, {**optim, "data": self.trainer.datamodule.name})
-        if different:
+        if different and self.trainer.state.fn == "fit":
             rank_zero_info(f"other settings than the checkpoint's: {different}")
         before, now = checkpoint["uvit_decay"].get("pieces", 1), self.trainer.datamodule.pieces
         current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
