@@ -1,1 +1,1 @@
-"""Evaluation: pictures from anywhere, features kept on disk, metrics with their protocol, a report."""
+"""Evaluation: image sources, cached features, metrics with their protocol, probes, comparisons of runs, reports."""

@@ -27,6 +27,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(args: Sequence[str]) -> None:
+    """Compare runs as `args` ask: write a figure and a CSV, print the table, its notes and remarks."""
     options = _parser().parse_args(args)
     out, by = options.out, options.by
     if out.suffix not in PICTURES:

@@ -1,7 +1,8 @@
-"""Runs side by side: one row for each value of an option, over its seeds, as the paper's Table 4; and their curves.
+"""Comparison of runs: learning curves, and a table with a row for each value of an option, averaged over seeds.
 
-r is Pearson's correlation of the effective rank and the accuracy of the best probe: `within runs` is the mean of what
-each run has over its looks; `over all looks` takes those of all the runs of a row together.
+The table has the form of the paper's Table 4. A look is one evaluation of the probes during training. r is Pearson's
+correlation of the effective rank and the accuracy of the best probe: `within runs` is the mean of the correlations over
+the looks of single runs; `over all looks` pools the looks of all runs of a row.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from uvit_decay.plots import learning_curves
 
 X = Literal["step", "epoch", "images"]
 WITHIN, POOLED = "r_within_runs", "r_over_all_looks"
-ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run, or are remarked below
-FEWEST = 3  # looks; the correlation of two is 1 or -1 whatever they are
+ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run, or have a remark in `remarks`
+FEWEST = 3  # looks; the correlation of two points is always 1 or -1
 
 
 class Column(NamedTuple):
-    """How a column of the table is called there and in the CSV, and rounded."""
+    """A column of the table: title, name in the CSV, and number of decimals."""
 
     title: str
     short: str
@@ -47,17 +48,19 @@ COLUMNS = {
 
 
 class Spread(NamedTuple):
-    """Mean and standard deviation (n - 1) over runs; NaN where there are too few."""
+    """Mean and standard deviation (n - 1) over runs; NaN where there are too few values."""
 
     mean: float
     std: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
+        """Compute both from the finite ones of `values`."""
         known = [value for value in values if math.isfinite(value)]
         return cls(fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan)
 
     def shown(self, decimals: int) -> str:
+        """Format as `mean +- std`, without a part that is NaN; `-` if the mean is."""
         if math.isnan(self.mean):
             return "-"
         spread = "" if math.isnan(self.std) else f" +- {self.std:.{decimals}f}"
@@ -65,7 +68,7 @@ class Spread(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row of the table: `cells` are by the keys of COLUMNS."""
+    """A row of the table; `cells` has keys of COLUMNS."""
 
     label: str
     runs: Sequence[Run]
@@ -73,10 +76,10 @@ class Row(NamedTuple):
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """All of them.
+    """Read the runs in these folders.
 
     Raises:
-        UserError: a folder is named twice, or is not that of a run with probes.
+        UserError: a folder is named twice, or holds no run with probes.
     """
     seen: set[Path] = set()
     for folder in folders:
@@ -87,10 +90,10 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 
 def option(runs: Sequence[Run], by: str) -> str:
-    """The full name of the option `by`, which may be its last part or parts.
+    """Return the full name of the option `by`, which may be given by its last part or parts.
 
     Raises:
-        UserError: no option or several are called so, or a run does not have it.
+        UserError: no option or several match, or a run does not have it.
     """
     wanted = by.replace(".init_args", "")
     names = {name for run in runs for name in run.options}
@@ -106,7 +109,7 @@ def option(runs: Sequence[Run], by: str) -> str:
 
 
 def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
-    """The runs by their value of an option: from large to small, as the paper's tables begin with the plain network."""
+    """Group runs by the value of an option, in descending order: the paper's tables begin with the plain network."""
 
     def place(run: Run) -> tuple[bool, float | int, str]:
         value = run.options[name]
@@ -120,7 +123,7 @@ def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
 
 
 def pearson(looks: Sequence[Mapping[str, float]]) -> float:
-    """Correlation of effective rank and accuracy; NaN where there are too few looks, or one of the two is constant."""
+    """Return the correlation of effective rank and accuracy; NaN with too few looks, or if either is constant."""
     pairs = [(look[RANK], look[BEST]) for look in looks]
     known = [pair for pair in pairs if all(map(math.isfinite, pair))]
     try:
@@ -130,7 +133,7 @@ def pearson(looks: Sequence[Mapping[str, float]]) -> float:
 
 
 def rows(groups: Mapping[str, Sequence[Run]]) -> list[Row]:
-    """A row for each group, and one for the correlations of all runs."""
+    """Return a row for each group, and a last one with the correlations over all runs."""
     found = []
     for label, runs in groups.items():
         cells = {key: Spread.of([run.last[key] for run in runs]) for key in COLUMNS if key in runs[0].last}
@@ -148,7 +151,7 @@ NOTHING = Spread(math.nan, math.nan)
 
 
 def markdown(by: str, table: Sequence[Row]) -> str:
-    """The table for a person."""
+    """Format the table as Markdown."""
     lines = [[by, "runs", *(column.title for column in COLUMNS.values())], ["---"] * (len(COLUMNS) + 2)]
     for row in table:
         cells = (row.cells.get(key, NOTHING).shown(column.decimals) for key, column in COLUMNS.items())
@@ -157,7 +160,7 @@ def markdown(by: str, table: Sequence[Row]) -> str:
 
 
 def save_csv(path: Path, by: str, table: Sequence[Row]) -> None:
-    """The table for a program; each row says at which step, and how its FID was measured."""
+    """Write the table as CSV; each row includes the last step and the protocol of its FID."""
     text = io.StringIO()
     writer = csv.writer(text)
     shorts = [column.short for column in COLUMNS.values()]
@@ -171,13 +174,13 @@ def save_csv(path: Path, by: str, table: Sequence[Row]) -> None:
 
 
 def last_steps(runs: Sequence[Run]) -> str:
-    """`2000`, or `1500 to 2000`."""
+    """Format the steps of the runs' last looks: `2000`, or `1500 to 2000`."""
     steps = [int(run.looks[-1]["step"]) for run in runs]
     return f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
 
 
 def measured(runs: Sequence[Run]) -> str:
-    """How FID and IS came about, in a line; empty if nothing was generated."""
+    """Summarise the protocol of FID and IS in a line; empty if no run measured them."""
     ways = [run.protocol for run in runs if run.generation]
     if not ways:
         return ""
@@ -189,7 +192,7 @@ def measured(runs: Sequence[Run]) -> str:
 
 
 def remarks(runs: Sequence[Run], name: str) -> Iterator[str]:
-    """What a reader of the table must know: all in which the runs differ besides the option `name` and the seed."""
+    """Yield a line for everything in which the runs differ besides the option `name` and the seed."""
     for other in sorted({key for run in runs for key in run.options} - {name, *ABOUT_ONE_RUN}):
         if not other.startswith("trainer.logger"):
             yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
@@ -219,7 +222,7 @@ def _fid_remarks(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
-    """One line if not all runs have the same value."""
+    """Yield one line if not all runs have the same value."""
     having: dict[str, list[Run]] = {}
     for run, value in values.items():
         having.setdefault(value if isinstance(value, str) else json.dumps(value, default=str), []).append(run)
@@ -232,7 +235,7 @@ def _names(runs: Sequence[Run], most: int = 3) -> str:
 
 
 def notes(runs: Sequence[Run]) -> str:
-    """What the numbers of the table are."""
+    """Explain the numbers of the table in three lines."""
     lines = [
         f"Last look at step {last_steps(runs)}; mean +- standard deviation over runs.",
         "r: Pearson's correlation of the effective rank and the accuracy of the best probe.",
@@ -242,10 +245,10 @@ def notes(runs: Sequence[Run]) -> str:
 
 
 def axis(runs: Sequence[Run], x: X | None) -> X:
-    """What curves are drawn against: `x`; None means epochs where all runs tell them, else steps.
+    """Return the x axis of the curves: `x`, or for None epochs if all runs record them, else steps.
 
     Raises:
-        UserError: a run does not tell its epochs, or its images.
+        UserError: a run does not record its epochs, or its images.
     """
     for wanted in ("epoch", "step") if x is None else (x,):
         silent = [run for run in runs if any(math.isnan(look[wanted]) for look in run.looks)]
@@ -256,7 +259,7 @@ def axis(runs: Sequence[Run], x: X | None) -> X:
 
 
 def save_figure(path: Path, by: str, groups: Mapping[str, Sequence[Run]], x: X) -> None:
-    """Rank, accuracy and nearest neighbours while training, and the first two against one another."""
+    """Draw effective rank, best probe and kNN accuracy over training, and the first two against each other."""
     looks = {label: [run.looks for run in runs] for label, runs in groups.items()}
     r = pearson([look for runs in looks.values() for run in runs for look in run])
     names = {RANK: "effective rank", BEST: "best probe accuracy", KNN: "kNN accuracy"}

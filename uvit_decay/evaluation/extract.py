@@ -1,4 +1,4 @@
-"""Features of all pictures, by one process or many: the same parts, the same order, and so the same numbers."""
+"""Feature extraction by one or more processes: parts, order and numbers do not depend on how many there are."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from uvit_decay.evaluation.store import Store
 from uvit_decay.metrics.features import Extractor
 from uvit_decay.processes import Processes, batches
 
-PART = 256  # pictures whose features are kept together; at most
-PARTS = 24  # of small sets, so that up to so many processes have work and yet the parts do not depend on them
-SHOWN = 100  # samples whose pictures are kept for the report
+PART = 256  # most images in a part of a store
+PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number
+SHOWN = 100  # first samples, whose images are kept for the report
 
 
 def parts_of(count: int) -> list[range]:
-    """Consecutive parts of range(count): the same whatever the processes and the batch size."""
+    """Split range(count) into consecutive parts, independent of processes and batch size."""
     return batches(count, min(PART, -(-count // PARTS)), 1)
 
 
 def about(pictures: Pictures, extractor: Extractor, keep: Sequence[str]) -> dict[str, Any]:
-    """All that a store's tensors depend on, see `Store`."""
+    """Return everything that the tensors of a store depend on, as `Store` takes it."""
     return {"pictures": pictures.identity(), "n": len(pictures), "extractor": extractor.identity(), "keep": list(keep)}
 
 
@@ -44,23 +44,25 @@ def extract(
     device: torch.device,
     show: bool = True,
 ) -> None:
-    """Fill `store` with what it lacks; all processes take part.
+    """Extract the features that `store` lacks and add them; all processes take part.
 
     Args:
-        pictures: what is judged.
-        extractor: prepared, on `device`.
-        store: of these pictures and this extractor.
-        keep: of "features", "logits", "spatial"; "pictures" keeps all of them, "shown" the first of them, uint8.
-        batch_size: pictures at a time; changes no number by more than rounding.
-        processes: who else works on this.
-        device: where to extract.
+        pictures: images to extract features of.
+        extractor: prepared extractor, on `device`.
+        store: store of these images and this extractor.
+        keep: some of "features", "logits", "spatial"; "pictures" keeps all images, "shown" the first ones, as uint8.
+        batch_size: images at a time; affects numbers only by rounding.
+        processes: processes that share the work.
+        device: device on which features are extracted.
         show: draw a progress bar.
 
     Raises:
-        UserError: pictures that cannot be read, or what `Store.open` raises.
+        UserError: images that cannot be read, or what `Store.open` raises.
     """
+    # Only the first process locks, reads and writes the store; the list of missing parts is shared with the others.
     with _alone(store) if processes.first else nullcontext():
         missing: list[range] = processes.share(store.open() if processes.first else None)
+        # The batches of this process, in the order in which `in_order` asks for its parts: reading can run ahead.
         mine = [batch for part in missing[processes.rank :: processes.size] for batch in _cut(part, batch_size)]
         with _read_ahead(pictures, mine) as take:
 
@@ -70,6 +72,8 @@ def extract(
                 joined = {name: torch.cat([tensors[name] for tensors in found]) for name in found[0]}
                 return {**joined, "calls": torch.tensor([pictures.calls - calls])}
 
+            # Parts arrive in order on the first process. On the others `done` is empty, so that the loop below has no
+            # steps, but iterating it to the end is what makes them work; hence `strict` on the first process only.
             done = processes.in_order(missing, work)
             bar = tqdm(total=len(store), unit="image", desc=pictures.name, disable=not (show and processes.first))
             with bar:
@@ -85,7 +89,7 @@ def _cut(part: range, batch_size: int) -> list[range]:
 
 @contextmanager
 def _alone(store: Store) -> Iterator[None]:
-    """No other program fills the store meanwhile: two evaluations may want the same reference."""
+    """Hold an exclusive lock on the store: two evaluations may share a reference."""
     check_writable(store.lock)
     lock = FileLock(store.lock)
     try:
@@ -102,7 +106,7 @@ def _alone(store: Store) -> Iterator[None]:
 def _tensors(
     images: Tensor, part: range, extractor: Extractor, keep: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """What is kept of one part, on the CPU."""
+    """Return the tensors to keep for `images`, a batch of `part`, on the CPU."""
     found = extractor(images.to(device, non_blocking=True))
     kept = {name: getattr(found, name).cpu() for name in ("features", "logits", "spatial") if name in keep}
     if "pictures" in keep or ("shown" in keep and part.start < SHOWN):
@@ -112,10 +116,14 @@ def _tensors(
 
 @contextmanager
 def _read_ahead(pictures: Pictures, parts: Sequence[range]) -> Iterator[Callable[[range], Tensor]]:
-    """A function that gives the pictures of these parts, in this order, while the next part is being read."""
+    """Yield a function that returns the images of these parts, in this order, while a thread reads the next part.
+
+    Sources that do not allow it (`ahead` is false) are read directly.
+    """
     if not pictures.ahead:
         yield pictures.read
         return
+    # A prefetch of depth one: at any time at most one part is being read, or has been read and waits.
     waiting = iter(parts)
     with ThreadPoolExecutor(1) as reader:
 
@@ -126,6 +134,7 @@ def _read_ahead(pictures: Pictures, parts: Sequence[range]) -> Iterator[Callable
         next_up = start()
 
         def take(part: range) -> Tensor:
+            # Wait for the part that was started last, then start the next one while the caller uses this one.
             nonlocal next_up
             found, next_up = next_up.result(), None
             next_up = start()

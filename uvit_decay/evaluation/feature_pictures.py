@@ -1,7 +1,7 @@
-"""Pictures of features: principal components and spectral clusters of patches as colours, t-SNE of pooled features.
+"""Visualisation of features: principal components and spectral clusters of patches, t-SNE of pooled features.
 
-The clusters are a light spectral clustering (`metrics/patches.py`), not the full method of the paper's figure, which
-learns a segmentation of attention values on top: their mIoU does not compare with the paper's.
+The clusters come from a light spectral clustering (`metrics/patches.py`), not from the full method of the paper's
+figure, which also learns a segmentation of attention values: their mIoU is not comparable with the paper's.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
     from uvit_decay.processes import Processes
 
 VIEWS = ("pca", "spectral", "tsne")
-ROWS = 16  # pictures that are drawn; all are clustered
-CLASSES = 10  # of t-SNE, a fixed random choice of more
-FEWEST = 5  # pictures for t-SNE
-CLUSTERS = 6  # where there are no masks
-UNMATCHED = 255  # grey level of clusters that stand for no class, and of ignored pixels
+ROWS = 16  # most images drawn; all are clustered
+CLASSES = 10  # most classes in t-SNE; a fixed random choice if there are more
+FEWEST = 5  # images that t-SNE needs
+CLUSTERS = 6  # number of clusters without masks
+UNMATCHED = 255  # grey level of clusters matched to no class, and of ignored pixels
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of `evaluate.py features`."""
+    """Add the options of `evaluate.py features` to `parser`."""
     parser.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
     parser.add_argument("--pictures", required=True, help="folder, zip, tar, .npz or data set, such as digits:test")
     parser.add_argument("--layer", help="comma-separated numbers or names; default: the middle one")
@@ -52,10 +52,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, processes: Processes) -> None:
-    """Write the figures and print what they are of; one process is enough, others have nothing to do.
+    """Write the figures and print a summary of each; only the first process works, others return at once.
 
     Raises:
-        UserError: options that make no sense, or what the checkpoint, pictures and masks raise.
+        UserError: invalid options, or what the checkpoint, images and masks raise.
     """
     if not processes.first:
         return
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     )
     stages = found.net.stages
     layers = options.layer.split(",") if options.layer else (str(len(stages) // 2),)
-    Probing((options.time,))  # refuses a time that is none
+    Probing((options.time,))  # raises a UserError for a time outside (0, 1)
     chosen = {i: stages[i] for i in places(stages, layers)}
     masks = Masks.of(options.masks, features.pictures) if options.masks else None
     classes, points = _points(options, features.pictures) if "tsne" in views else ([], [])
@@ -97,7 +97,7 @@ def _views(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _order(count: int) -> list[int]:
-    """Numbers of pictures in a fixed random order: folders are sorted by class, so the first are of few classes."""
+    """Return image indices in a fixed random order: folders are sorted by class, so the first are of few classes."""
     import torch
 
     from uvit_decay.randomness import generator
@@ -115,7 +115,7 @@ def _table(
     chosen: dict[int, Stage],
     masks: Masks | None,
 ) -> None:
-    """The figure of patches: a row for each picture."""
+    """Draw the figure of patches, one row for each image."""
     import torch
 
     from uvit_decay.evaluation.patch_features import on_grid
@@ -145,7 +145,7 @@ def _table(
 def _colours(
     options: argparse.Namespace, features: PatchFeatures, order: list[int], places: list[int], names: list[str]
 ) -> list[Colours]:
-    """Of each layer; one pass of the pictures fits all."""
+    """Fit a PCA colour map per layer in one pass over the images."""
     from uvit_decay.metrics.patches import PatchPCA
 
     fits, fitted = [PatchPCA() for _ in places], order[: options.fit]
@@ -160,7 +160,7 @@ def _colours(
 
 
 def _clusters(options: argparse.Namespace, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
-    """Columns of eigenvectors and clusters; with masks, the mIoU is printed and clusters have the masks' colours."""
+    """Return columns of eigenvectors and clusters; with masks, print the mIoU and give clusters the masks' colours."""
     import torch
 
     from uvit_decay.evaluation.patch_features import on_grid
@@ -181,7 +181,7 @@ def _clusters(options: argparse.Namespace, states: Tensor, name: str, truth: Ten
 
 
 def _painted(labels: Tensor, every: Tensor) -> Tensor:
-    """uint8 RGB, a colour for each value that `every` has, but for 255."""
+    """Return uint8 RGB with a colour for each value in `every`, except 255, which is ignored."""
     import torch
 
     from uvit_decay.metrics.patches import IGNORED
@@ -194,12 +194,12 @@ def _painted(labels: Tensor, every: Tensor) -> Tensor:
 
 
 def _bytes(rgb: Tensor) -> Tensor:
-    """uint8 of [0, 1]."""
+    """Convert [0, 1] to uint8."""
     return (255 * rgb).round().byte()
 
 
 def _rgb(pictures: Tensor) -> Tensor:
-    """(n, h, w, 3) of pictures (n, 1 or 3, h, w)."""
+    """Convert images (n, 1 or 3, h, w) to (n, h, w, 3)."""
     return pictures.cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
 
 
@@ -207,7 +207,7 @@ def _rgb(pictures: Tensor) -> Tensor:
 
 
 def _points(options: argparse.Namespace, pictures: Pictures) -> tuple[list[int], list[int]]:
-    """At most CLASSES classes, and pictures of them."""
+    """Choose at most CLASSES classes, and images of them."""
     if pictures.labels is None or len(pictures.class_names) < 2:
         raise UserError(f"t-SNE colours classes, which {options.pictures} has not: leave tsne out of --views")
     classes = sorted(_order(len(pictures.class_names))[:CLASSES])
@@ -224,7 +224,7 @@ def _map(
     classes: list[int],
     points: list[int],
 ) -> None:
-    """The figure of pooled features: a panel for each layer."""
+    """Draw the t-SNE of pooled features, one panel for each layer."""
     import torch
     from sklearn.manifold import TSNE
 

@@ -1,4 +1,4 @@
-"""Pictures that a checkpoint makes while they are judged; none of them touches the disk."""
+"""Images sampled from a checkpoint during evaluation, without being written to disk."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ class OfCheckpoint(Pictures):
     """Samples 0 to num - 1 of a checkpoint.
 
     Args:
-        path: of the checkpoint.
-        sampled: what it makes.
-        num: how many pictures.
-        channels: 3 makes RGB of grey pictures.
+        path: file of the checkpoint.
+        sampled: sequence of its samples.
+        num: number of samples.
+        channels: 3 converts grey images to RGB.
+
+    Raises:
+        UserError: the checkpoint generates images of other channels.
     """
 
     ahead = False  # the network and the extractor share a device

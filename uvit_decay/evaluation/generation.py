@@ -1,4 +1,4 @@
-"""How good generated pictures are: the whole way from pictures to a report."""
+"""Evaluation of generated images: from image sources to the report."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from uvit_decay.metrics.features import Extractor
 from uvit_decay.metrics.neighbours import density_coverage, nearest
 from uvit_decay.processes import Processes
 
-COMPARABLE = 10_000  # samples; FID falls with their number, and published ones are of 50,000
-PUBLISHED = "6726825d"  # how the sha256 of the Inception weights begins that all published numbers use
-SPLITS = 10  # of the Inception Score
-ROWS, NEAREST = 6, 6  # of the memorisation check
-FEWEST = 10  # samples and reference pictures of a class from which its coverage is said
+COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
+PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
+SPLITS = 10  # subsets of the Inception Score
+ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check
+FEWEST = 10  # fewest samples and reference images of a class for which coverage is reported
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Samples against a reference, by one extractor.
+    """A comparison of samples with a reference in the features of one extractor.
 
     Args:
-        samples: the pictures to judge.
-        file: statistics to compare with, or None.
-        reference: pictures to compare with, or None; with both, only metrics that need single features use them.
-        extractor: prepared, on `device`.
+        samples: images to evaluate.
+        file: reference statistics, or None.
+        reference: reference images, or None; with both, only metrics that need single features use the images.
+        extractor: prepared extractor, on `device`.
         metrics: names in `measure.METRICS`.
-        device: where features are extracted.
-        batch_size: pictures at a time; changes no number by more than rounding.
-        kid_subset: pictures in each random subset of KID.
-        allow_few: allow fewer pictures than features.
+        device: device on which features are extracted.
+        batch_size: images at a time; affects numbers only by rounding.
+        kid_subset: images in each random subset of KID.
+        allow_few: allow fewer images than features.
     """
 
     samples: Pictures
@@ -58,7 +58,7 @@ class Comparison:
     allow_few: bool = False
 
     def check(self) -> None:
-        """Raise a UserError now for what would fail after hours: too few pictures, statistics of something else."""
+        """Raise a UserError for what would otherwise fail after hours: too few images, unsuitable statistics."""
         if self.file is not None:
             self.file.check(self.extractor)
         for name in self.metrics:
@@ -92,8 +92,8 @@ class Comparison:
     def extracted(
         self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
     ) -> tuple[Store, Reference]:
-        """Features of both sides; those of the samples in `folder`, those of the reference in the cache."""
-        # The reference first: it is kept, and its faults are found before anything is sampled.
+        """Extract the features of both sides: the samples' into `folder`, the reference's into the cache."""
+        # The reference comes first: it is cached, and its errors appear before anything is sampled.
         reference = Reference(self.file, self.reference_features(processes, show))
         keep = sorted({kind for name in self.metrics for kind in METRICS[name].samples} | {"features"})
         keep.append("pictures" if save_pictures else "shown")
@@ -103,7 +103,7 @@ class Comparison:
         return samples, reference
 
     def reference_features(self, processes: Processes, show: bool = True) -> Store | None:
-        """Features of the reference's pictures, where a metric wants them or the file has no statistics for it."""
+        """Extract the features of the reference images if a metric needs them or the file lacks its statistics."""
         needs = [METRICS[name] for name in self.metrics]
         wanted = any(need.reference for need in needs) or any(
             need.statistics and not (self.file and self.file.has(need.statistics)) for need in needs
@@ -114,12 +114,12 @@ class Comparison:
         return cached_features(self.reference, self.extractor, keep, self.batch_size, processes, self.device, show)
 
     def measure(self, samples: Store, reference: Reference) -> dict[str, float]:
-        """The values, on the first process, once all features are there."""
+        """Return the values of the metrics; call it on the first process, after `extracted`."""
         where = torch.device("cpu") if self.device.type == "mps" else self.device  # Apple's GPUs lack float64
         return measure(self.metrics, samples, reference, self.kid_subset, where)
 
     def report(self, samples: Store, reference: Reference) -> Report:
-        """On the first process, once all features are there."""
+        """Build the report; call it on the first process, after `extracted`."""
         values = self.measure(samples, reference)
         shown = torch.cat(list(samples.iterate("pictures")))[:SHOWN]
         names, columns = self._columns()
@@ -136,7 +136,9 @@ class Comparison:
         )
 
     def _columns(self) -> tuple[tuple[str, ...], int]:
-        """Class names above the columns of the grid, where samples take few classes in turn."""
+        """Return class names above the columns of the sample grid (empty for none), and the number of columns."""
+        # Samples usually take the classes in turn. With ten classes or fewer, a number of columns that is a multiple of
+        # theirs puts one class into each column; names are given if the labels do follow that pattern.
         count = len(self.samples.class_names)
         columns = grid_columns(count) if 0 < count <= 10 else 10
         labels = self.samples.labels
@@ -147,7 +149,7 @@ class Comparison:
         return tuple(self.samples.class_names[i % count] for i in range(columns)), columns
 
     def _neighbours(self, shown: torch.Tensor, samples: Store, reference: Reference) -> Neighbours | None:
-        """Of the samples that are shown, those nearest to reference pictures: copies would be among them."""
+        """Return the shown samples that are nearest to reference images, where copies would appear."""
         if reference.store is None:
             return None
         keys = reference.tensor("features")
@@ -157,7 +159,7 @@ class Comparison:
         return Neighbours(shown[rows], found, distances[rows].float())
 
     def _coverage(self, samples: Store, reference: Reference) -> dict[str, float] | None:
-        """Of each class, the share of reference pictures that have a sample of the class among their neighbours."""
+        """Return, per class, the share of reference images that have a sample of the class in their neighbourhood."""
         if reference.store is None or self.samples.labels is None or self.reference.labels is None:
             return None
         if self.samples.class_names != self.reference.class_names:
@@ -174,11 +176,11 @@ class Comparison:
         return self.reference.short() if self.reference is not None else self.file.path.stem
 
     def short(self) -> str:
-        """For keys and file names: what a number was measured on, and how."""
+        """Return a name for keys and files, from samples, reference and extractor."""
         return f"{self.samples.short()}_vs_{self._reference_name()}_{self.extractor.name}"
 
     def default_name(self) -> str:
-        """Of a report: readable, and another one for everything that could make another number."""
+        """Return the default report name: readable, plus a hash of every setting that affects the numbers."""
         whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.identity()}
         if self.reference is not None:
             whole["pictures"] = self.reference.identity()
@@ -186,7 +188,7 @@ class Comparison:
         return f"{self.short()}_{digest[:8]}.json"
 
     def protocol(self) -> dict[str, Any]:
-        """Plain values: everything that the numbers depend on."""
+        """Return everything that the numbers depend on, as plain values."""
         return {
             "n": len(self.samples),
             "samples": self.samples.describe(),
@@ -201,7 +203,7 @@ class Comparison:
         return found if self.file is None else {**found, "statistics": self.file.path.name, **self.file.about}
 
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the numbers must know."""
+        """Return caveats for readers of the numbers, one sentence each."""
         n, said = len(self.samples), []
         if n < COMPARABLE:
             said.append(f"{n:,} samples, below {COMPARABLE:,}: not comparable with published numbers")
@@ -232,14 +234,14 @@ def cached_features(
     device: torch.device,
     show: bool = True,
 ) -> Store:
-    """Features of a reference, extracted once on this machine."""
+    """Return the features of a reference, which are extracted once per machine and cached."""
     store = Store.cached(about(pictures, extractor, keep), parts_of(len(pictures)))
     extract(pictures, extractor, store, keep, batch_size, processes, device, show)
     return store
 
 
 def save_json(path: Path, comparison: Comparison, report: Report) -> None:
-    """Write metrics, under keys that carry the protocol, and the whole protocol."""
+    """Write the metrics, under keys that name the comparison, and the whole protocol as JSON."""
     content = {
         "metrics": {f"{name}/{comparison.short()}": value for name, value in report.metrics.items()},
         "values": report.metrics,

@@ -1,4 +1,4 @@
-"""Scores of probes over layers and noise levels, as a table, a picture and a file of the whole protocol."""
+"""Probe scores over layers and noise levels, saved as a table, a figure and a JSON file with the protocol."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ SCORES = (
 
 @dataclass(frozen=True)
 class Grid:
-    """`scores[name]` is (levels, layers), float64, for each of SCORES; accuracies lie in [0, 1].
+    """Probe scores: `scores[name]` is (levels, layers), float64, for each name in SCORES; accuracies lie in [0, 1].
 
-    `best_on_test_accuracy` is of the ridge that is best on the test set, as papers report it: too high. The effective
-    rank is the paper's, an entropy; `dimensions` its exponential once features are centred over the pictures, without
-    which what all pictures share outweighs what they differ in. `stages` are the layers by their number: 0 the
-    embeddings, i after block i.
+    `best_on_test_accuracy` uses the ridge (L2 penalty) that is best on the test set, as papers report it: it is biased
+    upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
+    the images: without centring, what all images have in common outweighs their differences. `stages` are the layers by
+    number: 0 the embeddings, i the output of block i.
     """
 
     stages: Mapping[int, Stage]
@@ -38,18 +38,18 @@ class Grid:
     protocol: Mapping[str, Any]
 
     def best(self) -> tuple[int, int]:
-        """(level, column) of the cell that is best on held-out training pictures."""
+        """Return (level, column) of the cell with the best accuracy on held-out training images."""
         return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.stages))
 
     def watched(self, number: int) -> dict[str, float]:
-        """Means over the noise levels, of layer `number`."""
+        """Return the scores of layer `number`, averaged over the noise levels."""
         column = list(self.stages).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
         names |= {name: name for name in ("effective_rank", "dimensions")}
         return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
 
     def summary(self) -> dict[str, Any]:
-        """The best cell, plain values."""
+        """Return the best cell, and the best test scores of all cells, as plain values."""
         level, column = self.best()
         number, stage = list(self.stages.items())[column]
         values = {name: float(self.scores[name][level, column]) for name in SCORES}
@@ -74,7 +74,7 @@ class Grid:
         return text.getvalue()
 
     def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
-        """Write probes.csv, probes.json and probes.png."""
+        """Write probes.csv, probes.json and probes.png to `folder`."""
         with replacing(folder / "probes.csv") as file:
             file.write(self._table().encode())
         content = {"best": self.summary(), "protocol": {**self.protocol, **about}}

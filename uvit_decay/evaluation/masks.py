@@ -1,4 +1,4 @@
-"""Masks of pictures: PNGs of the same names, whose values are classes."""
+"""Segmentation masks of images: PNGs of the same names, whose values are classes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from uvit_decay.data.pictures import Listing, fetched, open_picture
 from uvit_decay.errors import UserError
 from uvit_decay.evaluation.pictures import OfFiles, Pictures
 
-MODES = ("L", "P", "1", "I", "I;16")  # of palettes, the indices are the classes
+MODES = ("L", "P", "1", "I", "I;16")  # of PIL; with a palette (P), the indices are the classes
 
 
 @dataclass(frozen=True)
 class Masks:
-    """Masks in `folder` of the pictures in `listing`; `members` are the numbers of those pictures that have one."""
+    """Masks in `folder` of the images in `listing`; `members` are the indices of the images that have one."""
 
     folder: Path
     listing: Listing
@@ -29,10 +29,10 @@ class Masks:
 
     @classmethod
     def of(cls, folder: Path, pictures: Pictures) -> Masks:
-        """Find them: cat/07.jpg has the mask cat/07.png.
+        """Find the masks of `pictures`: cat/07.jpg has the mask cat/07.png.
 
         Raises:
-            UserError: pictures without names, no such folder, or no mask in it.
+            UserError: images without names, no such folder, or no mask in it.
         """
         if not isinstance(pictures, OfFiles):
             raise UserError("--masks needs pictures with names: a folder, zip or tar of them")
@@ -46,10 +46,10 @@ class Masks:
         return cls(folder, listing, members)
 
     def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
-        """Those of the pictures with these numbers, cropped as the pictures are, nearest pixels taken.
+        """Read the masks of the images at `indices`, cropped as the images are, by nearest pixels.
 
         Raises:
-            UserError: a mask that cannot be read, has colours instead of classes, or not its picture's size.
+            UserError: a mask that cannot be read, has colours instead of classes, or another size than its image.
         """
         with opened(self.listing.path, Found(self.listing.members, self.listing.tars, self.listing.spans)) as fetch:
             return torch.stack([self._one(i, fetch, side) for i in indices])
@@ -74,7 +74,7 @@ def _mask(folder: Path, name: str) -> Path:
 
 
 def _cropped(values: np.ndarray, side: int) -> np.ndarray:
-    """The values at the centres of the pixels that `centre_crop` makes: scaled to the shorter side, then cropped."""
+    """Return the values at the pixel centres of `centre_crop`, which scales the shorter side to `side`, then crops."""
     height, width = values.shape
     scale = side / min(height, width)
     rows, columns = (_places(length, max(side, round(length * scale)), side) for length in (height, width))
@@ -82,6 +82,6 @@ def _cropped(values: np.ndarray, side: int) -> np.ndarray:
 
 
 def _places(length: int, scaled: int, side: int) -> np.ndarray:
-    """Indices in `length` of the `side` middle ones of `scaled` pixels."""
+    """Return indices in `length` of the centres of the `side` middle ones of `scaled` pixels."""
     first = (scaled - side) // 2
     return ((np.arange(first, first + side) + 0.5) * length / scaled).astype(np.int64)

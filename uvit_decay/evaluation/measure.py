@@ -1,4 +1,4 @@
-"""The metrics of generated pictures, each from the features that it needs."""
+"""Metrics of generated images, each computed from the features that it needs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from uvit_decay.metrics.neighbours import precision_recall
 
 
 class Needs(NamedTuple):
-    """What a metric is computed from: tensors of the samples, statistics and tensors of the reference."""
+    """Inputs of a metric: tensors of the samples, statistics and tensors of the reference."""
 
     samples: tuple[str, ...]
     statistics: str | None = None
@@ -38,25 +38,27 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What samples are compared with: a file of statistics, features of pictures, or both, as in ADM's files."""
+    """The reference of a comparison: a file of statistics, features of images, or both, as in ADM's files."""
 
     file: StatisticsFile | None
     store: Store | None
 
     def statistics(self, kind: str) -> Statistics:
-        """Mean and covariance; the file's where it has them."""
+        """Return mean and covariance of `kind`, from the file if it has them."""
         return self.file.statistics(kind) if self.file and self.file.has(kind) else self.store.statistics(kind)
 
     def tensor(self, kind: str) -> Tensor:
-        """The features themselves."""
+        """Return the features `kind` of the reference images, (n, d)."""
         return self.store.tensor(kind)
 
 
 def chosen_metrics(words: str | None, extractor: Extractor, pictures: int, kid_subset: int) -> tuple[str, ...]:
-    """From comma-separated names; None means all that can be had, but for sfid.
+    """Parse comma-separated names of metrics; None means all that are possible, except sfid.
 
-    `pictures` is the number of samples or, if that is less, of reference pictures. Raises UserError: unknown names, or
-    what the extractor cannot give.
+    `pictures` is the number of samples or of reference images, whichever is less.
+
+    Raises:
+        UserError: unknown names, or metrics that need features which the extractor does not have.
     """
     if words is None:
         pairs = [*(["kid"] if pictures >= kid_subset else []), *(["prc"] if pictures > 3 else [])]
@@ -75,17 +77,17 @@ def chosen_metrics(words: str | None, extractor: Extractor, pictures: int, kid_s
 def measure(
     metrics: Sequence[str], samples: Store, reference: Reference, kid_subset: int, device: torch.device
 ) -> dict[str, float]:
-    """Values by name; `is` and `kid` come with a standard deviation, over splits and over subsets.
+    """Compute metrics by name; `is` and `kid` come with a standard deviation, over splits and over subsets.
 
     Args:
         metrics: names in METRICS.
-        samples: complete, with the tensors that these need.
-        reference: likewise.
-        kid_subset: pictures in each of the 100 random subsets of KID.
-        device: where pairs of pictures are compared, in float64.
+        samples: complete store of the samples, with the tensors that the metrics need.
+        reference: reference with the statistics and tensors that the metrics need.
+        kid_subset: images in each of the 100 random subsets of KID.
+        device: device on which pairs of images are compared, in float64.
 
     Raises:
-        UserError: too few pictures for a metric.
+        UserError: too few images for a metric.
     """
     found: dict[str, float] = {}
     pair = ()

@@ -1,4 +1,4 @@
-"""Arrays of .npz files that anybody may have written: sizes known before memory is taken, checksums compared."""
+"""Arrays of untrusted .npz files: sizes are checked before memory is allocated, and checksums are compared."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import numpy as np
 from uvit_decay.data.members import DAMAGED, open_file
 from uvit_decay.errors import UserError, one_line
 
-DENSEST = 1032  # bytes that deflate can make of one
+DENSEST = 1032  # highest ratio of deflate: bytes unpacked from one byte
 
 
 class Header(NamedTuple):
-    """What an array says of itself, and how many bytes say it."""
+    """The header of an array: its contents, and its `size` in bytes."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -29,7 +29,7 @@ class Header(NamedTuple):
 
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a regular file; what zipfile and numpy raise on damaged ones becomes one line."""
+    """Open a regular file; turn what zipfile and numpy raise on damaged ones into a UserError."""
     try:
         with open_file(path) as file, zipfile.ZipFile(file) as archive:
             yield archive
@@ -47,14 +47,14 @@ def names(path: Path) -> list[str]:
     """Return the names of the arrays in a file; raise a UserError if it is no .npz."""
     with _opened(path) as archive:
         for info in archive.infolist():
-            archive.open(info).close()  # compares the name with that before the array: a damaged one is not missing
+            archive.open(info).close()  # compares both copies of the name: a damaged one is not missing
             if info.comment:
                 raise ValueError("a comment, which may hide further arrays, as numpy writes none")
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
 def header(path: Path, name: str) -> Header:
-    """Return what an array of a file says of itself; raise a UserError where the bytes behind it are not as many."""
+    """Return the header of an array; raise a UserError if the array has another number of bytes than it states."""
     with _member(path, name) as (info, member):
         return _header(info, member)
 
@@ -77,12 +77,12 @@ def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
     """Return an array of a file, all of it compared with the zip's CRC-32, at about 1 GB/s.
 
     Args:
-        path: the file.
-        name: of the array, whose `header` was looked at.
-        mapped: map it from the disk if it is not compressed.
+        path: the .npz file.
+        name: name of the array; the caller has checked its `header`.
+        mapped: map the array from the disk if it is not compressed.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the file is damaged.
     """
     with _member(path, name) as (info, member):
         if not mapped or info.compress_type != zipfile.ZIP_STORED:
@@ -91,6 +91,6 @@ def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
         while member.read(2**20):
             pass
     with path.open("rb") as file:
-        file.seek(info.header_offset + 26)  # the lengths of name and extra field in the member's own header
+        file.seek(info.header_offset + 26)  # lengths of name and extra field in the member's local header
         start = info.header_offset + 30 + int(np.frombuffer(file.read(4), "<u2").sum())
     return np.memmap(path, found.dtype, "r", start + found.size, found.shape, "F" if found.fortran else "C")

@@ -1,4 +1,4 @@
-"""Token states of pictures, as pictures of features want them: noised, under the null label, patches only."""
+"""Patch states of noised images under the null label, for the visualisation of features."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from uvit_decay.nn.tap import Tapped
 
 @dataclass(frozen=True)
 class PatchFeatures:
-    """What a network sees in pictures; each has one fixed noise.
+    """Patch features of images in a network; each image has one fixed noise.
 
     Args:
-        net: on `device`.
-        path: that noises its input.
-        pictures: of the size that the network takes.
-        device: where it works.
+        net: network, on `device`.
+        path: noise path of its input.
+        pictures: images of the size that the network, or the autoencoder, takes.
+        device: device of the network.
         time: noise level t.
-        seed: of the noise.
-        batch_size: pictures at a time.
-        autoencoder: that encodes them, for a network of latents; the posterior's mean is taken.
+        seed: seed of the noise.
+        batch_size: images at a time.
+        autoencoder: encoder of the images for a network of latents, which takes the posterior's mean; None for pixels.
     """
 
     net: Tapped
@@ -56,11 +56,11 @@ class PatchFeatures:
         batch_size: int,
         vae: str | None,
     ) -> PatchFeatures:
-        """The pictures that `name` stands for (`open_pictures`), as the network of a checkpoint sees them.
+        """Open the images named `name` (see `open_pictures`) for the network of the checkpoint `found`.
 
         Raises:
-            UserError: a network without stages or null label, pictures that are not there or of another size, `vae`
-                for a network of pixels, or an autoencoder that does not fit.
+            UserError: a network without stages or null label, images that are missing or of another size, `vae` for a
+                network of pixels, or an autoencoder that does not fit.
         """
         net = found.net
         if not isinstance(net, Tapped):
@@ -79,7 +79,7 @@ class PatchFeatures:
         return cls(net.to(device), found.path, pictures, device, time, seed, batch_size, autoencoder)
 
     def states(self, indices: Sequence[int], places: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
-        """Float32 patch states on the CPU of the stages `places`, ascending, batch by batch; later ones never run."""
+        """Yield float32 patch states of the stages `places` (ascending) on the CPU, batchwise; later ones never run."""
         for start in range(0, len(indices), self.batch_size):
             yield self._batch(list(indices[start : start + self.batch_size]), places)
 
@@ -97,7 +97,10 @@ class PatchFeatures:
 
 
 def on_grid(values: Tensor, side: int | None = None) -> Tensor:
-    """(n, s, s, ...) of values (n, p, ...) of p = s s patches, row by row; enlarged to `side` pixels, nearest ones."""
+    """Arrange values (n, p, ...) of p = s s patches, in rows, as (n, s, s, ...).
+
+    With `side`, the grid is enlarged to side x side pixels by nearest neighbours.
+    """
     cells = math.isqrt(values.shape[1])
     grid = values.unflatten(1, (cells, cells))
     if side is None:

@@ -1,4 +1,4 @@
-"""Pictures to judge, read by their numbers: of a folder, zip or tar, of an array, of a data set."""
+"""Image sources for evaluation, read by index: a folder, zip or tar, an array, a data set."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from uvit_decay.errors import UserError
 from uvit_decay.evaluation import npz
 
 LOSSY = (".jpg", ".jpeg")
-MOST_CLASSES = 100_000  # that labels of an array may name
+MOST_CLASSES = 100_000  # upper limit for the labels of an array
 
 
 class Pictures(ABC):
-    """`len` pictures of one `shape` (c, h, w), uint8.
+    """A sequence of uint8 images of one `shape` (c, h, w).
 
-    `name` is what keys and reports call them. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
-    `lossy` is true of JPEGs, whose artefacts every metric sees. `ahead` says that the next part may be read by a thread
-    while features of the last one are extracted.
+    `name` identifies them in keys and reports. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
+    `lossy` is true of JPEGs, whose artefacts affect every metric. `ahead` permits a thread to read the next part while
+    features of the last one are extracted.
     """
 
     name: str
@@ -37,45 +37,45 @@ class Pictures(ABC):
     class_names: tuple[str, ...] = ()
     lossy = False
     ahead = True
-    calls = 0  # of a network so far, in images, where one makes the pictures
+    calls = 0  # network evaluations so far, counted per image, if a network generates the images
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def read(self, indices: Sequence[int]) -> Tensor:
-        """uint8 (b, c, h, w), on any device."""
+        """Return the images at `indices`, uint8 (b, c, h, w), on any device."""
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Plain values that change when the pictures do: features kept under them can be used again."""
+        """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
 
     def describe(self) -> dict[str, Any]:
-        """Plain values for reports."""
+        """Return metadata for reports, as plain values."""
         return {"name": self.name, "n": len(self), "size": f"{self.shape[2]}x{self.shape[1]}"}
 
     def short(self) -> str:
-        """A few letters for keys and file names."""
+        """Return a short name for keys and file names."""
         return f"{self.name}-{len(self)}"
 
 
 def as_channels(images: Tensor, channels: int) -> Tensor:
-    """Grey pictures (b, 1, h, w) as RGB where 3 channels are wanted; with plain strides: rounding depends on them."""
+    """Return images with grey (b, 1, h, w) expanded to `channels`, contiguous: rounding depends on strides."""
     if images.shape[1] != channels:
         images = repeat(images, "n 1 h w -> n c h w", c=channels)
     return images.clone(memory_format=torch.contiguous_format)
 
 
 class OfFiles(Pictures):
-    """Every picture of a folder (at any depth), zip or tar, in the order of their names.
+    """All images of a folder (at any depth), zip or tar, in the order of their names.
 
     Args:
-        path: where they are.
-        channels: 1 reads them as grey, 3 as RGB.
-        image_size: crop them to this size, as ADM does; without it they must be squares of one size.
+        path: the folder or archive.
+        channels: 1 reads images as grey, 3 as RGB.
+        image_size: size that images are cropped to, as ADM does; with None they must be squares of one size.
 
     Raises:
-        UserError: nothing to read there, or sizes that differ; later, pictures that cannot be read.
+        UserError: no images, or sizes that differ; later, images that cannot be read.
     """
 
     def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
@@ -98,7 +98,7 @@ class OfFiles(Pictures):
 
 
 def _files_hash(listing: Listing) -> str:
-    """sha256 of names, sizes and times of change: to read all the bytes could take as long as to judge them."""
+    """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
     path = listing.path.resolve()
     names = (listing.tars or listing.members) if path.is_dir() else ("",)
     found = hashlib.sha256(repr((str(path), listing.members)).encode())
@@ -109,13 +109,13 @@ def _files_hash(listing: Listing) -> str:
 
 
 class OfArray(Pictures):
-    """`arr_0` of an .npz as ADM's suite and sample.py write them: uint8 (n, h, w, c); int64 (n,) `arr_1` are labels.
+    """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
 
-    It is mapped where the file is not compressed; all of it is compared with the zip's checksum first.
+    An uncompressed array is mapped from the disk, after all of it has been compared with the zip's checksum.
 
     Args:
-        path: the file.
-        channels: 3 makes RGB of grey pictures.
+        path: the .npz file.
+        channels: 3 converts grey images to RGB.
 
     Raises:
         UserError: another kind of array, or a damaged file.
@@ -157,14 +157,17 @@ class OfArray(Pictures):
 
 
 class OfSet(Pictures):
-    """Pictures of a data set.
+    """Images of a data set.
 
     Args:
-        name: such as cifar100-train.
-        images: the set.
-        channels: 3 makes RGB of grey pictures.
-        class_names: of its labels.
-        chosen: the numbers of those to take; None takes all.
+        name: name in keys and reports, such as cifar100-train.
+        images: the data set.
+        channels: 3 converts grey images to RGB.
+        class_names: names of its labels; empty if it has none.
+        chosen: indices of the images to use; None takes all.
+
+    Raises:
+        UserError: images of other channels.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""What a network has learned to see: linear probes, nearest neighbours and rank at every layer and noise level.
+"""Probes of a network's features: linear classifiers, kNN and effective rank at every layer and noise level.
 
-The network is frozen, in eval mode, and gets the null label, so that no class leaks; a picture has one fixed noise for
-each level. One forward pass of the pictures gives all layers of a level (where they fit, see FEATURES); the classifiers
-of all layers are trained at once. What is chosen, is chosen on held-out training pictures.
+The network is frozen, in eval mode, and gets the null label, so that no class leaks; an image has one fixed noise for
+each level. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the classifiers of
+all layers are trained at once. Every choice, of a ridge or of the best cell, is made on held-out training images.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from uvit_decay.precision import Precision, computing
 from uvit_decay.processes import Processes
 from uvit_decay.randomness import normal
 
-FEATURES = 2**31  # bytes of features that are held at once; with what the probes need besides, less than 4 GiB
-CHUNK = 4096  # training samples that are compared with the test samples at a time
+FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
+CHUNK = 4096  # training samples compared with the test samples at a time
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True)
 class Probing:
-    """What is probed, and how.
+    """Settings of the probes.
 
     Args:
         times: noise levels t in (0, 1).
         layers: numbers or names of stages; None takes all.
-        pool: `mean` of the patch tokens, or of `all` tokens.
-        max_train: at most so many training pictures, a fixed random choice.
-        max_test: likewise.
+        pool: `mean` over the patch tokens, or over `all` tokens.
+        max_train: upper limit of training images, a fixed random choice.
+        max_test: upper limit of test images, likewise.
         neighbours: k of the nearest neighbours.
-        uniform: one vote for each of them, instead of DINO's weights.
-        seed: of the noise.
-        batch_size: pictures at a time on each device.
+        uniform: one vote for each neighbour, instead of DINO's weights.
+        seed: seed of the noise.
+        batch_size: images at a time on each device.
 
     Raises:
         UserError: a time outside (0, 1), or numbers below 1.
@@ -70,19 +70,19 @@ class Probing:
         check_whole(0, MOST_SEED, seed=self.seed)
 
     def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
-        """Numbers of the training and the test pictures."""
+        """Return the indices of the training and the test images."""
         return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
 
 
 def noised(path: Path, x: Tensor, time: float, numbers: Sequence[int], *key: str | int) -> tuple[Tensor, Tensor]:
-    """x (b, c, h, w) at noise level `time`, and the times (b,); a picture has the noise of `key` and its number."""
+    """Return x (b, c, h, w) at noise level `time`, and times (b,); noise depends on `key` and an image's number."""
     noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
     return path.noised(x, noise, t), t
 
 
 def check_probed(net: object, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError where these cannot be probed."""
+    """Raise a UserError if the network cannot be probed on these data."""
     if not isinstance(net, Tapped):
         raise UserError(f"{type(net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
     if net.num_classes and not net.null_label:
@@ -99,7 +99,7 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
 
 @dataclass(frozen=True)
 class Prober:
-    """A network, the path that noises its input, the data that it looks at, and the precision of its features."""
+    """A network with the noise path of its input, the data to probe it on, and the precision of its features."""
 
     net: Tapped
     path: Path
@@ -109,7 +109,7 @@ class Prober:
     precision: Precision = "float32"
 
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
-        """All cells, on the first process; the processes share the noise levels."""
+        """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
         levels = range(len(self.probing.times))
         bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.first))
         rows = []
@@ -124,7 +124,7 @@ class Prober:
         return Grid(stages, tuple(self.probing.times), scores, self.protocol())
 
     def protocol(self) -> dict[str, Any]:
-        """Plain values: everything that the numbers depend on, but for the weights."""
+        """Return everything that the numbers depend on, except the weights, as plain values."""
         train, test = self.probing.chosen(self.data)
         return {
             "data": self.data.name,
@@ -139,7 +139,7 @@ class Prober:
         }
 
     def _level(self, level: int) -> Tensor:
-        """(scores, layers), float64, of one noise level."""
+        """Return the scores of one noise level, (scores, layers), float64."""
         parts = []
         for layers in self._groups():
             seen, labels, unseen, test_labels = self.features(level, layers)
@@ -152,21 +152,21 @@ class Prober:
         return torch.cat(parts, dim=1)
 
     def _ranks(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Effective rank as the paper defines it, and as a number of dimensions."""
+        """Return the effective rank as the paper defines it, and as a number of dimensions."""
         cells = cells.to("cpu" if self.device.type == "mps" else self.device)  # Apple's GPUs lack float64
         literal = [effective_rank(cell) for cell in cells]
         return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in cells])
 
     def _groups(self) -> list[list[int]]:
-        """Layers whose features are held together: all of them, where they fit into FEATURES."""
+        """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
         layers, pictures = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
         size = max(1, FEATURES // (4 * pictures * self.net.dim))
         return [layers[i : i + size] for i in range(0, len(layers), size)]
 
     def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of training pictures float32 (layers, n, d) and int64 labels (n,), and the same of test pictures; on the CPU.
+        """Return features, float32 (layers, n, d), and labels, int64 (n,), of training and of test images, on the CPU.
 
-        `level` is the number of the noise level, `layers` are their numbers, all of those probed if None.
+        `level` is the index of the noise level; `layers` are numbers of stages, None for all that are probed.
         """
         train, test = self.probing.chosen(self.data)
         layers = places(self.net.stages, self.probing.layers) if layers is None else layers
@@ -176,7 +176,7 @@ class Prober:
 
     @torch.no_grad()
     def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
-        """Float32 (layers, n, d) on the CPU, of the pictures `chosen`; each is written where it stays."""
+        """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place."""
         out = torch.empty(len(layers), len(chosen), self.net.dim)
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file that holds its pictures and asks for nothing from outside."""
+"""Report of an evaluation: one self-contained HTML file with embedded images."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from torch import Tensor
 from uvit_decay.disk import replacing
 from uvit_decay.image import labelled_grid, to_pil
 
-ALL_CLASSES = 100  # up to so many classes have a bar each
-EXTREMES = 20  # of more classes: the worst and the best
+ALL_CLASSES = 100  # most classes that have a bar each
+EXTREMES = 20  # number of worst, and of best, if there are more classes
 BINS = 10
-THUMBNAIL = 128  # pixels; larger neighbours are shrunk to it
-PIXELATED = 64  # pixels; smaller neighbours are shown with their pixels
+THUMBNAIL = 128  # pixels; larger neighbours are shrunk to this size
+PIXELATED = 64  # pixels; smaller neighbours are enlarged without smoothing
 
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Samples and, for each, the k nearest reference pictures, nearest first, with their distances in feature space."""
+    """Samples and, for each, the k nearest reference images, nearest first, with their distances in feature space."""
 
     samples: UInt8[Tensor, "q c h w"]
     found: UInt8[Tensor, "q k c h w"]
@@ -37,18 +37,18 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Report:
-    """What a report shows.
+    """Contents of a report.
 
     Args:
-        title: its heading.
-        metrics: values by the names of `MEANINGS`; others keep their own names. `x_std` is the spread of `x`.
-        protocol: how they were measured, plain values by name.
-        remarks: what a reader must know before comparing, a sentence each.
-        samples: a grid of them, row by row.
-        columns: of the grid.
-        class_names: above the columns; may be empty.
-        neighbours: for the memorisation check; None leaves it out.
-        coverage: class name -> share in [0, 1] of its reference pictures that are covered; None leaves it out.
+        title: heading.
+        metrics: values by the names of `MEANINGS`; other names are shown as they are. `x_std` is the spread of `x`.
+        protocol: settings of the measurement, plain values by name.
+        remarks: caveats for readers who compare the numbers, one sentence each.
+        samples: images of the sample grid, row by row.
+        columns: number of columns of the grid.
+        class_names: titles of the columns; may be empty.
+        neighbours: images of the memorisation check; None leaves it out.
+        coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out.
     """
 
     title: str
@@ -63,7 +63,7 @@ class Report:
 
 
 class Meaning(NamedTuple):
-    """How a metric is called, rounded and read."""
+    """Display of a metric: name, number of decimals, better direction, and an explanatory phrase."""
 
     name: str
     decimals: int
@@ -82,10 +82,10 @@ MEANINGS = {
 
 
 def write_html(path: Path, report: Report) -> None:
-    """Write `report` to `path`, whole or not at all.
+    """Write `report` to `path` atomically.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
@@ -133,7 +133,7 @@ def _thumbnail(image: Tensor) -> str:
 
 
 def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
-    """A sample and its neighbours as data URIs, the samples nearest to the reference first."""
+    """Return samples and their neighbours as data URIs, the samples nearest to the reference first."""
     order = neighbours.distances[:, 0].argsort(stable=True).tolist()
     rows = []
     for i in order:
@@ -144,7 +144,7 @@ def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
 
 
 def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
-    """The classes, least covered first; of many, both ends and how the others are spread over `BINS` bins of [0, 1]."""
+    """Return bars of all classes, least covered first; of many, both ends and a histogram of `BINS` bins of [0, 1]."""
     ranked = sorted(coverage.items(), key=lambda item: item[1])
     bars = [{"name": name, "percent": f"{100 * share:.1f}"} for name, share in ranked]
     mean = sum(coverage.values()) / len(coverage)
@@ -162,7 +162,7 @@ def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> str:
-    """A protocol value for a person."""
+    """Format a protocol value for display."""
     if value is None:
         return "–"
     if isinstance(value, bool):

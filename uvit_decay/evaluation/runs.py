@@ -1,4 +1,4 @@
-"""Finished runs, read from the folders that train.py leaves: their options, what their probes saw, their last FID."""
+"""Training runs, read from the folders that train.py writes: options, scores of the probes, last FID."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from uvit_decay.plain import read_json, read_text, read_yaml, typed
 
 BEST, ON_TEST = "probe/best_accuracy", "probe/best_on_test_accuracy"
 WATCHED, KNN, RANK = "probe/watched_accuracy", "probe/watched_knn", "probe/watched_effective_rank"
-KEYS = (BEST, ON_TEST, WATCHED, KNN, RANK)  # in metrics.csv, a row at each look of LinearProbes
+KEYS = (BEST, ON_TEST, WATCHED, KNN, RANK)  # columns of metrics.csv, filled at each look (evaluation) of LinearProbes
 SEED = "seed_everything"
-PROTOCOL = ("n", "samples", "reference", "extractor", "is_splits")  # in generation.json, beside the values
+PROTOCOL = ("n", "samples", "reference", "extractor", "is_splits")  # entries of generation.json beside the values
 GENERATION = {"step": int, "fid": float | None, "is": float | None, "n": int, "samples": dict[str, object]}
 GENERATION |= {"reference": dict[str, object], "extractor": str, "is_splits": int}
-VAGUE = 0.1  # steps in an epoch of which only a wider range is known, as a share, count as not known
+VAGUE = 0.1  # relative width of the range for steps per epoch above which the number counts as unknown
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder.
+    """A training run.
 
     Args:
-        folder: as the user named it.
+        folder: run folder, as the user named it.
         options: the configuration, flat: `model.net.alpha_min`, `trainer.callbacks.EMA.decay`.
-        looks: one or more in the order of their steps; each has `step`, `epoch`, `images` and KEYS. What is not known
-            is NaN.
+        looks: evaluations of the probes, at least one, in the order of their steps; each has `step`, `epoch`, `images`
+            and KEYS. Unknown values are NaN.
         generation: the last entry of generation.json; empty if there is none.
     """
 
@@ -41,10 +41,10 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """What train.py left in `folder`.
+        """Read the files that train.py wrote to `folder`.
 
         Raises:
-            UserError: it is no run folder, its files cannot be read, or its probes have not looked yet.
+            UserError: it is no run folder, its files cannot be read, or its probes have not been evaluated yet.
         """
         options = dict(flat(_configuration(folder)))
         rows = _rows(folder / "metrics.csv")
@@ -60,21 +60,21 @@ class Run:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """The values at the last look, with `fid` and `is` as they were measured last."""
+        """The values of the last look, with `fid` and `is` as last measured."""
         generated = {name: self.generation.get(name) for name in ("fid", "is")}
         known = {name: math.nan if value is None else float(value) for name, value in generated.items()}
         return {**self.looks[-1], **known}
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """All that FID and IS depend on, flat."""
+        """Everything that FID and IS depend on, flat."""
         return dict(flat({name: self.generation[name] for name in PROTOCOL if name in self.generation}))
 
 
 def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted name, value) of all that is in nested dicts; a list of classes counts as a dict by their names.
+    """Yield (dotted name, value) of all values in nested dicts; a list of classes counts as a dict by class name.
 
-    `init_args` are left out of the names, as on the command line.
+    `init_args` is left out of the names, as on the command line.
     """
     if isinstance(value, list) and any(isinstance(item, dict) for item in value):
         named: dict[str, Any] = {}
@@ -102,7 +102,7 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
-    """All complete lines of a CSV file; none where it is not there. A run that goes on may have written half of one."""
+    """Return all complete rows of a CSV file, none if it is missing; a run in progress may have written half a line."""
     if not path.exists():
         return []
     text = read_text(path, 2**30)
@@ -113,17 +113,17 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _batch_size(folder: Path, options: Mapping[str, Any]) -> float:
-    """Images of a step; NaN where the configuration does not tell."""
+    """Return the number of images per step; NaN if the configuration does not set it."""
     names = ("data.batch_size", "trainer.accumulate_grad_batches")
     size, pieces = (typed(int | None, options.get(name), f"{folder / 'config.yaml'}: {name}") for name in names)
     return float(size or math.nan) * (pieces or 1)
 
 
 def _looks(rows: Sequence[Mapping[str, str]], batch_size: float) -> list[dict[str, float]]:
-    """The looks that `rows` of metrics.csv tell of: it has a row for each call of the logger, and gaps in all of them.
+    """Return the looks in `rows` of metrics.csv, which has a row for each call of the logger, each with empty cells.
 
     Raises:
-        ValueError, ArithmeticError: a number is none, or cannot be that of a step, an accuracy or a rank.
+        ValueError, ArithmeticError: a value is no number, or out of range for a step, an accuracy or a rank.
     """
     probed = [row for row in rows if row.get(BEST)]
     epoch = steps_in_epoch(rows) if probed else math.nan
@@ -139,22 +139,24 @@ def _looks(rows: Sequence[Mapping[str, str]], batch_size: float) -> list[dict[st
 
 
 def steps_in_epoch(rows: Sequence[Mapping[str, str]]) -> float:
-    """How many steps make an epoch; NaN where the log does not tell, as before the second epoch.
+    """Infer the number N of steps per epoch; NaN if the log does not determine it, as before the second epoch.
 
-    No file of a run says it, but Lightning logs, with every training loss, the index s of the step and that of its
+    No file of a run records it, but Lightning logs, with every training loss, the index s of the step and that of its
     epoch, e = floor(s / N): so s / (e + 1) < N <= s / e.
     """
+    # Intersect the bounds of all rows. N is an integer: the lower one means N >= floor(s / (e + 1)) + 1.
     least, most = 1, math.inf
     for row in rows:
         if row.get("train/loss") and row.get("epoch"):
             step, epoch = int(row.get("step", "")), int(row["epoch"])
             least = max(least, step // (epoch + 1) + 1)
             most = min(most, step // epoch if epoch else math.inf)
+    # Take the middle of a narrow range. A reversed one (a damaged log) or a wide one is no answer.
     return (least + most) / 2 if 0 <= most - least <= VAGUE * least else math.nan
 
 
 def _generation(path: Path) -> dict[str, Any]:
-    """The newest entry; raises a UserError for a damaged file."""
+    """Return the newest entry, empty if there is no file; raise a UserError for a damaged one."""
     if not path.exists():
         return {}
     entries = read_json(path, list[dict[str, object]])

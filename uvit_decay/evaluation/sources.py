@@ -1,4 +1,4 @@
-"""What --samples and --reference name: a path, a data set and its split, or the data of a configuration."""
+"""Images and data named on the command line: a path, a data set with its split, or the data of a configuration."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ FORMS = (
 
 
 def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pictures:
-    """The pictures that `name` stands for.
+    """Open the images that `name` refers to.
 
     Args:
         name: one of FORMS.
-        channels: 1 for grey, 3 for RGB; pictures of files are converted, grey ones of arrays and sets made RGB.
-        image_size: crop pictures of files to this size, as ADM does; else they must be squares of one size.
+        channels: 1 for grey, 3 for RGB; image files are converted to either, arrays and data sets from grey to RGB.
+        image_size: size that image files are cropped to, as ADM does; with None they must be squares of one size.
 
     Raises:
-        UserError: nothing of that name, or not what it should be.
+        UserError: nothing of that name, or contents of another kind.
     """
     stem, _, split = name.rpartition(":")
     if stem in SETS or stem.endswith((".yaml", ".yml")):
@@ -45,7 +45,7 @@ def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pi
 def open_reference(
     name: str, channels: int, image_size: int | None = None
 ) -> tuple[StatisticsFile | None, Pictures | None]:
-    """Statistics, pictures, or, of ADM's reference files, both."""
+    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_pictures`."""
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
         return None, open_pictures(name, channels, image_size)
@@ -56,16 +56,16 @@ def open_reference(
 
 
 def open_data(name: str, test: str | None, image_size: int, channels: int) -> ImageData:
-    """Training and test data: a name in SETS, a configuration, or pictures, of which a tenth is held out if not `test`.
+    """Open training and test data: a name in SETS, a configuration, or images (a tenth is held out without `test`).
 
     Args:
         name: such as cifar100, configs/cifar100_uvit_s.yaml, or the path of a folder, zip or tar of class folders.
-        test: path of test pictures, for the last.
-        image_size: that pictures are cropped to.
-        channels: of the pictures.
+        test: path of test images, if `name` is a path of images.
+        image_size: size that images are cropped to, the network's.
+        channels: channels of the images, the network's.
 
     Raises:
-        UserError: nothing of that name, or of another size than the network takes.
+        UserError: nothing of that name, or data of another size than the network takes.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
@@ -97,7 +97,7 @@ def _of_set(stem: str, split: str, channels: int) -> OfSet:
 
 
 def _configured(path: Path) -> ImageData:
-    """The data module of a configuration."""
+    """Build the data module of a configuration."""
     data = typed(dict[str, object], read_yaml(path).get("data"), f"{path}: data")
     wanted = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
     return build(typed(Spec, wanted, f"{path}: data"), ImageData, "uvit_decay.data")

@@ -1,4 +1,4 @@
-"""Files of reference statistics: mean and covariance of features, as pytorch-fid, U-ViT and ADM store them."""
+"""Files of reference statistics: mean and covariance of features, in the formats of pytorch-fid, U-ViT and ADM."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from uvit_decay.metrics.features import Extractor
 from uvit_decay.metrics.frechet import Statistics, check_statistics
 from uvit_decay.plain import parse, typed
 
-SPATIAL = 2023  # features of sFID
-MOST_FEATURES, MOST_BYTES = 2**14, 2**24  # in a file; those of a known extractor are checked by their number
-NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # ADM's
+SPATIAL = 2023  # number of features of sFID
+MOST_FEATURES, MOST_BYTES = 2**14, 2**24  # limits before reading; `check` compares with the exact number
+NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # as in ADM's files
 
 
 def save_statistics(path: Path, found: dict[str, Statistics], about: dict[str, Any]) -> None:
-    """Write an .npz: `mu` (d,), `sigma` (d, d), float64, of "features"; `mu_s`, `sigma_s` of "spatial"; and `about`."""
+    """Write an .npz: float64 `mu` (d,), `sigma` (d, d) of "features", `mu_s`, `sigma_s` of "spatial"; and `about`."""
     arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps(about))}
     for kind, statistics in found.items():
         mean, cov = NAMES[kind]
@@ -32,7 +32,11 @@ def save_statistics(path: Path, found: dict[str, Statistics], about: dict[str, A
 
 
 class StatisticsFile:
-    """Statistics that somebody has computed; `about` is empty where the file does not say of what."""
+    """A file of precomputed statistics; `about` is their recorded protocol, empty if the file has none.
+
+    Raises:
+        UserError: a file that cannot be read, or arrays of wrong kinds.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,11 +61,11 @@ class StatisticsFile:
         return npz.read(self.path, name)
 
     def has(self, kind: str) -> bool:
-        """Whether there are statistics of "features" or "spatial"."""
+        """Return whether there are statistics of `kind`, "features" or "spatial"."""
         return all(name in self._arrays for name in NAMES[kind])
 
     def check(self, extractor: Extractor) -> None:
-        """Raise a UserError unless these are statistics of this extractor, as far as the file says, and can be any."""
+        """Raise a UserError unless these are valid statistics, of this extractor as far as the file records it."""
         wanted, found = extractor.identity(), self.about.get("extractor")
         if found is not None and found != wanted:
             raise UserError(f"{self.path} has statistics of {found}, these features are of {wanted}")
@@ -79,6 +83,6 @@ class StatisticsFile:
                 raise UserError(f"{self.path}: the statistics of {kind} have variances below 0, or n below 2")
 
     def statistics(self, kind: str) -> Statistics:
-        """Float64 mean and covariance."""
+        """Return mean and covariance of `kind` in float64."""
         mean, cov = (torch.from_numpy(self._arrays[name].astype(np.float64)) for name in NAMES[kind])
         return Statistics(mean, cov, self.about.get("n"))

@@ -1,4 +1,4 @@
-"""What an extractor says of pictures, kept on disk part by part: what is there survives a kill, and is used again."""
+"""On-disk cache of extracted features, written in parts so that interrupted runs resume."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from uvit_decay.plain import read_json
 from uvit_decay.tensor_files import load_tensors, save_tensors
 
 FLOATS = ("features", "logits", "spatial")  # float32 (n, d)
-WHOSE = "whose"  # in the metadata of a part: its place, and the store that it is of
+WHOSE = "whose"  # metadata key of a part: its place and its store
 
 
 def cache_folder() -> Path:
-    """Where features of references are kept: $XDG_CACHE_HOME/uvit_decay, else ~/.cache/uvit_decay."""
+    """Return the folder for features of references: $XDG_CACHE_HOME/uvit_decay, else ~/.cache/uvit_decay."""
     return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay"
 
 
 class Store:
-    """Tensors of consecutive parts of n pictures: `features` float32 (n, d), and perhaps more; one file for each part.
+    """Tensors of n images, one file per part: `features`, float32 (n, d), and optional others.
 
-    Only the first process opens it, writes and reads.
+    Only the first process opens, writes and reads it.
 
     Args:
-        folder: of this store alone.
-        about: plain values of all that the tensors depend on.
-        parts: consecutive, together range(n).
+        folder: folder of this store alone.
+        about: everything that the tensors depend on, as plain values.
+        parts: consecutive ranges that together are range(n).
     """
 
     def __init__(self, folder: Path, about: dict[str, Any], parts: Sequence[range]) -> None:
@@ -45,11 +45,11 @@ class Store:
         self._key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
         self._loaded: dict[str, Tensor] = {}
         self._verified: set[range] = set()
-        self._widths: dict[str, int] | None = None  # of all parts, by the names in FLOATS
+        self._widths: dict[str, int] | None = None  # numbers per image in every part, by the names in FLOATS
 
     @classmethod
     def cached(cls, about: dict[str, Any], parts: Sequence[range]) -> Store:
-        """In the cache, under the hash of `about`."""
+        """Return the store in the cache folder under the hash of `about`."""
         name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
         return cls(cache_folder() / "features" / name, about, parts)
 
@@ -57,12 +57,12 @@ class Store:
         return self.parts[-1].stop
 
     def open(self) -> list[range]:
-        """Make the folder, or go on with what is there; returns the parts that are missing.
+        """Create the folder, or resume from its parts; return the parts that are missing.
 
-        What is there is compared with its checksums; a damaged part is removed, with a remark, and so is missing.
+        Existing parts are compared with their checksums; a damaged one is reported on stderr and counts as missing.
 
         Raises:
-            UserError: the folder is of something else, or cannot be written.
+            UserError: the folder belongs to something else, or cannot be written.
         """
         check_writable(self.folder, folder=True)
         path = self.folder / "about.json"
@@ -73,7 +73,7 @@ class Store:
                     f"{self.folder} keeps the features of another evaluation: remove it, or name another --out"
                 )
         else:
-            if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # what a crash left is hidden
+            if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # a crash leaves hidden files
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
             with replacing(path) as file:
                 file.write(json.dumps(wanted, indent=1).encode())
@@ -94,10 +94,10 @@ class Store:
         return True
 
     def add(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Keep the tensors of one part, each with len(part) rows.
+        """Write the tensors of a part: FLOATS of len(part) rows, `pictures` of at most as many, `calls` of one.
 
         Raises:
-            UserError: features that are not finite or do not fit those of other parts, or it cannot be written.
+            UserError: features that are not finite or do not fit those of other parts, or unwritable files.
         """
         self._check(part, tensors)
         save_tensors(self._file(part), tensors, {WHOSE: self._whose(part)})
@@ -107,10 +107,10 @@ class Store:
         return f"{part.start} of {self._key}"
 
     def _read(self, part: range) -> dict[str, Tensor]:
-        """The tensors of a part, verified once.
+        """Return the tensors of a part, verified at the first read.
 
         Raises:
-            UserError: it is damaged, in the place of another one, or not what this store holds.
+            UserError: the part is damaged, in the place of another one, or does not fit this store.
         """
         path, known = self._file(part), part in self._verified
         metadata, tensors = load_tensors(path, verify=not known)
@@ -122,7 +122,7 @@ class Store:
         return tensors
 
     def _check(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Raise a UserError unless these can be the tensors of a part, with the widths of the parts before."""
+        """Raise a UserError unless the tensors fit a part and have the widths of the parts before."""
         path, count = self._file(part), len(part)
         for name, tensor in tensors.items():
             rows, found = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
@@ -141,10 +141,10 @@ class Store:
         return self.folder / f"{part.start:09d}.safetensors"
 
     def iterate(self, kind: str) -> Iterator[Tensor]:
-        """The tensor `kind` of part after part; parts that have none are left out.
+        """Yield the tensor `kind` of each part that has one, in order.
 
         Raises:
-            UserError: a damaged file; it is removed, so that the next run makes it anew.
+            UserError: a damaged file; it is removed, so that the next run recreates it.
         """
         for part in self.parts:
             try:
@@ -156,13 +156,13 @@ class Store:
                 yield tensors[kind]
 
     def tensor(self, kind: str) -> Tensor:
-        """All rows of `kind`, in order; read once, and kept in memory."""
+        """Return all rows of `kind`, in order; they are read once and kept in memory."""
         if kind not in self._loaded:
             self._loaded[kind] = torch.cat(list(self.iterate(kind)))
         return self._loaded[kind]
 
     def statistics(self, kind: str = "features") -> Statistics:
-        """Mean and covariance of `features` or `spatial`, from sums in float64."""
+        """Return mean and covariance of `features` or `spatial`, from sums in float64."""
         moments: Moments | None = None
         for rows in _large(self.iterate(kind)):
             moments = moments or Moments(rows.shape[1], sync=False)
@@ -170,18 +170,18 @@ class Store:
         return moments.compute()
 
     def remove(self) -> None:
-        """Delete the folder."""
+        """Delete the folder and its lock."""
         shutil.rmtree(self.folder)
         self.lock.unlink(missing_ok=True)
 
     @property
     def lock(self) -> Path:
-        """Held by the program that fills the store."""
+        """Lock file, held by the program that fills the store."""
         return self.folder.with_name(self.folder.name + ".lock")
 
 
 def _large(parts: Iterator[Tensor], rows: int = 4096) -> Iterator[Tensor]:
-    """The same rows in larger pieces: a product of many is several times faster than many products."""
+    """Yield the same rows in larger pieces: one product of many rows is several times faster than many products."""
     waiting: list[Tensor] = []
     for part in parts:
         waiting.append(part)
