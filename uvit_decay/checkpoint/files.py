@@ -90,7 +90,7 @@ def read_training_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a .ckpt of this project, all compared with the checksums of its zip (at 2.6 GB/s).
 
     Raises:
-        UserError: missing, damaged or third-party file, or one that contains code.
+        UserError: missing, damaged, exported or third-party file, or one that contains code.
     """
     if path.suffix == ".safetensors":
         raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")

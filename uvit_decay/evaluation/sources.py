@@ -65,7 +65,7 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         channels: channels of the images, the network's.
 
     Raises:
-        UserError: nothing of that name, or data of another size than the network takes.
+        UserError: nothing of that name, `test` beside a data set, or data of another size than the network takes.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
