@@ -1,4 +1,4 @@
-"""The idea: shortcuts that decay with depth (`schedule`), in our networks and in anybody's transformer (`foreign`)."""
+"""Shortcuts that decay with depth (`schedule`), and their attachment to transformers of other libraries (`foreign`)."""
 
 from uvit_decay.decay.foreign import Attached, Gated, attach
 from uvit_decay.decay.schedule import (

@@ -1,4 +1,7 @@
-"""`attach`: decayed shortcuts for any transformer, and the blocks that it knows; `uvit_decay.decay.hooks` does it."""
+"""`attach`: decayed shortcuts for transformers of other libraries, and the table of supported blocks.
+
+The hooks themselves are in `uvit_decay.decay.hooks`.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,10 @@ from uvit_decay.errors import UserError
 
 @dataclass(frozen=True)
 class Gated:
-    """A block whose branches end in no module, since gates multiply behind them.
+    """Names of a block whose branches end in a product with a gate, not in a module.
 
-    `block` is its name in the model; `norms` are names in the block, in execution order: what each branch calls first.
+    `block` is its name in the model; `norms` are the names, within the block, of the first module of each branch, in
+    execution order.
     """
 
     block: str
@@ -29,10 +33,10 @@ Pairs = Sequence[tuple[str, str] | Gated]
 
 
 class Attached(nn.Module):
-    """The decay of somebody's model and the way to undo it, `remove()` or the end of a `with`.
+    """Decay attached to a model; `remove()` or the end of a `with` block detaches it.
 
-    `alphas` (2 L) are a buffer; under `learnable` a parameter, which lives here since the model's state_dict keeps its
-    keys: train, save and move it beside the model (under DDP: put both in the module that is wrapped).
+    `alphas` (2 L) are a buffer, or a parameter if `learnable`. They are not in the model, whose state_dict keeps its
+    keys: train, save and move this module together with the model (under DDP, wrap one module that holds both).
     """
 
     alphas: Tensor
@@ -48,11 +52,11 @@ class Attached(nn.Module):
             self.register_buffer("alphas", alphas, persistent=False)
 
     def weights(self, k: int) -> tuple[float | Tensor, float]:
-        """alpha and beta of branch k."""
+        """Return alpha and beta of branch k."""
         return (self.alphas if self.shortcuts.learnable else self.shortcuts.alphas)[k], self.shortcuts.betas[k]
 
     def remove(self) -> None:
-        """Make the model what it was, to the bit."""
+        """Remove all hooks; the model then computes exactly what it did before."""
         for site in self.sites:
             site.remove()
         if self.sites:
@@ -66,7 +70,7 @@ class Attached(nn.Module):
         self.remove()
 
     def extra_repr(self) -> str:
-        """Which branches it decays: the norms of the first and the last."""
+        """Return a summary for repr: the number of branches, the alphas, and the first and the last hooked norm."""
         count, alphas = len(self.alphas), self.alphas.tolist()
         where = f", hooked from {self.sites[0].norms[0]!r} to {self.sites[-1].norms[-1]!r}" if self.sites else ""
         return f"{count} branches, alpha {alphas[0]:.4g} .. {alphas[-1]:.4g}{where}"
@@ -81,23 +85,27 @@ def attach(
     branches: Branches = "both",
     pairs: Pairs | None = None,
 ) -> Attached:
-    """Give every residual branch of `model` the shortcut of Eq. 3, without touching its code or its state_dict.
+    """Give every residual branch of `model` the shortcut of Eq. 3 without changes to its code or its state_dict.
 
-    alpha_min = 1 registers no hook, and neither does any other branch with alpha = beta = 1. Copies and pickles of the
-    model stay decayed; `copy.deepcopy((model, attached))` gives one that can be removed. Graphs that torch.compile made
-    before are compiled anew, since they would not see hooks.
+    Branches with alpha = beta = 1 get no hook, so alpha_min = 1 registers none. Copies and pickles of the model stay
+    decayed; `copy.deepcopy((model, attached))` gives a copy whose decay can be removed. Graphs compiled before by
+    torch.compile are compiled again, since they would ignore the hooks.
 
     Args:
-        model: blocks of timm's `vision_transformer`, of diffusers' DiT, or torch's TransformerEncoderLayer with
-            norm_first, all of them, in the order of `model.named_modules()`; or anything, with `pairs`. What is
-            returned prints how many branches were found, from which to which.
-        alpha_min: and `schedule`, `granularity`, `index`, `branches`: see `uvit_decay.decay.shortcuts`.
+        model: a model with blocks of timm's `vision_transformer`, of diffusers' DiT, or torch's TransformerEncoderLayer
+            with norm_first, all of which are decayed in the order of `model.named_modules()`; or any model, with
+            `pairs`. The repr of the returned object gives the number of branches, the first and the last.
+        alpha_min: see `uvit_decay.decay.shortcuts`, as for the next four arguments.
+        schedule: how alpha falls with depth.
+        granularity: one alpha for each residual branch, or one for both branches of a block.
+        index: how depth is counted.
+        branches: decay both kinds of residual branches, or only one.
         pairs: the branches in execution order, attention before MLP: (norm, branch) names the modules that a branch
-            calls first, with x, and last; `Gated` names a block with gates, whose norms and additions alone read x.
+            calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x.
 
     Raises:
-        UserError: a model that is attached already or has no blocks that we know, names that it does not have, an odd
-            number of branches, or what `shortcuts` refuses; in the forward, modules that are not called as named.
+        UserError: a model that is attached already or has no supported block, names that it does not have, an odd
+            number of branches, or arguments refused by `shortcuts`; in the forward, modules not called as named.
     """
     if any(_is_hooked(module) for module in model.modules()):
         raise UserError("this model is attached already: call remove() of what attach returned, then attach it anew")
@@ -120,6 +128,7 @@ def attach(
 
 
 def _sites(model: nn.Module, pairs: Pairs) -> list[Site]:
+    """Return the unregistered site of each of `pairs`; raise a UserError for names that the model does not have."""
     sites: list[Site] = []
     for pair in pairs:
         if isinstance(pair, Gated):
@@ -153,7 +162,8 @@ def _diffusers_block(block: nn.Module) -> Pairs:
     return [Gated("", ("norm1", "norm3"))]
 
 
-# By name, so that no library is imported. Not by their parts: timm's ResPostBlock has the same, wired otherwise.
+# Classes by name, so that no library is imported. The names of a block's modules would not identify it: timm's
+# ResPostBlock has those of Block with another wiring.
 _KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
     "timm.models.vision_transformer.Block": _timm_block,
     "torch.nn.modules.transformer.TransformerEncoderLayer": _torch_layer,
@@ -162,11 +172,12 @@ _KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
 
 
 def _known_pairs(model: nn.Module) -> Pairs:
-    """The branches of all blocks that we know, in the order of the model's modules."""
+    """Return the branches of all supported blocks, in the order of the model's modules."""
     found: list[tuple[str, str] | Gated] = []
     for name, block in model.named_modules():
         for cls in type(block).__mro__:
             pairs_of = _KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
+            # A subclass with another forward may wire its branches differently, so it is not supported.
             if pairs_of is None or type(block).forward is not cls.forward:
                 continue
             for pair in pairs_of(block):
@@ -189,6 +200,6 @@ def _is_hooked(module: nn.Module) -> bool:
 
 
 def _forget_graphs() -> None:
-    """Compiled graphs do not look at hooks again (torch._dynamo.config.skip_nnmodule_hook_guards): make them anew."""
+    """Discard compiled graphs, which do not check for new hooks (torch._dynamo.config.skip_nnmodule_hook_guards)."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""Decayed identity shortcuts: the idea of the paper, and every number that follows from it.
+"""Decayed identity shortcuts: the schedules of the paper and the quantities that follow from them.
 
 "Residual Connections Harm Generative Representation Learning" (CVPR 2026). A residual branch f_k computes
 
@@ -39,9 +39,9 @@ class Shortcuts:
 
 
 def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float = 1.0) -> Tensor:
-    """Eq. 3: alpha x + beta f, as one fused multiply-add where the plain residual has its add (beta = 1).
+    """Return alpha x + beta f (Eq. 3), with beta = 1 as one fused multiply-add in place of the ordinary addition.
 
-    `alpha` is a number, or a scalar tensor where it is learned. x and f have one shape; the dtype is their promotion.
+    `alpha` is a number, or a scalar tensor if it is learned. x and f have the same shape; the dtype is their promotion.
     """
     if beta != 1.0:
         f = beta * f
@@ -58,22 +58,22 @@ def shortcuts(
     index: Index = "code",
     branches: Branches = "both",
 ) -> Shortcuts:
-    """The weights of 2 * `blocks` residual branches.
+    """Return the shortcut weights of 2 * `blocks` residual branches.
 
     Args:
         blocks: number of decayed transformer blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
-        schedule: `linear` (Eq. 5, the paper's); `cosine` (Table 3a; the paper gives no formula, ours is
+        schedule: `linear` (Eq. 5, the paper's); `cosine` (Table 3a; the paper gives no formula, this one is
             alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2); `constant` sqrt(1/2) (x + f) and `constant-branch`
             x + sqrt(1/2) f (Table 3b; both need alpha_min = 1, which they do not use); `learnable`, one weight a branch
-            that starts on the linear schedule (Table 5; the paper does not say where; alpha_min = 1 starts at ones).
-        granularity: `branch`, each branch its own alpha (the authors' code); `block`, both of a block share one.
+            initialised with the linear schedule (Table 5; the paper gives no initial values; ones for alpha_min = 1).
+        granularity: `branch`, one alpha for each branch (the authors' code); `block`, one for both branches of a block.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
 
     Raises:
-        UserError: alpha_min outside (0, 1], fewer than one block, or options that a schedule does not have.
+        UserError: alpha_min outside (0, 1], fewer than one block, or options that the schedule does not have.
     """
     if not 0.0 < alpha_min <= 1.0:
         raise UserError(
@@ -100,34 +100,35 @@ def shortcuts(
 
 
 def _linear(u: float, alpha_min: float) -> float:
-    """Eq. 5: 1 - (1 - alpha_min) u."""
+    """Return 1 - (1 - alpha_min) u (Eq. 5)."""
     return 1.0 - (1.0 - alpha_min) * u
 
 
 def _cosine(u: float, alpha_min: float) -> float:
+    """Return alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2, for Table 3a."""
     return alpha_min + (1.0 - alpha_min) * 0.5 * (1.0 + math.cos(math.pi * u))
 
 
 def _depths(n: int, index: Index) -> list[float]:
-    """The depth u of each of n steps, see `index` of `shortcuts`."""
+    """Return the depth u of each of n branches or blocks, see `index` of `shortcuts`."""
     if index == "code":
         return [k / max(n - 1, 1) for k in range(n)]
     return [(k + (index == "v2")) / n for k in range(n)]
 
 
 def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -> float:
-    """alpha_eff, Eq. 4: the product of all alphas, by which the input reaches the end of the trunk.
+    """Return alpha_eff (Eq. 4), the product of all alphas: the weight of the input in the last block's output.
 
-    `exclude_last_block` leaves out the last two branches: what reaches the last block's input, the count that
+    `exclude_last_block` leaves out the last two branches, which gives the weight in the last block's input; this count
     reproduces the bins of the paper's Table 2 best.
     """
     return math.prod(alphas[:-2] if exclude_last_block else alphas, start=1.0)
 
 
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
-    """The alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
+    """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
-    The paper's best runs lie at a target of 1e-3 to 1e-2 (Table 2). Found by bisection to 1e-12.
+    The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12.
 
     Raises:
         UserError: target outside (0, 1], branches odd or too few, or a target that no alpha_min in (0, 1] reaches.

@@ -1,4 +1,4 @@
-"""What every network shares: its decay on record, the call of a block, the null label."""
+"""Base class of the networks: the decay in the state_dict, the call of a block, the null label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uvit_decay.errors import UserError, check_whole
 class DecayedNet(nn.Module):
     """A transformer of L blocks in execution order whose 2 L residual branches stand on decayed shortcuts (abstract).
 
-    A network sets `num_classes`, `null_label` and `checkpointing` and calls `record_shortcuts` when it is built.
+    Subclasses set `num_classes`, `null_label` and `checkpointing` and call `record_shortcuts` in their constructor.
     """
 
     num_classes: int
@@ -25,7 +25,7 @@ class DecayedNet(nn.Module):
     shortcuts: decay.Shortcuts
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
-        """Put the decay into the state_dict, where loading checks it; learned alphas are a parameter."""
+        """Register alphas and betas in the state_dict, where loading checks them; learned alphas are a parameter."""
         self.shortcuts = shortcuts
         alphas = torch.tensor(shortcuts.alphas)
         if shortcuts.learnable:
@@ -37,7 +37,10 @@ class DecayedNet(nn.Module):
         self.register_load_state_dict_pre_hook(_check_alphas)
 
     def run_block(self, block: nn.Module, k: int, *inputs: Tensor | None) -> Tensor:
-        """block(*inputs, alphas, betas) with the weights of block k; `checkpointing` recomputes it, in training."""
+        """Return block(*inputs, alphas, betas) with the shortcut weights of block k.
+
+        With `checkpointing`, training recomputes the block in the backward pass instead of storing its activations.
+        """
         pair = slice(2 * k, 2 * k + 2)
         alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
         betas = self.shortcuts.betas[pair]
@@ -46,10 +49,10 @@ class DecayedNet(nn.Module):
         return block(*inputs, alphas, betas)
 
     def null_labels(self, count: int, device: torch.device) -> Tensor:
-        """`count` times the null label, int64.
+        """Return the null label `count` times, (count,) int64 on `device`.
 
         Raises:
-            UserError: the network has none.
+            UserError: the network has no null label.
         """
         if not self.null_label:
             raise UserError("this network was trained without a null label: give it a class for each image")
@@ -57,7 +60,7 @@ class DecayedNet(nn.Module):
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:
-    """Raise a UserError for sizes, among the arguments of a network, that none has."""
+    """Raise a UserError if a size among the arguments of a network is out of range."""
     names = ("image_size", "patch_size", "channels", "dim", "heads")
     check_whole(1, 2**16, **{name: config[name] for name in names})
     check_whole(1, 1000, depth=config["depth"])
@@ -67,7 +70,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
 
 
 def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
-    """`init_weight` on the weight of every linear map, zero biases."""
+    """Apply `init_weight` to the weight of every linear layer of `net` and zero the biases."""
     for module in net.modules():
         if isinstance(module, nn.Linear):
             init_weight(module.weight)
@@ -76,7 +79,10 @@ def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
 
 
 def _check_alphas(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
-    """Refuse weights of another decay. Official files carry no alphas: they load into whatever network is asked for."""
+    """Raise a UserError for weights of another decay.
+
+    Official files hold no alphas; they load into a network of any decay.
+    """
     official = prefix + "alphas" not in state
     for name, own in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
         if name not in net.state_dict():
@@ -96,5 +102,6 @@ def _check_alphas(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: ob
 
 
 def _outline(values: Sequence[float]) -> str:
+    """Return the first, the middle and the last of `values` and their number, for error messages."""
     shown = [f"{values[i]:.4g}" for i in sorted({0, len(values) // 2, len(values) - 1})] if values else []
     return f"[{' .. '.join(shown)}] ({len(values)} branches)"

@@ -1,6 +1,6 @@
 """Pre-norm transformer blocks with decayed shortcuts: U-ViT's `Block` and SiT's `AdaLNBlock`, with the official names.
 
-The stream x stays in its dtype, float32 under autocast: only what a branch computes is rounded to autocast's.
+The residual stream x keeps its dtype, float32 under autocast; only the outputs of branches are in autocast's dtype.
 b = batch, n = tokens, d = width.
 """
 
@@ -58,7 +58,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Attention and MLP branches on decayed shortcuts; an output block first merges a long skip by concatenation.
 
-    The weights of the shortcuts come with the call, since the network knows the depth of each block.
+    The shortcut weights are arguments of the call, since they depend on the depth of the block in its network.
     """
 
     def __init__(
@@ -78,14 +78,20 @@ class Block(nn.Module):
         alphas: tuple[float | Tensor, float | Tensor],
         betas: tuple[float, float] = (1.0, 1.0),
     ) -> Tokens:
-        """x <- alpha x + beta f(x), twice. `skip` is given if and only if the block was built with skip=True."""
+        """Apply x <- alpha x + beta f(x) for attention, then for the MLP.
+
+        `skip` is given if and only if the block was built with skip=True.
+        """
         if self.skip_linear is not None:
             x = merged(self.skip_linear, x, skip)
         x = decayed_add(x, self.attn(self.norm1(x)), alphas[0], betas[0])
         return decayed_add(x, self.mlp(self.norm2(x)), alphas[1], betas[1])
 
     def zero_init(self) -> None:
-        """Zero the last linear of both branches: they start silent, which keeps small alpha_min stable (Sec. 3)."""
+        """Zero the last linear layer of both branches: their output starts at 0, which keeps small alpha_min stable.
+
+        See Sec. 3 of the paper.
+        """
         zero_linear(self.attn.proj)
         zero_linear(self.mlp.fc2)
 
@@ -115,25 +121,28 @@ class AdaLNBlock(nn.Module):
         alphas: tuple[float | Tensor, float | Tensor],
         betas: tuple[float, float] = (1.0, 1.0),
     ) -> Tokens:
-        """x <- alpha x + beta gate f(x), twice. `skip` is given if and only if the block was built to merge one."""
+        """Apply x <- alpha x + beta gate f(x) for attention, then for the MLP.
+
+        `skip` is given if and only if the block was built to merge one.
+        """
         if self.skip is not None:
             x = merged(self.skip, x, skip) if self.concat else x + self.skip(skip)
-        # The official order: attention before MLP, each with shift, scale, gate.
+        # The rows are in the official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
         x = decayed_add(x, gate1 * self.attn(modulate(self.norm1(x), shift1, scale1)), alphas[0], betas[0])
         return decayed_add(x, gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2)), alphas[1], betas[1])
 
     def silence_skip(self) -> None:
-        """Let the long skip start without effect: W = 0, or [I, 0] where x passes through W too."""
+        """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`, where W maps x too."""
         nn.init.eye_(self.skip.weight) if self.concat else nn.init.zeros_(self.skip.weight)
 
     def zero_init(self) -> None:
-        """Zero the modulation: both gates are shut, the block starts as its shortcuts alone (adaLN-Zero)."""
+        """Zero the modulation, so that both gates are 0 and the block starts as its shortcuts alone (adaLN-Zero)."""
         zero_linear(self.adaLN_modulation[1])
 
 
 class AdaLNHead(nn.Module):
-    """From tokens to `out` values each, after a norm that is modulated by the condition c; not under autocast."""
+    """Output head: a norm modulated by the condition c, then a linear map to `out` values a token; without autocast."""
 
     def __init__(self, dim: int, out: int) -> None:
         super().__init__()
@@ -147,21 +156,22 @@ class AdaLNHead(nn.Module):
             return self.linear(modulate(self.norm_final(x), shift, scale))
 
     def zero_init(self) -> None:
-        """Zero modulation and output: a fresh network says 0 everywhere (adaLN-Zero)."""
+        """Zero the modulation and the linear map, so that an untrained network outputs 0 (adaLN-Zero)."""
         zero_linear(self.adaLN_modulation[1])
         zero_linear(self.linear)
 
 
 def merged(linear: nn.Linear, x: Tokens, skip: Tokens) -> Tokens:
-    """W [x, skip] + b, back in the dtype of the stream x."""
+    """Return W [x, skip] + b in the dtype of the residual stream x."""
     return linear(torch.cat([x, skip], dim=-1)).to(x.dtype)
 
 
 def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:
-    """x (1 + scale) + shift, in one operation on all tokens."""
+    """Return x (1 + scale) + shift, as one fused operation."""
     return torch.addcmul(shift, x, 1 + scale)
 
 
 def zero_linear(linear: nn.Linear) -> None:
+    """Zero the weight and the bias of a linear layer."""
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)

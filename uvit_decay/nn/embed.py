@@ -1,4 +1,4 @@
-"""Tokens from pictures and back; embeddings of time, label and position.
+"""Patch embedding of images and its inverse; embeddings of time, label and position.
 
 b = batch, c = channels, h and w = patches down and across, p = patch size, d = width, n = h * w tokens (row-major).
 """
@@ -17,18 +17,18 @@ from uvit_decay.errors import UserError
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context in which autocast rounds nothing on the device of `x`: for both ends of a network.
+    """Return a context that disables autocast on the device of `x`, for the first and the last layers of a network.
 
-    They cost next to nothing, and bfloat16 would take .7 % of the noise's variance from x_t at t = 1e-3.
+    Their cost is negligible, and bfloat16 would lose 0.7 % of the noise's variance of x_t at t = 1e-3.
     """
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.amp.is_autocast_available(device) else nullcontext()
 
 
 class PatchEmbed(nn.Module):
-    """Non-overlapping patches through one linear map, written as a convolution (the official key layout).
+    """Linear embedding of non-overlapping patches, written as a convolution (the official key layout).
 
-    It works in the dtype of its weights under autocast too.
+    It computes in the dtype of its weights, under autocast too.
 
     Raises:
         UserError: the image size is not a multiple of the patch size.
@@ -47,16 +47,16 @@ class PatchEmbed(nn.Module):
 
 
 def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H W"]:
-    """Square pictures from tokens whose k = p * p * c values are ordered (row, column, channel)."""
+    """Return square images from tokens whose k = p * p * c values are ordered (row, column, channel)."""
     side = math.isqrt(x.shape[1])
     patch = math.isqrt(x.shape[2] // channels)
     return rearrange(x, "b (h w) (p q c) -> b c (h p) (w q)", h=side, w=side, p=patch, q=patch)
 
 
 def timestep_embedding(t: Float[Tensor, " b"], dim: int, max_period: float = 1e4) -> Float[Tensor, "b d"]:
-    """Sinusoidal embedding [cos, sin] of t at dim/2 frequencies max_period^(-2i/dim), float32; a last 0 if dim is odd.
+    """Return the sinusoidal embedding [cos, sin] of t at dim/2 frequencies max_period^(-2i/dim), float32.
 
-    U-ViT feeds it 999 t, so float32 is kept whatever the working dtype: bf16 cannot tell 998 from 999.
+    An odd dim is padded with one 0. Always float32: U-ViT embeds 999 t, and bfloat16 rounds 998 and 999 to one number.
     """
     half = dim // 2
     frequencies = torch.exp(-math.log(max_period) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
@@ -65,7 +65,7 @@ def timestep_embedding(t: Float[Tensor, " b"], dim: int, max_period: float = 1e4
 
 
 class TimestepEmbedder(nn.Module):
-    """A sinusoid of `channels` values of t, then an MLP to width d; float32 under autocast too."""
+    """Sinusoidal embedding of t with `channels` values, then an MLP to width d; float32 under autocast too."""
 
     def __init__(self, dim: int, channels: int = 256) -> None:
         super().__init__()
@@ -73,13 +73,13 @@ class TimestepEmbedder(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(channels, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
-        # In bf16 neighbouring times become one, and the MLP is too small for its speed to matter.
+        # bfloat16 rounds neighbouring times to one number, and the MLP is too small for its speed to matter.
         with without_autocast(t):
             return self.mlp(timestep_embedding(t, self.channels).to(self.mlp[0].weight.dtype))
 
 
 class LabelEmbedder(nn.Module):
-    """A vector for each of `rows` labels."""
+    """Table of one learned vector for each of `rows` labels."""
 
     def __init__(self, rows: int, dim: int) -> None:
         super().__init__()
@@ -90,9 +90,9 @@ class LabelEmbedder(nn.Module):
 
 
 def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
-    """Fixed positions of side * side patches, float32: [sin, cos] of the column, then [sin, cos] of the row.
+    """Return fixed embeddings of side * side positions, float32: [sin, cos] of the column, then [sin, cos] of the row.
 
-    Each is of dim/4 frequencies 10000^(-4i/dim) (DiT and MAE).
+    Each of the four parts has dim/4 frequencies 10000^(-4i/dim) (DiT and MAE).
 
     Raises:
         UserError: the width is not a multiple of 4.

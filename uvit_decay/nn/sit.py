@@ -2,13 +2,13 @@
 
 Wiring `official` is the published network: `depth` blocks in a row. Wiring `decayed` is that of the decay's authors:
 depth/2 encoder and depth/2 decoder blocks, each decoder block reading the encoder block of its height (last in, first
-out). It has no middle block, so that the first decoder block's skip is the very state that it continues. alpha runs
-over the 2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
+out). It has no middle block, so that the skip of the first decoder block equals its input. alpha runs over the
+2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
 are those of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
 
-Time is in [0, 1], here t = 0 data and t = 1 noise; SiT's own time is 1 - t, which is what this module embeds, unscaled:
-the one place of conversion. The output is the published function's, raw: a published SiT, trained on velocities, gives
-dx/d(1 - t) = -dx/dt. Targets and their signs belong to whoever trains or samples the network.
+Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t; this module embeds 1 - t, unscaled, and no other
+module converts it. The output is that of the published function, unchanged: a published SiT, trained on velocities,
+returns dx/d(1 - t) = -dx/dt. Targets and their signs are chosen by the code that trains or samples the network.
 
 b = batch, n = tokens, d = width.
 """
@@ -32,7 +32,7 @@ Wiring = Literal["official", "decayed"]
 
 
 class SiT(DecayedNet):
-    """net(x, t, y) -> (b, c, h, w): pictures (b, c, h, w) of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
+    """SiT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:
         image_size: height and width in pixels, or in latent cells.
@@ -43,17 +43,17 @@ class SiT(DecayedNet):
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
         num_classes: K real classes; 0 is an unconditional network.
-        null_label: give the label table one more row, K, which stands for "no label" (guidance needs it).
+        null_label: add a row K to the label table that means "no label" (guidance needs it).
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary SiT.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
-        granularity: an alpha for each residual branch, or one for both branches of a block.
+        granularity: one alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
         wiring: `official`, blocks in a row; `decayed`, encoder and decoder blocks with long skips.
         skip: how a decoder block merges its skip s: `add` x + W s + b (the authors'), or `concat` W [x, s] + b.
-        skip_zero_init: let the skips start without effect (not the authors').
-        learn_sigma: give the head twice the channels, of which only the first half is used, as published files have.
-        checkpointing: recompute blocks in the backward pass: less memory, more time; not reentrant, in training only.
+        skip_zero_init: initialise the skips without effect (the authors do not).
+        learn_sigma: double the channels of the head and use only the first half, as published files do.
+        checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
 
     Raises:
         UserError: alpha_min outside (0, 1], sizes that do not divide, options that the wiring does not have.
@@ -93,7 +93,7 @@ class SiT(DecayedNet):
         self.t_embedder = TimestepEmbedder(dim)
         if num_classes:
             self.y_embedder = LabelEmbedder(num_classes + self.null_label, dim)
-        # Fixed, but a parameter: published files hold it, and their averages run over it.
+        # Fixed, but a parameter: published state_dicts hold it, and their EMA includes it.
         positions = sincos_positions(image_size // patch_size, dim)
         self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
 
@@ -110,7 +110,7 @@ class SiT(DecayedNet):
         self._init_weights()
 
     def _init_weights(self) -> None:
-        """The official initialisation: xavier-uniform maps, embeddings of std 0.02, silent branches and output."""
+        """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""
         init_linears(self, nn.init.xavier_uniform_)
         nn.init.xavier_uniform_(self.x_embedder.proj.weight.detach().flatten(1))  # a view: one linear map of a patch
         nn.init.zeros_(self.x_embedder.proj.bias)
@@ -125,7 +125,7 @@ class SiT(DecayedNet):
         self.final_layer.zero_init()
 
     def _blocks(self) -> list[AdaLNBlock]:
-        """All blocks in execution order; `blocks` itself is a name of the official layout."""
+        """Return all blocks in execution order; `blocks` without underscore is a name of the official layout."""
         if self.config["wiring"] == "official":
             return [*self.blocks]
         return [*self.enc_blocks, *self.dec_blocks]
@@ -144,11 +144,11 @@ class SiT(DecayedNet):
     def trunk(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
-        """The token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        """Yield the token states after the embeddings and after every block (`stages`); y = None is the null label."""
         return self._states(x, self._condition(t, y))
 
     def _condition(self, t: Tensor, y: Tensor | None) -> Float[Tensor, "b d"]:
-        """What modulates all blocks: the time, in SiT's direction, and the label."""
+        """Return the condition c of all blocks: the embedding of SiT's time 1 - t plus that of the label."""
         c = self.t_embedder(1.0 - t)
         if not self.num_classes:
             return c
@@ -159,7 +159,8 @@ class SiT(DecayedNet):
         yield tokens
         skips: list[Tensor] = []
         blocks = self._blocks()
-        read = sum(block.skip is not None for block in blocks)  # the states that a later block reads come first
+        # As many states are pushed as blocks merge a skip: those of the encoder, depth/2 or none.
+        read = sum(block.skip is not None for block in blocks)
         for k, block in enumerate(blocks):
             skip = skips.pop() if block.skip is not None else None
             tokens = self.run_block(block, k, tokens, skip, c)
@@ -179,7 +180,7 @@ def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> N
 
 
 def _stages(depth: int, wiring: str) -> tuple[Stage, ...]:
-    """An odd depth has a middle block, an even one, as all published sizes, has not."""
+    """Return the stages in execution order; only an odd depth, which no published size has, has a middle block."""
     half = depth // 2
     kinds = ["encoder"] * half + ["middle"] * (depth % 2) + ["decoder"] * half
     names = [f"blocks.{i}" for i in range(depth)]

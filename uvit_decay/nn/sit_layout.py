@@ -1,6 +1,6 @@
-"""From one published layout of SiT's weights to another: state_dicts in, state_dicts out, the tensors shared.
+"""Conversions between the published layouts of SiT's state_dict.
 
-Names are those of `SiT`; p = patch size, c = channels, d = width. The inputs are never changed.
+Names are those of `SiT`; p = patch size, c = channels, d = width. Inputs are not changed, outputs share their tensors.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from uvit_decay.errors import UserError
 
 
 def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Weights of wiring `official` for wiring `decayed` with skip `add`, as the same function at the same alphas.
+    """Convert weights of wiring `official` to wiring `decayed` with skip `add`: the same function at the same alphas.
 
     blocks.i becomes enc_blocks.i in the first half and dec_blocks.(i - depth/2) in the second, whose skips are zero.
 
     Raises:
-        UserError: odd depth, or weights of other blocks than 0 to depth - 1.
+        UserError: odd depth, or weights whose blocks are not 0 to depth - 1.
     """
     if depth % 2:
         raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
@@ -41,9 +41,9 @@ def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tens
 
 
 def without_sigma(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights without the half of the head that a network with learn_sigma never uses; plain ones as they are.
+    """Remove the half of the head that a network with learn_sigma does not use; return other weights unchanged.
 
-    The head's rows are ordered (p, p, 2c), of which the first c channels stay: the same function.
+    The head's rows are ordered (p, p, 2c); the first c channels are kept, so that the function stays the same.
 
     Raises:
         UserError: weights without SiT's patches or head, or a head that fits neither.

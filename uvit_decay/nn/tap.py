@@ -1,7 +1,7 @@
-"""Named intermediates: what a network shows to probes.
+"""Named intermediate token states of a network, for probes.
 
-A tapped network yields its token states one stage after the other, so that a probe reads all layers in one forward pass
-and never touches a compiled graph.
+A network with this interface yields its token states stage by stage, so that one forward pass gives the features of all
+layers without hooks, which would change a compiled graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ Pool = Literal["mean", "all"]
 
 @dataclass(frozen=True)
 class Stage:
-    """A place in a network: `name` is the module whose output it is, stage 0 the embeddings, stage i after block i."""
+    """Point of a network whose token state can be read: stage 0 is after the embeddings, stage i after block i.
+
+    `name` is the name of the module whose output it is.
+    """
 
     name: str
     kind: Literal["embeddings", "encoder", "middle", "decoder"]
@@ -29,21 +32,21 @@ class Stage:
 
 @runtime_checkable
 class Tapped(Protocol):
-    """A network that can be probed: tokens have `dim` features, the first `extras` are no patches (time, label)."""
+    """Network with readable token states: `dim` features a token, the first `extras` prefix tokens (time, label)."""
 
     stages: tuple[Stage, ...]
     extras: int
     dim: int
 
     def trunk(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
-        """Token states (b, n, d), one for each stage, in order."""
+        """Yield the token state (b, n, d) of each stage, in order."""
 
 
 def places(stages: Sequence[Stage], names: Sequence[str] | None) -> list[int]:
-    """Numbers of the stages with these numbers or names, ascending; None means all.
+    """Return the indices of the stages with these indices or names, ascending; None means all.
 
     Raises:
-        UserError: one that is not there.
+        UserError: a stage that does not exist.
     """
     if names is None:
         return list(range(len(stages)))
@@ -58,7 +61,7 @@ def places(stages: Sequence[Stage], names: Sequence[str] | None) -> list[int]:
 def pooled_features(
     net: Tapped, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], pool: Pool = "mean"
 ) -> Float[Tensor, "stages b d"]:
-    """Float32 mean of the patch tokens (`pool` all: of all tokens) after every stage, under the null label."""
+    """Return the float32 mean of the patch tokens (pool "all": of all tokens) at every stage, with the null label."""
     first = net.extras if pool == "mean" else 0
     return torch.stack([state[:, first:].float().mean(dim=1) for state in net.trunk(x, t)])
 
@@ -67,17 +70,17 @@ def pooled_features(
 def module_features(
     model: nn.Module, names: Sequence[str], run: Callable[[], object], extras: int = 0
 ) -> Float[Tensor, "stages b d"]:
-    """The same of any model: of the outputs of its modules with these names, while `run` calls it once.
+    """Return the float32 mean of the patch tokens that the named modules of any model output while `run` calls it.
 
     Args:
-        model: whose modules give token states (b, n, d), or tuples that begin with them.
-        names: of the modules, as `named_modules` has them.
-        run: calls the model on a batch.
-        extras: so many first tokens of each state are no patches.
+        model: a model whose modules return token states (b, n, d), or tuples that begin with one.
+        names: names of the modules, as in `named_modules`.
+        run: calls the model on a batch, once.
+        extras: number of prefix tokens of each state, which are left out.
 
     Raises:
-        AttributeError: no module of that name.
-        KeyError: one that the model did not call.
+        AttributeError: the model has no module of that name.
+        KeyError: the model did not call a module.
     """
     found: dict[str, Tensor] = {}
 

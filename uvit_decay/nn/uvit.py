@@ -1,9 +1,9 @@
-"""U-ViT (Bao et al., CVPR 2023) with decayed identity shortcuts: one class for the baseline and the decayed network.
+"""U-ViT (Bao et al., CVPR 2023) with decayed identity shortcuts; alpha_min = 1 is the baseline.
 
 Token order is [time, patches] or, with labels, [label, time, patches]. `depth`/2 input blocks, one middle block and
 `depth`/2 output blocks, each output block reading the input block of its height (last in, first out). alpha runs over
 the 2 (depth + 1) residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
-are the official ones: an official state_dict loads with strict=True, and alpha_min = 1 is then the official function.
+are the official ones: an official state_dict loads with strict=True, and with alpha_min = 1 the function is the same.
 
 b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network embeds time_scale t (officially 999 t).
 """
@@ -26,7 +26,7 @@ from uvit_decay.nn.tap import Stage
 
 
 class UViT(DecayedNet):
-    """net(x, t, y) -> (b, c, h, w): pictures (b, c, h, w) of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
+    """U-ViT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:
         image_size: height and width in pixels, or in latent cells.
@@ -37,21 +37,21 @@ class UViT(DecayedNet):
         heads: attention heads.
         mlp_ratio: hidden width of the MLPs over d.
         num_classes: K real classes; 0 is an unconditional network.
-        null_label: give the label table one more row, K, which stands for "no label" (guidance needs it).
+        null_label: add a row K to the label table that means "no label" (guidance needs it).
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary U-ViT.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
-        granularity: an alpha for each residual branch, or one for both branches of a block.
+        granularity: one alpha for each residual branch, or one for both branches of a block.
         index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
         branches: decay both kinds of residual branches, or only one.
-        zero_init: start with silent residual branches; null means if alpha_min < 1, so name it where runs of several
-            alpha_min are compared; false is the official start.
+        zero_init: initialise residual branches to output 0; null means only if alpha_min < 1, so set it explicitly to
+            compare runs of several alpha_min; false is the official initialisation.
         init: `official` (normal 0.02, for S and up) or `xavier`, which trains far better at a width of about 64.
         skip: the long skips between input and output blocks.
         conv: the final 3x3 convolution (all official sizes but H).
         mlp_time_embed: an MLP on the time embedding (no official configuration uses it).
         qkv_bias: biases in the attention's input map.
-        time_scale: what t is multiplied by before it is embedded: 999 for continuous VP, 1000 for SD's schedule.
-        checkpointing: recompute blocks in the backward pass: less memory, more time; not reentrant, in training only.
+        time_scale: factor of t before its embedding: 999 for continuous VP, 1000 for Stable Diffusion's schedule.
+        checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
 
     Raises:
         UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide, an unknown init.
@@ -119,7 +119,7 @@ class UViT(DecayedNet):
                 block.zero_init()
 
     def blocks(self) -> list[Block]:
-        """All blocks in execution order."""
+        """Return all blocks in execution order."""
         return [*self.in_blocks, self.mid_block, *self.out_blocks]
 
     def forward(
@@ -134,7 +134,7 @@ class UViT(DecayedNet):
     def trunk(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
-        """The token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        """Yield the token states after the embeddings and after every block (`stages`); y = None is the null label."""
         tokens = self._embed(x, t, y)
         yield tokens
         skips: list[Tensor] = []
@@ -166,15 +166,18 @@ def _stages(half: int) -> tuple[Stage, ...]:
 
 
 def _official_init(net: UViT) -> None:
-    """Normal(0, 0.02) for linear weights and positions, zero biases; convolutions and labels keep torch's default."""
+    """Initialise linear weights and positions with normal(0, 0.02) and biases with 0.
+
+    Convolutions and labels keep torch's default.
+    """
     init_linears(net, lambda weight: nn.init.trunc_normal_(weight, std=0.02))
     nn.init.trunc_normal_(net.pos_embed, std=0.02)
 
 
 def _xavier_init(net: UViT) -> None:
-    """Xavier-uniform linear weights, zero biases, positions of std 0.2 and labels of std 0.5.
+    """Initialise linear weights xavier-uniform, biases with 0, positions with std 0.2 and labels with std 0.5.
 
-    At width 64 the official 0.02 starves the skip merges; measured in docs/LOG.md.
+    At width 64 the official 0.02 makes the outputs of the skip merges too small; measured in docs/LOG.md.
     """
     init_linears(net, nn.init.xavier_uniform_)
     nn.init.trunc_normal_(net.pos_embed, std=0.2)

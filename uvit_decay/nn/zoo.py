@@ -1,4 +1,4 @@
-"""The sizes that papers use, by name: build("uvit-s/2", alpha_min=0.7)."""
+"""Published network sizes by name: build("uvit-s/2", alpha_min=0.7)."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 
 }
 
 
-SIT_SIZES: dict[str, dict[str, Any]] = {  # those of DiT
+SIT_SIZES: dict[str, dict[str, Any]] = {  # the sizes of DiT
     # name          width       depth        heads
     "sit-s": dict(dim=384, depth=12, heads=6),
     "sit-b": dict(dim=768, depth=12, heads=12),
     "sit-l": dict(dim=1024, depth=24, heads=16),
     "sit-xl": dict(dim=1152, depth=28, heads=16),
 }
-CLASSES = ((UViT, UVIT_SIZES, {"zero_init": True}), (SiT, SIT_SIZES, {}))  # the same start whatever alpha_min
+CLASSES = ((UViT, UVIT_SIZES, {"zero_init": True}), (SiT, SIT_SIZES, {}))  # the same initialisation for every alpha_min
 
 
 def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
     """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
 
-    Residual branches start silent with and without decay; `zero_init=False` starts a U-ViT as the official one.
+    Residual branches are initialised to output 0 with and without decay; `zero_init=False` gives the official U-ViT.
 
     Raises:
         UserError: unknown name.
