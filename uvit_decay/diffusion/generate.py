@@ -1,4 +1,4 @@
-"""Images from a network: image i is a function of (seed, i) and its label alone, whatever the batch size.
+"""Sampling of images from a network; image i depends only on (seed, i) and its label, not on the batch size.
 
 Notation as in path.py; b = batch, c = channels.
 """
@@ -23,25 +23,25 @@ from uvit_decay.errors import UserError
 from uvit_decay.precision import Precision, chosen_precision, computing
 from uvit_decay.randomness import normal
 
-ADAPTIVE = 100  # evaluations that an adaptive sampler is taken to need, for estimates of the cost
+ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler, for estimates of the cost
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to sample.
+    """Options of sampling.
 
     Args:
         sampler: a name in `uvit_decay.diffusion.sampler.SAMPLERS`.
-        steps: steps of the sampler, 1 to 1000; null means its own number, such as 25 for dpm++. Most call the network
-            once a step, Heun's method twice, and dopri5 as often as it needs whatever the steps.
+        steps: steps of the sampler, 1 to 1000; null means the sampler's default, such as 25 for dpm++. Most call the
+            network once a step, Heun's method twice; dopri5 chooses its steps itself, for any number here.
         guidance: scale w of uncond + w (cond - uncond), 0 to a million; 1 is none.
         clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents, nor with a
             sampler that is named after a paper.
-        guidance_channels: guide the first so many channels only; null means all. SiT's code guides 3 of 4.
-        guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all.
-        sde: what is integrated, for the samplers of an SDE; null means the sampler's own choice.
-        precision: of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere. The sampler
-            itself is in float32.
+        guidance_channels: guide only this number of first channels; null means all. SiT's code guides 3 of 4.
+        guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all times.
+        sde: the SDE to integrate, for the samplers of an SDE; null means the sampler's default.
+        precision: precision of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere.
+            The sampler itself computes in float32.
 
     Raises:
         UserError: unknown sampler, or a number out of range.
@@ -79,24 +79,24 @@ class Sampling:
 
     @property
     def step_count(self) -> int:
-        """`steps`, or the sampler's own number."""
+        """`steps`, or the sampler's default."""
         return self.steps or self.method.steps
 
     @property
     def evaluations(self) -> int | None:
-        """Network evaluations for each image, with guidance of both halves; None where the images decide: `Counted`."""
+        """Network evaluations (NFE) for each image, a guided one counted once; None if adaptive (see `Counted`)."""
         return self.method.evaluations(self.step_count)
 
     def at_once(self, batch_size: int) -> int:
-        """How many images of a batch the network is asked for at once."""
+        """Return the number of images of a batch that the network evaluates together."""
         return 1 if self.method.alone else batch_size
 
     def values(self) -> dict[str, Any]:
-        """Plain values for reports: the fields, with the number of steps, and the network evaluations."""
+        """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
         return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
 
     def describe(self) -> str:
-        """Short name for keys and files, such as `dpm++25_w2`; another one for all that makes other images."""
+        """Return a short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
         parts = [
             self.sampler if self.evaluations is None else f"{self.sampler}{self.step_count}",
             f"w{short(self.guidance)}",
@@ -115,7 +115,7 @@ class Sampling:
 
 
 class Counted:
-    """The same call as the network; `evaluations` counts the images that it was asked for, in guidance both halves."""
+    """Wrapper of a network with the same call that counts per-image `evaluations`; a guided step counts as two."""
 
     def __init__(self, net: Network) -> None:
         self.net, self.evaluations = net, 0
@@ -126,7 +126,7 @@ class Counted:
 
 
 def _split(path: Path, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, eps) from what the network says of x_t."""
+    """Return (x, eps) of x_t from the network's output."""
     if prediction == "velocity":
         return path.split(x_t, out, t)
     if prediction == "x":
@@ -136,7 +136,7 @@ def _split(path: Path, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tens
 
 
 def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None, clip: bool) -> Denoiser:
-    """(x_t, t) -> (x, eps) from what the network predicts; with `clip`, x is in [-1, 1] and eps agrees with it."""
+    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         x, eps = _split(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
@@ -150,10 +150,10 @@ def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None,
 
 @dataclass(frozen=True)
 class Source:
-    """A trained network with all that sampling needs: its path, its prediction, and the shape (c, h, w) of an image.
+    """A trained network with its noise path, its prediction type and the shape (c, h, w) of an image.
 
-    `num_classes` 0 means unconditional; `null_label` says whether it knows "no label" (= num_classes); `pixels` is
-    false for latents.
+    `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
+    "no label" (= num_classes); `pixels` is false for latents.
     """
 
     net: Network
@@ -167,12 +167,12 @@ class Source:
 
     @classmethod
     def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device, pixels: bool = True) -> Source:
-        """From a network that says what it was made for: `image_size`, `channels`, `num_classes`, `null_label`."""
+        """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`."""
         shape = (net.channels, net.image_size, net.image_size)
         return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels)
 
     def check(self, sampling: Sampling) -> None:
-        """Raise a UserError where the network cannot do what `sampling` asks."""
+        """Raise a UserError if the network does not support the options of `sampling`."""
         sampling.method.check(self.path)
         if sampling.guidance == 1.0:
             return
@@ -186,7 +186,7 @@ class Source:
             )
 
     def flow(self, sampling: Sampling, labels: Sequence[int] | None) -> Flow:
-        """What is integrated, for a batch with these labels."""
+        """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
         y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
@@ -197,30 +197,37 @@ class Source:
         return replace(flow, plain=plain, guided=sampling.guidance_interval)
 
     def clips(self, sampling: Sampling) -> bool:
-        """Whether the denoised image is clipped at every step."""
+        """Return whether the denoised image is clipped at every step."""
         return self.pixels and not sampling.method.paper if sampling.clip is None else sampling.clip
 
     def unguided(self, sampling: Sampling) -> Sampling:
-        """`sampling`, without the guidance that an unconditional network cannot use."""
+        """Return `sampling`, without guidance if the network cannot be guided (no classes or no null label)."""
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
 
     def in_precision(self, sampling: Sampling) -> Sampling:
-        """`sampling`, with the precision of this device if none is named. Raises UserError: tf32 on a CPU."""
+        """Return `sampling` with the precision filled in: the device's default if none is given.
+
+        Raises:
+            UserError: tf32 on a CPU.
+        """
         return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
 
 
 def generate(
     source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int, batch_size: int
 ) -> Iterator[Tensor]:
-    """Float32 batches (b, c, h, w), about [-1, 1], of the images with these `indices`, in order.
+    """Yield the images with these `indices`, in order, as float32 batches (b, c, h, w) of about [-1, 1].
 
     Args:
-        source: the network; it should be in eval mode and hold the weights to sample with.
+        source: the network, in eval mode, with the weights to sample with.
         sampling: sampler, steps, guidance.
-        indices: which images of this seed.
+        indices: indices of the images within the sequence of this seed.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
         seed: the seed.
-        batch_size: images at a time.
+        batch_size: images in a batch.
+
+    Raises:
+        UserError: the network does not support `sampling`.
     """
     source.check(sampling)
     for start in range(0, len(indices), batch_size):
@@ -236,9 +243,9 @@ def pictures(
     seed: int,
     finish: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Uint8 (b, c, h, w): what `finish`, which may be an autoencoder, makes of one batch of `generate`.
+    """Return one batch of `generate` as uint8 images (b, c, h, w), by `finish`, which may be an autoencoder's decoder.
 
-    An autoencoder computes in float32 where the network does, else in TF32 where there is one, never in bfloat16.
+    `finish` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
     """
     full = chosen_precision(sampling.precision, source.device) == "float32"
     with computing(source.device, "float32" if full else "tf32"):
@@ -250,6 +257,7 @@ def pictures(
 def _generate_batch(
     source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
 ) -> Tensor:
+    """Return the final states of one batch, or one sample at a time for samplers that need it (`alone`)."""
     if sampling.method.alone and len(indices) > 1:
         lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
         return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
@@ -268,7 +276,7 @@ def _generate_batch(
 
 @torch.no_grad()
 def estimated_seconds(source: Source, evaluations: int, batch_size: int, precision: Precision | None = None) -> float:
-    """About how long evaluations of so many images take in such batches; finding out takes at most 2 % of it."""
+    """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
     batch = max(1, min(batch_size, evaluations // 100))
     x = torch.zeros(batch, *source.shape, device=source.device)
     t = torch.full((batch,), 0.5, device=source.device)
@@ -281,5 +289,5 @@ def estimated_seconds(source: Source, evaluations: int, batch_size: int, precisi
 
 
 def image_evaluations(count: int, sampling: Sampling) -> int:
-    """Evaluations of single images that `count` samples take: guidance evaluates two for each."""
+    """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
     return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)

@@ -1,6 +1,6 @@
-"""Classifier-free guidance as a wrapper: the same call as the network it wraps.
+"""Classifier-free guidance as a wrapper of a network, with the same call.
 
-out = uncond + scale (cond - uncond); scale = 1 is no guidance. U-ViT's papers quote s = scale - 1.
+out = uncond + scale (cond - uncond); scale = 1 is no guidance. The U-ViT paper's scale is s = scale - 1.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from uvit_decay.errors import UserError
 
 
 class Guided:
-    """net(x, t, y) with guidance, both halves in one batch of twice the size; nothing extra where there is none.
+    """Network net(x, t, y) with guidance: one evaluation on a batch of twice the size; at scale 1 the plain network.
 
-    `null_label` is the label that stands for "no class". Only the first `channels` are guided, None for all; SiT's
-    official code guides 3 of 4. What a network in half precision says is combined in the precision of x.
+    `null_label` is the label that means "no class". Only the first `channels` are guided, None for all; SiT's
+    official code guides 3 of 4. Both halves are combined in the precision of x, also for a network in half precision.
     """
 
     def __init__(self, net: Network, scale: float, null_label: int, channels: int | None = None) -> None:

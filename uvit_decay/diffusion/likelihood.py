@@ -4,8 +4,8 @@ With dx/dt = -v(x, t) from an image at t = 0 to noise at t = 1, and the noise N(
 
     log p_0(x_0) = log N(x_1; 0, I) - integral from 0 to 1 of div v(x_t, t) dt.
 
-The divergence is Hutchinson's estimate z . (dv/dx) z of FFJORD (Grathwohl et al. 2019) with one z of signs for a whole
-trajectory, a function of (seed, i): an adaptive solver then sees one smooth right-hand side.
+The divergence is Hutchinson's estimate z . (dv/dx) z of FFJORD (Grathwohl et al. 2019) with one random sign vector z a
+trajectory, a function of (seed, i), so that the right-hand side is smooth for adaptive solvers.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Rates = tuple[Tensor, Tensor]
 
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
-    """+1 or -1 with equal chance (Rademacher), (b, *shape), each a function of the seed and its row."""
+    """Return random signs, +1 or -1 with equal probability (Rademacher), (b, *shape), as a function of seed and row."""
     return torch.where(uniform("likelihood", seed, rows=rows, shape=shape) < 0.5, -1.0, 1.0)
 
 
 def standard_normal_log_density(x: Batch) -> Float[Tensor, " b"]:
-    """log N(x; 0, I)."""
+    """Return log N(x; 0, I) for each sample."""
     return -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
 
 
 def _rates(flow: Flow, x: Tensor, z: Tensor, time: float) -> Rates:
-    """d/dt of the state, -v, and of the integral of the divergence, z . (dv/dx) z."""
+    """Return d/dt of the state, -v, and of the integral of the divergence, z . (dv/dx) z."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         velocity = flow.velocity(x, time)
@@ -49,7 +49,7 @@ def _rates(flow: Flow, x: Tensor, z: Tensor, time: float) -> Rates:
 
 
 def _heun(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
-    """(x_1, the integral of the divergence) by equal Heun steps."""
+    """Return x_1 and the integral of the divergence, with equal Heun steps."""
     total = x.new_zeros(len(x))
     for now, after in pairwise(linspace(flow.low, flow.high, steps + 1)):
         move, gain = _rates(flow, x, z, now)
@@ -60,7 +60,7 @@ def _heun(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
 
 
 def _dopri5(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
-    """The same with torchdiffeq's adaptive steps, whatever `steps`; x is one image."""
+    """Return the same with torchdiffeq's adaptive steps, which ignore `steps`; x is one image."""
     start, times = (x, x.new_zeros(1)), [flow.low, flow.high]
     states, totals = adaptive(lambda state, time: _rates(flow, state[0], z, time), start, times, x.device)
     return states[-1], totals[-1]
@@ -75,15 +75,15 @@ def log_likelihood(
     solver: Solver = "heun",
     steps: int = 100,
 ) -> Float[Tensor, " b"]:
-    """Natural logarithm of the density at each of `images`, whose draw of signs belongs to its index.
+    """Return the natural logarithm of the density at each of `images`; `indices` select their random signs.
 
-    A network that has no value at t = 0 (`sampling_interval`) takes the images for states at its first time, 1e-3.
-    Where alpha_1 is not 0, as for VP, the noise is N(0, I) only nearly.
+    A network that is undefined at t = 0 (`sampling_interval`) treats the images as states at its first time, 1e-3.
+    Where alpha_1 is not 0, as for VP, N(0, I) is an approximation of the noise at t = 1.
     """
     z = signs(source.shape, seed, torch.tensor(indices).to(images.device)).to(images)
     if solver == "heun":
         x, total = _heun(_plain_flow(source, labels), images, z, steps)
-    else:  # one image after the other, lest they share their steps and depend on one another
+    else:  # one image at a time: in a batch they would share their steps and depend on one another
         flows = [_plain_flow(source, labels and [labels[k]]) for k in range(len(images))]
         parts = [_dopri5(flow, images[k : k + 1], z[k : k + 1], steps) for k, flow in enumerate(flows)]
         x, total = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -91,9 +91,10 @@ def log_likelihood(
 
 
 def _plain_flow(source: Source, labels: Sequence[int] | None) -> Flow:
+    """Return the denoiser without guidance and clipping, which would change the density."""
     return source.flow(Sampling(clip=False), labels)
 
 
 def bits_per_dim(log_density: Float[Tensor, " b"], dims: int, width: float = 1.0) -> Float[Tensor, " b"]:
-    """-log2(density x width^dims) / dims; the width of a grey level is 2 / 255 for pixels in [-1, 1]."""
+    """Return -log2(density x width^dims) / dims; the width of a grey level is 2 / 255 for pixels in [-1, 1]."""
     return -log_density / (dims * math.log(2)) - math.log2(width)

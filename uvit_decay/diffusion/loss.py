@@ -1,4 +1,4 @@
-"""What the network is taught: times, targets, weightings and the loss.
+"""Training objective of the denoiser: times, targets, weightings and the loss.
 
 With w_t = g(t)^2 / 2 and d = the mean over pixels of a squared difference (SiT, Ma et al. 2024; U-ViT: "none"):
 
@@ -25,47 +25,51 @@ Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
-EDGE = 1e-3  # how near SiT trains, and samples, to the end of a path where its prediction has no value
-VP_EDGE = 1e-5  # how near it trains where the velocity, or the weight, of a variance-preserving SDE is infinite
+EDGE = 1e-3  # SiT's distance, in training and sampling, to an end of the path where the prediction is undefined
+VP_EDGE = 1e-5  # SiT's distance in training to t = 0 where the velocity or the weight of a VP path is infinite
 
 
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
-    """Raise a UserError where the prediction has no such weighting."""
+    """Raise a UserError if the prediction does not have this weighting."""
     if weighting != "none" and prediction in ("x", "velocity"):
         raise UserError(f"weighting {weighting!r} is for the predictions eps and score, not {prediction}: use 'none'")
 
 
 def training_interval(path: Path, prediction: Prediction, weighting: Weighting = "none") -> tuple[float, float]:
-    """The times between which the loss is finite, as in SiT; U-ViT's own losses, eps and x unweighted, keep [0, 1]."""
+    """Return the interval of times on which the loss is finite, as in SiT.
+
+    The losses of U-ViT, unweighted with predictions eps and x, have the whole interval [0, 1].
+    """
     if isinstance(path, Interpolant):
         return (EDGE, 1 - EDGE) if prediction in ("eps", "score") else (0.0, 1.0)
     return (0.0, 1.0) if prediction in ("eps", "x") and weighting == "none" else (VP_EDGE, 1.0)
 
 
 def stratified_times(uniform: Times, first: int, total: int) -> Times:
-    """t = (i + u_i) / total for positions i = first, first + 1, ... of a global batch: uniform on [0, 1], low variance.
+    """Return stratified times t = (i + u_i) / total for positions i = first, first + 1, ... of a global batch.
 
-    Each t is uniform over the shuffled data, and one batch covers all noise levels evenly.
+    Over the shuffled data each t is uniform on [0, 1]; each batch covers all noise levels evenly, which lowers the
+    variance of its loss.
     """
     positions = torch.arange(first, first + len(uniform), dtype=uniform.dtype, device=uniform.device)
     return (positions + uniform) / total
 
 
 def training_times(path: Path, prediction: Prediction, weighting: Weighting, uniform: Times) -> Times:
-    """The times to train at, in `training_interval`, from numbers uniform on [0, 1)."""
+    """Map numbers uniform on [0, 1) to training times in `training_interval`."""
     low, high = training_interval(path, prediction, weighting)
     return path.times(low + (high - low) * uniform)
 
 
 def _target(path: Path, prediction: Prediction, x: Batch, eps: Batch, t: Times) -> Batch:
-    """What the network's output, for a score times -sigma_t, is compared with."""
+    """Return the target of the network's output, or of -sigma_t times a score."""
     if prediction == "velocity":
         return path.velocity(x, eps, t)
     return x if prediction == "x" else eps
 
 
 def _weight(path: Path, weighting: Weighting, t: Times) -> Times:
-    """W of the module docstring, for a weighting other than "none"."""
+    """Return W of the module docstring, for a weighting other than "none"."""
     rate = 0.5 * path.diffusion2(t) / path.sigma(t)
     return rate.square() if weighting == "velocity" else rate / path.sigma(t)
 
@@ -80,10 +84,10 @@ def diffusion_loss(
     eps: Batch,
     weighting: Weighting = "none",
 ) -> Float[Tensor, " b"]:
-    """The loss of the module docstring at x_t; one float32 value a sample.
+    """Return the loss of the module docstring at x_t, one float32 value a sample.
 
     Raises:
-        UserError: a weighting that this prediction has not.
+        UserError: a weighting that this prediction does not have.
     """
     check_loss(prediction, weighting)
     out = net(path.noised(x, eps, t), t, y).float()

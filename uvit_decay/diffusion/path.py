@@ -1,16 +1,16 @@
-"""Noise paths: how data becomes noise, and the equations that join x, eps, velocity and score.
+"""Noise paths between data and noise, and the equations between x, eps, velocity and score.
 
 Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t = 1 noise,
 
     x_t = alpha_t x + sigma_t eps.
 
-The velocity is that of the flow that makes data from noise, from t = 1 to t = 0:
+The velocity is that of the flow from noise to data, from t = 1 to t = 0:
 
-    v = -dx_t / dt = -(alpha_t' x + sigma_t' eps),
+    v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
 
-which is what SiT's networks predict: its time runs the other way, t_SiT = 1 - t, and nothing else of it differs.
+SiT's networks predict the same v; SiT's convention differs in the direction of time only, t_SiT = 1 - t.
 
-Every t below is a float tensor (b,) and every coefficient comes back in its shape; `expand` fits one to a batch.
+Every t below is a float tensor (b,) and every coefficient has its shape; `expand` makes it broadcast over a batch.
 """
 
 from __future__ import annotations
@@ -31,67 +31,67 @@ Batch = Float[Tensor, "b c h w"]
 
 
 def expand(coefficient: Tensor, x: Tensor) -> Tensor:
-    """Append dimensions of size one, so that a value for each sample multiplies a batch."""
+    """Append dimensions of size one, so that a coefficient (b,) broadcasts over the batch x (b, ...)."""
     return coefficient.reshape(-1, *(1,) * (x.ndim - 1))
 
 
 class Path(ABC):
-    """alpha_t and sigma_t, and what follows from them for any Gaussian path."""
+    """Gaussian noise path, given by alpha_t and sigma_t (abstract)."""
 
     @abstractmethod
     def alpha(self, t: Times) -> Times:
-        """alpha_t, falls from 1 to about 0."""
+        """Return alpha_t, which falls from 1 to about 0."""
 
     @abstractmethod
     def sigma(self, t: Times) -> Times:
-        """sigma_t, rises from 0 to about 1."""
+        """Return sigma_t, which rises from 0 to about 1."""
 
     @abstractmethod
     def alpha_slope(self, t: Times) -> Times:
-        """alpha_t' = d alpha_t / dt."""
+        """Return alpha_t' = d alpha_t / dt."""
 
     @abstractmethod
     def sigma_slope(self, t: Times) -> Times:
-        """sigma_t' = d sigma_t / dt; infinite at t = 0 where variance is preserved with a drift."""
+        """Return sigma_t' = d sigma_t / dt; infinite at t = 0 for `VariancePreserving` paths."""
 
     def drift(self, t: Times) -> Times:
-        """f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW; infinite where alpha_t = 0."""
+        """Return f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW; infinite where alpha_t = 0."""
         return self.alpha_slope(t) / self.alpha(t)
 
     def diffusion2(self, t: Times) -> Times:
-        """g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2 = 2 sigma_t (sigma_t' - f(t) sigma_t)."""
+        """Return g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2 = 2 sigma_t (sigma_t' - f(t) sigma_t)."""
         return 2 * self.sigma(t) * (self.sigma_slope(t) - self.drift(t) * self.sigma(t))
 
     def times(self, uniform: Times) -> Times:
-        """The times to train at, from numbers uniform on [0, 1); a path with a discrete grid rounds them up to it."""
+        """Map numbers uniform on [0, 1) to training times; a path with a discrete grid rounds them up to it."""
         return uniform
 
     def noised(self, x: Batch, eps: Batch, t: Times) -> Batch:
-        """x_t = alpha_t x + sigma_t eps."""
+        """Return x_t = alpha_t x + sigma_t eps."""
         return expand(self.alpha(t), x) * x + expand(self.sigma(t), x) * eps
 
     def data_from_noise(self, x_t: Batch, eps: Batch, t: Times) -> Batch:
-        """x = (x_t - sigma_t eps) / alpha_t."""
+        """Return x = (x_t - sigma_t eps) / alpha_t."""
         return (x_t - expand(self.sigma(t), x_t) * eps) / expand(self.alpha(t), x_t)
 
     def noise_from_data(self, x_t: Batch, x: Batch, t: Times) -> Batch:
-        """eps = (x_t - alpha_t x) / sigma_t; t > 0."""
+        """Return eps = (x_t - alpha_t x) / sigma_t; t > 0."""
         return (x_t - expand(self.alpha(t), x_t) * x) / expand(self.sigma(t), x_t)
 
     def score(self, eps: Batch, t: Times) -> Batch:
-        """grad log p_t(x_t) = -eps / sigma_t; t > 0."""
+        """Return grad log p_t(x_t) = -eps / sigma_t; t > 0."""
         return -eps / expand(self.sigma(t), eps)
 
     def noise_from_score(self, score: Batch, t: Times) -> Batch:
-        """eps = -sigma_t score."""
+        """Return eps = -sigma_t score."""
         return -expand(self.sigma(t), score) * score
 
     def velocity(self, x: Batch, eps: Batch, t: Times) -> Batch:
-        """v = -(alpha_t' x + sigma_t' eps)."""
+        """Return v = -(alpha_t' x + sigma_t' eps)."""
         return -(expand(self.alpha_slope(t), x) * x + expand(self.sigma_slope(t), x) * eps)
 
     def split(self, x_t: Batch, velocity: Batch, t: Times) -> tuple[Batch, Batch]:
-        """(x, eps) from x_t and v, with D = alpha_t sigma_t' - sigma_t alpha_t':
+        """Return (x, eps) of x_t and v, with D = alpha_t sigma_t' - sigma_t alpha_t':
 
         x = (sigma_t' x_t + sigma_t v) / D and eps = -(alpha_t' x_t + alpha_t v) / D.
         """
@@ -104,9 +104,9 @@ class Path(ABC):
 
 
 class Interpolant(Path):
-    """alpha_1 = 0 and both slopes are bounded, so that the velocity is finite on all of [0, 1].
+    """Path with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
 
-    The drift is infinite at t = 1, where eps and the score say nothing of x.
+    The drift is infinite at t = 1, where eps and the score do not determine x.
     """
 
 
@@ -145,13 +145,13 @@ class GVP(Interpolant):
 
 
 class VariancePreserving(Path):
-    """sigma_t^2 = 1 - alpha_t^2 with a drift f that is known, so that alpha' = f alpha and g^2 = -2 f."""
+    """Path with sigma_t^2 = 1 - alpha_t^2 and a given drift f, so that alpha' = f alpha and g^2 = -2 f (abstract)."""
 
     @abstractmethod
     def drift(self, t: Times) -> Times: ...
 
     def diffusion2(self, t: Times) -> Times:
-        """g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2."""
+        """Return g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f."""
         return -2 * self.drift(t)
 
     def alpha_slope(self, t: Times) -> Times:
@@ -168,7 +168,7 @@ class VP(VariancePreserving):
     alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
 
     Raises:
-        UserError: not 0 < beta_min <= beta_max, or an infinite one.
+        UserError: not 0 < beta_min <= beta_max < infinity.
     """
 
     beta_min: float = 0.1
@@ -179,9 +179,11 @@ class VP(VariancePreserving):
             raise UserError(f"VP needs 0 < beta_min <= beta_max, got {self.beta_min} and {self.beta_max}")
 
     def beta(self, t: Times) -> Times:
+        """Return beta(t), the rate at which noise is added."""
         return self.beta_min + (self.beta_max - self.beta_min) * t
 
     def _integral(self, t: Times) -> Times:
+        """Return the integral of beta from 0 to t."""
         return self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square()
 
     def alpha(self, t: Times) -> Times:
@@ -195,16 +197,16 @@ class VP(VariancePreserving):
 
 
 LEVELS = 1000  # noise levels of Stable Diffusion's schedule, n = 1..LEVELS at t_n = n / LEVELS
-ROUNDING = 1e-3  # of LEVELS t: float32 does not hold t_n exactly
+ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent t_n exactly
 
 
 @dataclass(frozen=True)
 class SDDiscrete(VariancePreserving):
-    """The discrete schedule of Stable Diffusion, between whose levels log alpha_t is linear; the path of U-ViT-H.
+    """The discrete schedule of Stable Diffusion, the path of U-ViT-H; log alpha_t is linear between its levels.
 
     alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
-    alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training sees the t_n only; a network that was taught with
-    the number n itself has time_scale = 1000.
+    alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training uses the t_n only; a network that was trained
+    with n as its time has time_scale = 1000.
 
     Raises:
         UserError: not 0 < beta_start <= beta_end < 1.
@@ -233,18 +235,19 @@ class SDDiscrete(VariancePreserving):
         return LEVELS * steps[self._level(t) - 1]
 
     def _log_alpha(self, t: Times) -> Times:
+        """Return log alpha_t, interpolated between the levels around t."""
         before = self._level(t) - 1
         starts, steps = _tables(self, t.device, t.dtype)
         return starts[before] + steps[before] * (LEVELS * t - before)
 
     def _level(self, t: Times, rounding: float = ROUNDING) -> Int[Tensor, " b"]:
-        """n of the interval (t_{n-1}, t_n] that holds t; 1 at t = 0."""
+        """Return the n of the interval (t_{n-1}, t_n] that contains t; 1 at t = 0."""
         return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
 
 
 @cache
 def _tables(path: SDDiscrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """log alpha at t_0 .. t_{LEVELS - 1}, and its steps from there to the next level; computed in float64."""
+    """Return log alpha at t_0 .. t_{LEVELS - 1} and its differences to the next level; computed in float64."""
     roots = torch.linspace(path.beta_start**0.5, path.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
     steps = 0.5 * torch.log1p(-roots.square())
     return (steps.cumsum(0) - steps).to(device, dtype), steps.to(device, dtype)

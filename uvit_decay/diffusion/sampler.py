@@ -1,6 +1,6 @@
-"""The samplers, noise to image: each a generator that yields (t, x_t) after every step, ending at t = 0.
+"""Table of the samplers; each is a generator that yields (t, x_t) after every step and ends at t = 0.
 
-Entries of SAMPLERS take a flow, x_1, the number of steps, and what draws the noise of step 0, 1, ... for the batch.
+Entries of SAMPLERS take a flow, x_1, the number of steps, and a function that draws the noise of step 0, 1, ... .
 """
 
 from __future__ import annotations
@@ -21,11 +21,17 @@ from uvit_decay.errors import UserError
 
 @dataclass(frozen=True)
 class Sampler:
-    """`run` makes the trajectory; `evaluations(steps)` network calls for each sample, None where its data decide.
+    """Entry of the table of samplers.
 
-    `steps` is the default number, `sde` says what is integrated where that can be chosen, `alone` that the denoiser is
-    called with one sample at a time, and `noisy_start` that the log-SNR must be finite at t = 1. `paper` is for what a
-    paper sampled with: by default nothing is clipped, and evaluations draw labels at random.
+    Args:
+        run: yields the trajectory.
+        evaluations: number of steps -> network evaluations for each sample; None for adaptive samplers.
+        stochastic: the steps draw noise.
+        steps: the default number of steps.
+        sde: the SDE that is integrated, for samplers that offer a choice.
+        alone: the denoiser is called with one sample at a time.
+        noisy_start: the log-SNR must be finite at t = 1.
+        paper: the sampler of a paper: by default, nothing is clipped and evaluations draw labels at random.
     """
 
     run: Callable[[Flow, Tensor, int, Noise], Trajectory]
@@ -38,7 +44,7 @@ class Sampler:
     paper: bool = False
 
     def check(self, path: Path) -> None:
-        """Raise a UserError where this sampler is not sound on `path`."""
+        """Raise a UserError if this sampler is not defined on `path`."""
         if self.sde:
             self.sde.check(path)
         if self.noisy_start and isinstance(path, Interpolant):
@@ -62,7 +68,7 @@ def _adaptive(steps: int) -> None:
 
 
 def of_sde(sde: SDE, steps: int, paper: bool = False) -> Sampler:
-    """The sampler that integrates `sde`."""
+    """Return the sampler that integrates `sde`."""
     return Sampler(sde.run, sde.evaluations, True, steps, sde, paper=paper)
 
 
@@ -75,7 +81,7 @@ SAMPLERS: dict[str, Sampler] = {
     "euler": Sampler(euler, _one_each, False, 25),
     "heun": Sampler(heun, _two_but_the_last, False, 25),
     "dopri5": Sampler(dopri5, _adaptive, False, 1, alone=True),
-    # What the papers sampled with
+    # The samplers of the papers
     "sit-ode": Sampler(heun_throughout, _two_each, False, 125, paper=True),
     "sit-sde": of_sde(SDE(), 250, paper=True),
     "sit-sde-heun": of_sde(SDE(heun=True), 125, paper=True),

@@ -25,7 +25,7 @@ Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-
 LastStep = Literal["mean", "tweedie", "euler", "none"]
 
 FORMS: dict[str, Callable[[Path, Times, float], Times]] = {
-    # w(t) with the norm c; SiT writes them in its own time, 1 - t
+    # w(t) with the norm c; SiT writes them in its time, 1 - t
     "constant": lambda path, t, c: torch.full_like(t, c),
     "sbdm": lambda path, t, c: c * 0.5 * path.diffusion2(t),
     "sigma": lambda path, t, c: c * path.sigma(t),
@@ -36,19 +36,20 @@ FORMS: dict[str, Callable[[Path, Times, float], Times]] = {
 
 
 def short(number: float) -> str:
-    """A number for names, such as 2 or 0.04, that no other number has."""
+    """Return a short string for names, such as 2 or 0.04; different numbers have different strings."""
     return repr(float(number)).removesuffix(".0")
 
 
 @dataclass(frozen=True)
 class SDE:
-    """How the SDE is integrated.
+    """An SDE with the method that integrates it.
 
     Args:
         form: w(t), a name in `uvit_decay.diffusion.sde.FORMS`.
-        norm: c of that form.
-        last_step: without noise, from `last_time` to t = 0: along the drift (mean), to the denoised image (tweedie), or
-            along the velocity (euler); none takes all steps alike, down to the last time that the network knows.
+        norm: the factor c of that form.
+        last_step: the step without noise from `last_time` to t = 0: along the drift (mean), to the denoised image
+            (tweedie), or along the velocity (euler); none makes all steps alike, down to the smallest time of the
+            network.
         last_time: length of the last step.
         heun: Heun's method for the drift, after the noise of the step is added: two evaluations a step but the last.
 
@@ -69,7 +70,7 @@ class SDE:
             raise UserError(f"last_time must lie between 0 and 1, got {self.last_time}")
 
     def check(self, path: Path) -> None:
-        """Raise a UserError where w is infinite at t = 1."""
+        """Raise a UserError if w is infinite at t = 1."""
         if self.form == "sbdm" and isinstance(path, Interpolant):
             name = type(path).__name__
             raise UserError(
@@ -77,22 +78,27 @@ class SDE:
             )
 
     def evaluations(self, steps: int) -> int:
-        """Network evaluations for each image."""
+        """Return the number of network evaluations for each image."""
         noisy = steps if self.last_step == "none" else steps - 1
         return (2 if self.heun else 1) * noisy + steps - noisy
 
     def describe(self) -> str:
-        """Short name for keys and files, such as `sigma1-mean0.04`."""
+        """Return a short name for keys and files, such as `sigma1-mean0.04`."""
         parts = (f"{self.form}{short(self.norm)}", f"{self.last_step}{short(self.last_time)}")
         return "-".join((*parts, *(["heun"] if self.heun else [])))
 
     def run(self, flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-        """The trajectory in `steps` steps."""
+        """Yield the trajectory (t, x_t) of `steps` steps.
+
+        Raises:
+            UserError: w is infinite on this path, or `last_time` is not below the time of the first step.
+        """
         self.check(flow.path)
         alike = self.last_step == "none"
         if not alike and self.last_time >= flow.high:
             raise UserError(f"last_time {self.last_time} is not below {flow.high}, where this network is first asked")
-        # the score has no value at t = 0, where Heun's method would ask for it
+        # N noisy steps need N + 1 times; a last step without noise replaces one step. The times end above t = 0, where
+        # Heun's method would need the score, which does not exist.
         times = linspace(flow.high, max(flow.low, EDGE) if alike else self.last_time, steps + alike)
         step = self._heun if self.heun else self._euler
         for i, (now, after) in enumerate(pairwise(times)):
@@ -102,31 +108,33 @@ class SDE:
             yield 0.0, self._last(flow, x, times[-1])
 
     def _w(self, flow: Flow, x: Tensor, time: float) -> Tensor:
+        """Return w(time), shaped to multiply x."""
         return expand(FORMS[self.form](flow.path, times_like(x, time), self.norm), x)
 
     def _drift(self, flow: Flow, x: Tensor, time: float) -> Tensor:
-        """v + w score, from one evaluation."""
+        """Return v + w score, with one network evaluation."""
         t = times_like(x, time)
         data, eps = flow.split(x, time)
         return flow.path.velocity(data, eps, t) + self._w(flow, x, time) * flow.path.score(eps, t)
 
     def _scaled(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
-        """The noise that the step adds, from a standard normal z."""
+        """Return the noise sqrt(2 w h) z that the step adds, z standard normal."""
         return (2 * (now - after) * self._w(flow, x, now)).sqrt() * z
 
     def _euler(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
-        """A step of Euler and Maruyama."""
+        """Return x at `after` by an Euler-Maruyama step."""
         moved = x + (now - after) * self._drift(flow, x, now)
         return moved + self._scaled(flow, x, now, after, z)
 
     def _heun(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
-        """The noise of the step, then Heun's step along the drift."""
+        """Return x at `after` by Heun's step along the drift, after the noise of the step is added."""
         x = x + self._scaled(flow, x, now, after, z)
         drift = self._drift(flow, x, now)
         ahead = self._drift(flow, x + (now - after) * drift, after)
         return x + 0.5 * (now - after) * (drift + ahead)
 
     def _last(self, flow: Flow, x: Tensor, now: float) -> Tensor:
+        """Return x at t = 0 by the last step, which adds no noise."""
         if self.last_step == "tweedie":
             return flow.split(x, now)[0]
         return x + now * (self._drift(flow, x, now) if self.last_step == "mean" else flow.velocity(x, now))

@@ -1,7 +1,7 @@
 """Singlestep DPM-Solver-3 and DPM-Solver++ of Lu et al. (2022) as U-ViT runs them ("fast"), from t = 1 to almost 0.
 
-Not diffusers' DPMSolverSinglestepScheduler: it asks at whole timesteps of 1000 only, takes its last step to t = 0 at
-first order, and has no noise prediction that is not deprecated.
+diffusers' DPMSolverSinglestepScheduler is not used: it evaluates the network at multiples of 1/1000 only, takes its
+last step to t = 0 at first order, and its noise prediction is deprecated.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from uvit_decay.diffusion.flow import Flow, Noise, Trajectory, linspace
 from uvit_decay.diffusion.path import LEVELS, Path
 
-LAST_TIME = 1e-4  # the state at this time is the image
+LAST_TIME = 1e-4  # the state at this time is returned as the image
 
 
 def dpm_solver_fast(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-    """DPM-Solver on noise predictions, its steps equal in log-SNR; `steps` network evaluations."""
+    """Yield the trajectory of DPM-Solver on noise predictions, equal steps in log-SNR; `steps` network evaluations."""
     orders = _orders(steps)
     ends = torch.tensor([flow.high, LAST_TIME], dtype=torch.float64, device="cpu")
     grid = linspace(*_log_snr(flow.path, ends).tolist(), len(orders) + 1)
@@ -27,23 +27,26 @@ def dpm_solver_fast(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajecto
 
 
 def dpm_solver_plus_fast(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-    """DPM-Solver++ on data predictions, equal steps in time down to SD's first level; `steps` network evaluations."""
+    """Yield the trajectory of DPM-Solver++ on data predictions, with `steps` network evaluations.
+
+    Its steps are equal in time, down to the first level of Stable Diffusion's schedule.
+    """
     yield from _run(flow, x, linspace(flow.high, 1 / LEVELS, steps + 1), _orders(steps), of_data=True)
 
 
 def _orders(steps: int) -> list[int]:
-    """Orders of steps that take `steps` evaluations: as many of the third as leave some of lower order for the end."""
+    """Return the orders of the solver's steps, whose sum is `steps`: order 3, and lower orders at the end."""
     last = {0: [2, 1], 1: [1], 2: [2]}[steps % 3]
     return [3] * ((steps - sum(last)) // 3) + last
 
 
 def _log_snr(path: Path, t: Tensor) -> Tensor:
-    """Half of it: log(alpha_t / sigma_t)."""
+    """Return log(alpha_t / sigma_t), half the log-SNR."""
     return (path.alpha(t) / path.sigma(t)).log()
 
 
 def _times(path: Path, log_snrs: list[float]) -> list[float]:
-    """The times at which the path has these, by bisection."""
+    """Return the times at which the path has these values of `_log_snr`, by bisection."""
     wanted = torch.tensor(log_snrs, dtype=torch.float64, device="cpu")
     low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
     for _ in range(60):
@@ -54,7 +57,7 @@ def _times(path: Path, log_snrs: list[float]) -> list[float]:
 
 
 def _run(flow: Flow, x: Tensor, times: list[float], orders: list[int], of_data: bool) -> Trajectory:
-    """The trajectory over `times`, in steps that pass as many of them as their order; the last is taken for 0."""
+    """Yield the trajectory over `times`; a step of order n covers n of their intervals. The last time counts as 0."""
     for end, order in zip(accumulate(orders), orders, strict=True):
         group = times[end - order : end + 1]
         states = _step(flow, x, group, of_data)
@@ -64,10 +67,10 @@ def _run(flow: Flow, x: Tensor, times: list[float], orders: list[int], of_data: 
 
 
 def _step(flow: Flow, x: Tensor, times: list[float], of_data: bool) -> list[Tensor]:
-    """The states at all but the first of `times`; the last is of order len(times) - 1, those between lead to it.
+    """Return the states at `times` but the first: the result of one step, of order len(times) - 1, comes last.
 
-    With D the noise, and h the gain in log(alpha / sigma), a step is alpha_t / alpha_s x - sigma_t (e^h - 1) D and a
-    correction of its order; with D the data, alpha and sigma change places.
+    With D the noise, and h the increase of log(alpha / sigma), a step is alpha_t / alpha_s x - sigma_t (e^h - 1) D plus
+    a correction of its order; with D the data, alpha and sigma are exchanged.
     """
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
     kept, added = flow.path.alpha(t), flow.path.sigma(t)
