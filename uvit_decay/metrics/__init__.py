@@ -1,6 +1,6 @@
-"""Judgement on plain tensors: features, Frechet and kernel distances, Inception Score, neighbours, probes, rank.
+"""Metrics on tensors: features, Frechet and kernel distances, Inception Score, precision and recall, probes, rank.
 
-Never imports Lightning.
+Does not import Lightning.
 """
 
 from uvit_decay.metrics.features import CustomExtractor, Inception, SmallClassifier

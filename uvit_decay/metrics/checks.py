@@ -1,4 +1,4 @@
-"""What the metrics ask of the features that they compare."""
+"""Input checks shared by the feature metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from uvit_decay.errors import UserError
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
-    """Two sets of features (n, d) and (m, d) that `metric` can compare.
+    """Check that `metric` can compare two sets of features (n, d) and (m, d).
 
     Raises:
-        UserError: they differ in d, or hold NaN or infinity.
+        UserError: the sets differ in d, or contain NaN or infinity.
     """
     if real.shape[1] != fake.shape[1]:
         raise UserError(

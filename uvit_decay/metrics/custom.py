@@ -1,6 +1,7 @@
-"""A user's own extractor, a file that torch can run without its Python code; n = pictures, d = features, k = classes.
+"""User-provided feature extractors, files that torch runs without their Python code.
 
-Such a file is a program. TorchScript's cannot reach beyond torch; torch.export's may unpickle: run whose you trust.
+n = images, d = features, k = classes. Such a file is a program: TorchScript is confined to torch's operations, but a
+file of torch.export may unpickle arbitrary objects, so load trusted files only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Program = Callable[[Tensor], Any]
 
 
 def load(path: Path, device: torch.device) -> Program:
-    """The program of a TorchScript archive or of torch.export's .pt2, on `device`.
+    """Load the program of a TorchScript archive or of torch.export's .pt2 onto `device`.
 
     Raises:
         UserError: the file is neither.
@@ -27,9 +28,9 @@ def load(path: Path, device: torch.device) -> Program:
     reasons = []
     for read in (_exported, _scripted) if path.suffix == ".pt2" else (_scripted, _exported):
         try:
-            with warnings.catch_warnings(action="ignore"):  # torch.jit's own end is announced
+            with warnings.catch_warnings(action="ignore"):  # the deprecation of torch.jit
                 return read(path, device)
-        except Exception as error:  # any: bytes that are something else can lead a reader anywhere
+        except Exception as error:  # any type: a reader of the wrong format can fail with any exception
             reasons.append(one_line(error, 100))
     raise UserError(f"{path} is neither a TorchScript archive ({reasons[0]}) nor torch.export's .pt2 ({reasons[1]})")
 
@@ -37,7 +38,7 @@ def load(path: Path, device: torch.device) -> Program:
 def _scripted(path: Path, device: torch.device) -> Program:
     module = torch.jit.load(str(path), map_location=device).eval()
     if any(argument.name == "return_features" for argument in module.forward.schema.arguments):
-        return lambda images: module(images, return_features=True)  # StyleGAN's files give probabilities otherwise
+        return lambda images: module(images, return_features=True)  # StyleGAN's files return probabilities by default
     return module
 
 
@@ -49,10 +50,10 @@ def _exported(path: Path, device: torch.device) -> Program:
 
 
 def read_output(output: Any, n: int, path: Path) -> tuple[Tensor, Tensor | None]:
-    """Features and logits, or None, in float32, of what a program gave for n pictures.
+    """Split the output of a program for n images into float32 features (n, d) and logits (n, k) or None.
 
     Raises:
-        UserError: it is neither a float (n, d) nor two of them, or there are values that are not finite.
+        UserError: the output is neither float (n, d) nor a pair with float (n, k), or has values that are not finite.
     """
     parts = tuple(output) if isinstance(output, tuple | list) else (output,)
     right = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 2 and len(x) == n for x in parts)

@@ -1,6 +1,7 @@
-"""Feature extractors for metrics: uint8 pictures to features and class logits, in float32 whatever is around.
+"""Feature extractors for metrics: uint8 images to float32 features and class logits, independent of global settings.
 
-n = pictures, d = features, k = classes. What they load is imported at first use: parsers of options import this file.
+n = images, d = features, k = classes. Networks and their libraries are imported at first use, since the parsers of
+command-line options import this module.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.inception_v3 import InceptionV3
 
 Pictures = UInt8[Tensor, "n c h w"]
-_AT_ONCE = 16  # pictures in Inception on a CPU: its caches hold no more, and 256 would take gigabytes
+_AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
 
 class Features(NamedTuple):
-    """What an extractor says of pictures, in float32 on their device; `spatial` is what sFID compares."""
+    """Output of an extractor for n images, float32 on their device; `spatial` are the features of sFID."""
 
     features: Float32[Tensor, "n d"]
     logits: Float32[Tensor, "n k"] | None
@@ -38,10 +39,10 @@ class Features(NamedTuple):
 
 @runtime_checkable
 class Extractor(Protocol):
-    """`name` goes into every number's key; `dim` is d; `knows_labels` if its k classes are those of the data.
+    """Interface of feature extractors; the attributes are final after `prepare`.
 
-    `channels` of the pictures that it takes, None where only the data will tell; `has_logits` if it gives any. All of
-    them hold once it is prepared.
+    `name` is part of the key of every metric, `dim` is d, `channels` is the number of image channels, None if the data
+    set decides it. `knows_labels` means that the k classes are those of the data set, `has_logits` that there are any.
     """
 
     name: str
@@ -51,30 +52,33 @@ class Extractor(Protocol):
     has_logits: bool
 
     def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
-        """Get ready on `device`; the data are the training set. May be called again, and then costs nothing."""
+        """Load or train on the training set `images`, `labels`, and move to `device`; later calls cost nothing."""
 
     def identity(self) -> str:
-        """Name and the start of the weights' sha256, once prepared: numbers compare only where this is equal."""
+        """Return the fingerprint: the name and the start of the weights' SHA-256, after `prepare`.
+
+        Metrics are comparable only between equal fingerprints.
+        """
 
     def __call__(self, images: Pictures) -> Features: ...
 
 
 def load(extractor: Extractor, shape: tuple[int, ...], device: torch.device) -> None:
-    """Prepare one that needs no training set, for pictures of this `shape` (c, h, w)."""
+    """Prepare an extractor that needs no training set, for images of this `shape` (c, h, w)."""
     extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
 
 
 class Inception:
     """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
 
-    Grey pictures are repeated to RGB. FID compares only among equal protocols, which differ in how pictures become
+    Grey images are repeated to RGB. FID is comparable only between equal protocols, which differ in the resizing to
     299x299: `pytorch-fid` (U-ViT's numbers) bilinear between pixel centres, `adm` (SiT's, ADM's, torch-fidelity's) as
-    TensorFlow 1 did, `clean` (clean-fid) Pillow's antialiased bicubic.
+    in TensorFlow 1, `clean` (clean-fid) Pillow's antialiased bicubic.
 
     Args:
-        weights: path of the weights file; null takes it from torch's cache, where it is downloaded, 96 MB, if missing.
-        protocol: how pictures are resized.
-        spatial: give the 2023 spatial features of sFID, too.
+        weights: path of the weights file; null means the file in torch's cache, downloaded (96 MB) if missing.
+        protocol: how images are resized.
+        spatial: return the 2023 spatial features of sFID, too.
         compile: compile the network with torch.compile: true, or the name of a backend.
 
     Raises:
@@ -121,19 +125,20 @@ class Inception:
 
 
 def _rgb(images: Tensor, who: str) -> Tensor:
+    """Return RGB images, grey ones repeated; raise a UserError that names the extractor for other channel counts."""
     if images.shape[1] not in (1, 3):
         raise UserError(f"{who} takes RGB or grey pictures, these have {images.shape[1]} channels")
     return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
 
 
 class SmallClassifier:
-    """A small convolutional network trained in seconds on the training set: 64 features, the data's own classes.
+    """A small convolutional network trained in seconds on the training set: 64 features, the classes of the data.
 
-    For pictures that Inception was not made for, such as the 8x8 digits, where its test accuracy is 0.997. Distances
-    compare only with those of the same training set.
+    For images unlike Inception's training data, such as the 8x8 digits, where its test accuracy is 0.997. Distances
+    are comparable only for the same training set.
 
     Args:
-        steps: training steps, of 64 pictures each, on the CPU.
+        steps: training steps, of 64 images each, on the CPU.
     """
 
     name, dim, knows_labels, has_logits = "small-cnn", 64, True, True
@@ -163,6 +168,7 @@ class SmallClassifier:
 
 
 def _sha256(tensors: Iterable[Tensor]) -> str:
+    """Return the SHA-256 of the bytes of the tensors, in order, in hexadecimal."""
     found = hashlib.sha256()
     for tensor in tensors:
         found.update(tensor.cpu().numpy().tobytes())
@@ -170,16 +176,16 @@ def _sha256(tensors: Iterable[Tensor]) -> str:
 
 
 class CustomExtractor:
-    """A network of the user's: a TorchScript archive (clean-fid's and StyleGAN's files are) or torch.export's .pt2.
+    """A user-provided network: a TorchScript archive (as clean-fid's and StyleGAN's) or a .pt2 file of torch.export.
 
-    It maps uint8 (n, 3, h, w) to float features (n, d), or to those and logits (n, k). Such a file is a program: run
-    only what you trust.
+    It maps uint8 (n, 3, h, w) to float features (n, d), or to a pair of those and logits (n, k). Such a file is a
+    program: load trusted files only.
 
     Args:
-        path: of the file.
+        path: path of the file.
 
     Raises:
-        UserError: the file is missing or neither of these, or gives something else or values that are not finite.
+        UserError: the file is missing or has another format, or its output is of another kind or not finite.
     """
 
     channels, knows_labels = 3, False
@@ -204,7 +210,7 @@ class CustomExtractor:
             found = self(trial.to(device))
         except UserError:
             raise
-        except Exception as error:  # any: it is the user's program
+        except Exception as error:  # any type: the user's program may raise anything
             raise UserError(f"{self.path} cannot take {tuple(trial.shape)} pictures: {one_line(error)}") from error
         self.dim, self.has_logits = found.features.shape[1], found.logits is not None
 

@@ -1,8 +1,8 @@
-"""The Frechet distance between two sets of features, known as FID when they are Inception's (Heusel et al., 2017).
+"""The Frechet distance between two sets of features, known as FID for features of Inception (Heusel et al., 2017).
 
     d^2 = |mu_1 - mu_2|^2 + tr(S_1 + S_2 - 2 (S_1 S_2)^(1/2))
 
-n = pictures, d = features, mu = mean, S = covariance; everything in float64.
+n = images, d = features, mu = mean, S = covariance; everything in float64.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torchmetrics import Metric
 
 from uvit_decay.errors import UserError
 
-# Of tr S_1 + tr S_2: below it, d^2 < 0 is rounding, and a covariance symmetric.
+# Relative tolerance: of tr S_1 + tr S_2 for a d^2 below 0, of the largest covariance for its asymmetry.
 ROUNDING = 1e-6
 
 
 class Statistics(NamedTuple):
-    """What the distance knows of features: mean, unbiased covariance, pictures (None: unknown, as in many files)."""
+    """Mean, unbiased covariance and number of images of a set of features (n is None where a file lacks it)."""
 
     mean: Float64[Tensor, " d"]
     cov: Float64[Tensor, "d d"]
@@ -29,13 +29,13 @@ class Statistics(NamedTuple):
 
 
 def frechet_distance(a: Statistics, b: Statistics) -> float:
-    """d^2 of two Gaussians.
+    """Return d^2 of two Gaussians with these statistics.
 
-    The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that rounding
-    cannot tell from 0 are left out: fewer pictures than features need no regularisation, and cost no accuracy.
+    The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that are 0 up to
+    rounding are left out, so that fewer images than features need no regularisation and lose no accuracy.
 
     Raises:
-        UserError: statistics that differ in d, hold NaN or infinity, or whose cov is no covariance.
+        UserError: the statistics differ in d, contain NaN or infinity, or a `cov` is not a covariance.
     """
     check_statistics("the Frechet distance: the first statistics", a)
     check_statistics("the Frechet distance: the second statistics", b)
@@ -52,7 +52,7 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
 
 def check_statistics(problem: str, s: Statistics) -> None:
-    """Raise a UserError that begins with `problem` unless these can be mean and covariance of something."""
+    """Raise a UserError that begins with `problem` unless shapes match, all is finite and the covariance symmetric."""
     if s.cov.shape != (len(s.mean), len(s.mean)):
         raise UserError(f"{problem} have a mean of {len(s.mean)} features and a covariance of {tuple(s.cov.shape)}")
     if not (s.mean.isfinite().all() and s.cov.isfinite().all()):
@@ -62,35 +62,35 @@ def check_statistics(problem: str, s: Statistics) -> None:
 
 
 def _root(cov: Tensor) -> Tensor:
-    """U D^(1/2) of cov = U D U', (d, rank): the root up to a rotation, which no singular value sees."""
+    """Return U D^(1/2) of cov = U D U', (d, rank): a root up to a rotation, which leaves singular values unchanged."""
     values, vectors = torch.linalg.eigh(cov)
     known = values > values[-1] * len(values) * torch.finfo(values.dtype).eps
     return vectors[:, known] * values[known].sqrt()
 
 
 class Moments(Metric):
-    """Mean and covariance of features that come in batches and on many processes: update(features), then compute().
+    """Streaming mean and covariance of batches of features, on one or more processes: update(features), then compute().
 
-    Only the sums of 1, x and x x' are kept, and added up over processes. Float64 has digits to spare for features with
-    a mean of many standard deviations: where that is 80, as in Inception's quietest, the covariance is good to 1e-11.
+    Stores the sums of 1, x and x x' only, added up over processes. Their float64 precision suffices for features with
+    large means: at 80 standard deviations, the maximum in Inception, the covariance is accurate to 1e-11.
 
     Args:
         dim: length d of a feature vector, 2 or more.
-        sync: add up over processes; without it one of them may compute alone.
+        sync: add up over processes; without it, one process may compute alone.
     """
 
     full_state_update = False
 
     def __init__(self, dim: int, sync: bool = True) -> None:
         super().__init__(sync_on_compute=sync)
-        if dim < 2:  # torchmetrics returns tensors of one number without their shape
+        if dim < 2:  # torchmetrics drops the shape of tensors with one element
             raise UserError(f"the Frechet distance needs features of two numbers or more, got {dim}")
         self.add_state("n", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("sum", torch.zeros(dim, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("outer", torch.zeros(dim, dim, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, features: Float[Tensor, "n d"]) -> None:
-        """Any float type; large batches are faster."""
+        """Add a batch of features of any float dtype; large batches are faster."""
         if features.shape[1] != len(self.sum):
             raise UserError(f"features of {features.shape[1]} numbers came where {len(self.sum)} were expected")
         x = features.double()
@@ -99,10 +99,10 @@ class Moments(Metric):
         self.outer += x.T @ x
 
     def compute(self) -> Statistics:
-        """Of all processes.
+        """Return the statistics over all batches, and with `sync` over all processes.
 
         Raises:
-            UserError: fewer than two pictures.
+            UserError: fewer than two images.
         """
         n = int(self.n)
         if n < 2:

@@ -1,4 +1,4 @@
-"""The Inception Score (Salimans et al., 2016): exp of the mean KL of p(y | x) from p(y); n = pictures, k = classes."""
+"""The Inception Score (Salimans et al., 2016): exp of the mean KL of p(y | x) from p(y); n = images, k = classes."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from torch import Tensor
 
 from uvit_decay.errors import UserError
 
-# torch-fidelity's order of the pictures, which its numbers, and so the published ones, depend on.
+# Seed of torch-fidelity's order of the images, on which its scores, and so published ones, depend.
 ORDER_SEED = 2020
 
 
 def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[float, float]:
-    """Mean and standard deviation (ddof 0) of the score over `splits` parts, in float64.
+    """Return mean and standard deviation (ddof 0) of the score over `splits` parts, in float64.
 
     Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
     one part at a time.
 
     Raises:
-        UserError: fewer pictures than splits; NaN or infinity.
+        UserError: fewer images than splits; NaN or infinity.
     """
     n = len(logits)
     if n < splits:
         raise UserError(f"the Inception Score over {splits} splits needs as many pictures, got {n}")
     if not logits.isfinite().all():
         raise UserError("the Inception Score: the logits hold NaN or infinity")
-    order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - theirs is the old stream
+    order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - as torch-fidelity
     shuffled = logits.cpu()[order]
     scores = []
     for i in range(splits):

@@ -1,6 +1,6 @@
-"""The Inception-v3 of every FID: TensorFlow's of 2015-12-05, as torch-fidelity ported it; its file and its network.
+"""The Inception-v3 of FID: weights file and network of TensorFlow's model of 2015-12-05 in torch-fidelity's port.
 
-n = pictures.
+n = images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from uvit_decay.errors import UserError, one_line
 from uvit_decay.metrics.resize import RESIZE, Protocol
 from uvit_decay.zips import check_records
 
-_HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a name ends in the start of the file's sha256
+_HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
 _TO_6D = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
     *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d"),
@@ -32,10 +32,10 @@ _FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool")
 
 
 def weights_file(path: str | None) -> Path:
-    """The file of the weights; null: torch-fidelity's, from torch's cache, where it is downloaded if it is not there.
+    """Return the file of the weights; None means torch-fidelity's in torch's cache, downloaded if missing.
 
     Raises:
-        UserError: there is no such file and no network, or the sha256 is not the one that the file's name tells.
+        UserError: the file cannot be downloaded, or its SHA-256 is not the one in its name.
     """
     if path is None:
         return _cached()
@@ -48,6 +48,7 @@ def weights_file(path: str | None) -> Path:
 
 
 def _cached() -> Path:
+    """Return torch-fidelity's weights file in torch's cache; download it if missing and check its SHA-256."""
     name = URL_INCEPTION_V3.rpartition("/")[2]
     target = Path(torch.hub.get_dir()) / "checkpoints" / name
     there = target.exists()
@@ -60,9 +61,9 @@ def _cached() -> Path:
 
 
 class InceptionV3(nn.Module):
-    """uint8 pictures to 2048 features after pool 3, 1008 logits without bias, and the spatial features if asked for.
+    """Network from uint8 images to 2048 features after pool 3, 1008 logits without bias and optional spatial features.
 
-    The layers are torch-fidelity's, each batch norm folded into its convolution: equal to rounding, and faster.
+    The layers are torch-fidelity's, with each batch norm folded into its convolution: equal up to rounding, and faster.
     """
 
     def __init__(self, path: Path, protocol: Protocol, spatial: bool) -> None:
@@ -73,11 +74,11 @@ class InceptionV3(nn.Module):
         self.from_6e = nn.Sequential(*(getattr(layers, name) for name in _FROM_6E))
         self.register_buffer(
             "head", layers.fc.weight.detach().T.clone()
-        )  # clone: what was read may be mapped from disk
+        )  # clone: the tensors of the file may be memory-mapped
         self.eval().requires_grad_(False)
 
     def place(self, device: torch.device) -> None:
-        """Move to `device`. CPUs are 1.5 times as fast with channels last; of GPUs without TF32 that is not known."""
+        """Move to `device`, on a CPU with channels last, which is 1.5 times as fast; on GPUs it was not measured."""
         self.memory_format = torch.channels_last if device.type == "cpu" else torch.contiguous_format
         self.to(device, memory_format=self.memory_format)
 
@@ -93,23 +94,28 @@ class InceptionV3(nn.Module):
 
 
 class _Layers(FeatureExtractorInceptionV3):
-    """torch-fidelity's network with tensors that were checked; its own way unpickles whatever a file holds."""
+    """torch-fidelity's network with tensors that `read_weights` has checked.
+
+    torch-fidelity's constructor can only unpickle a file without restrictions, then calls `load_state_dict`. So it gets
+    an empty checkpoint in memory, and the overridden `load_state_dict` loads the checked tensors instead.
+    """
 
     def __init__(self, state: dict[str, Tensor], path: Path) -> None:
         self.given, self.path = state, path
         nothing = io.BytesIO()
         torch.save({}, nothing)
         nothing.seek(0)
-        with torch.device("meta"):  # nothing is drawn only to be overwritten
+        with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
             super().__init__("inception-v3-compat", ["2048"], nothing)
 
     def load_state_dict(self, state: dict[str, Tensor], *args: Any, **options: Any) -> Any:
-        """Called with nothing by the constructor above."""
+        """Ignore the empty `state` of the constructor and load the given tensors after a check of their layout."""
         _check_layout(self.given, self.state_dict(), self.path)
         return super().load_state_dict(self.given, strict=False, assign=True)
 
 
 def _fold(module: nn.Module) -> nn.Module:
+    """Fold every batch norm below `module` into its convolution, in place, and return `module`."""
     for name, child in module.named_children():
         if isinstance(child, BasicConv2d):
             setattr(module, name, nn.Sequential(fuse_conv_bn_eval(child.conv, child.bn), nn.ReLU(inplace=True)))
@@ -119,18 +125,18 @@ def _fold(module: nn.Module) -> nn.Module:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file; nothing in it can run.
+    """Return the tensors of a file, floating-point ones as float32; code in the file is not executed.
 
     Raises:
-        UserError: it cannot be read, is damaged, or is no flat dictionary of tensors.
+        UserError: the file cannot be read, is damaged, or is not a flat dictionary of tensors.
     """
     try:
         mapped = zipfile.is_zipfile(path)
         if mapped:
             check_records(path, whole=True)
-        with warnings.catch_warnings(action="ignore"):  # about other pickles, which are refused
+        with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # any: bytes that are no pickle can lead an unpickler anywhere
+    except Exception as error:  # any type: an unpickler can fail with any exception on other data
         raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
     if not isinstance(state, dict):
         raise _refused(path, f"it is no state_dict but a {type(state).__name__}")
@@ -142,7 +148,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_layout(state: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    """Raise a UserError unless names and shapes are the wanted ones and all numbers are finite."""
+    """Raise a UserError unless names and shapes are those of `wanted` and all values are finite."""
     if any(name.startswith("AuxLogits.") for name in state):
         raise _refused(path, f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}")
     missing = [name for name in wanted if name not in state and not name.endswith(".num_batches_tracked")]
@@ -158,4 +164,5 @@ def _check_layout(state: dict[str, Tensor], wanted: dict[str, Tensor], path: Pat
 
 
 def _refused(path: Path, reason: str) -> UserError:
+    """Return the error for a file that does not hold the weights, with the reason."""
     return UserError(f"{path} does not hold torch-fidelity's Inception weights: {reason}")

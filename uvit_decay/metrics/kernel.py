@@ -1,9 +1,9 @@
-"""The kernel distance between two sets of features, known as KID when they are Inception's (Binkowski et al., 2018).
+"""The kernel distance between two sets of features, known as KID for features of Inception (Binkowski et al., 2018).
 
     k(x, y) = (x . y / d + 1)^3
     MMD^2 = mean_{i != j} k(x_i, x_j) + mean_{i != j} k(y_i, y_j) - 2 mean_{i, j} k(x_i, y_j)
 
-It is the mean of the unbiased estimate MMD^2 over random subsets; n, m = real and fake pictures, d = features.
+It is the mean of the unbiased estimate MMD^2 over random subsets; n, m = real and fake images, d = features.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from uvit_decay.metrics.checks import check_features
 
 def kernel_distance(
     real: Float[Tensor, "n d"],
-    fake: Float[Tensor, "m _"],  # d, too; another one is a UserError
+    fake: Float[Tensor, "m _"],  # d, too; checked below, with a UserError
     subsets: int = 100,
     subset_size: int = 1000,
     seed: int = 2020,
 ) -> tuple[float, float]:
-    """Mean and standard deviation (ddof 0) of MMD^2 over the subsets, in float64 on the features' device.
+    """Return mean and standard deviation (ddof 0) of MMD^2 over the subsets, in float64 on the features' device.
 
-    The subsets are torch-fidelity's when its input 1 is the fake pictures and its input 2 the real ones. The mean is
-    unbiased and may fall below 0.
+    The subsets are torch-fidelity's for the fake images as its input 1 and the real ones as its input 2. The mean is
+    unbiased and can be negative.
 
     Raises:
-        UserError: subsets larger than a set or of one picture; features that differ in d, or hold NaN or infinity.
+        UserError: subsets larger than a set or of one image; features that differ in d, or contain NaN or infinity.
     """
     check_features("the kernel distance", real, fake)
     if subset_size < 2:
@@ -41,7 +41,7 @@ def kernel_distance(
                 f"the kernel distance draws subsets of {subset_size} from {len(x)} {side} pictures: "
                 f"set subset_size to at most {min(len(real), len(fake))}"
             )
-    stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity's subsets come from the old stream
+    stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
     def drawn(x: Tensor) -> Tensor:
         chosen = torch.from_numpy(stream.choice(len(x), subset_size, replace=False))
@@ -49,19 +49,19 @@ def kernel_distance(
 
     values = []
     for _ in range(subsets):
-        y = drawn(fake)  # first: torch-fidelity's order
+        y = drawn(fake)  # before the real ones, as in torch-fidelity
         values.append(squared_mmd(drawn(real), y))
     found = torch.stack(values)
     return float(found.mean()), float(found.std(correction=0))
 
 
 def squared_mmd(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
-    """The unbiased MMD^2 of two sets of the same size s."""
+    """Return the unbiased MMD^2 of two sets of the same size s."""
     s = len(x)
     within = [(k.sum() - k.trace()) / (s * (s - 1)) for k in (polynomial(x, x), polynomial(y, y))]
     return within[0] + within[1] - 2 * polynomial(x, y).mean()
 
 
 def polynomial(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, "s s"]:
-    """k(x, y) = (x . y / d + 1)^3."""
+    """Return k(x, y) = (x . y / d + 1)^3 for all pairs of rows."""
     return (x @ y.T / x.shape[1] + 1) ** 3

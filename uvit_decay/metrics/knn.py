@@ -1,4 +1,4 @@
-"""k nearest neighbours by cosine similarity, DINO's rule (Caron et al., 2021), streaming over the training samples.
+"""k-nearest-neighbour classification by cosine similarity (DINO, Caron et al., 2021), streaming over training samples.
 
     class of x = argmax_c sum_(i in the k nearest) [y_i = c] exp(cos(x, x_i) / T)
 
@@ -16,17 +16,17 @@ from torch.nn.functional import normalize
 
 from uvit_decay.errors import UserError
 
-SIMILARITIES = 2**24  # so many at a time: 64 MiB
+SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
 
 
 class NearestNeighbours:
-    """The k nearest training samples of every test sample, for several cells; training samples come in chunks.
+    """The k nearest training samples of every test sample, for several cells; training samples arrive in chunks.
 
-    Holds the test samples, their neighbours, 12 m n2 k bytes, and about three times SIMILARITIES floats while it works.
-    Of equally near training samples those that came first are kept.
+    Stores the test samples and their neighbours, 12 m n2 k bytes, and about 3 SIMILARITIES floats during an update.
+    Of equally near training samples the first ones are kept.
 
     Args:
-        test: float32 or less; they decide the device.
+        test: test samples, float32 or a narrower dtype; the work is done on their device.
         k: number of neighbours.
     """
 
@@ -37,14 +37,14 @@ class NearestNeighbours:
 
     @torch.no_grad()
     def update(self, train: Float[Tensor, "m b d"], labels: Int64[Tensor, " b"]) -> None:
-        """Look at the next training samples, of all cells."""
+        """Update the neighbours with the next chunk of training samples, for all cells."""
         width = max(1, SIMILARITIES // max(1, self.test.shape[1]))
         for x, y in zip(train.split(width, dim=1), labels.to(self.test.device).split(width), strict=True):
             found = [self._merged(m, x[m].to(self.test), y) for m in range(len(x))]
             self.near, self.labels = (torch.stack(side) for side in zip(*found, strict=True))
 
     def _merged(self, m: int, x: Float[Tensor, "b d"], y: Int64[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-        """Neighbours of cell m among those of before and x, nearest first."""
+        """Return the neighbours of cell m among the previous ones and x, nearest first."""
         with torch.autocast(x.device.type, enabled=False):
             similar, index = _nearest(self.test[m] @ normalize(x, dim=-1).T, self.k)
         similar = torch.cat([self.near[m], similar], dim=1)
@@ -53,17 +53,17 @@ class NearestNeighbours:
         return similar[:, : self.k], labels.gather(1, order)[:, : self.k]
 
     def predicted(self, temperature: float = 0.07, uniform: bool = False) -> Int64[Tensor, "m n2"]:
-        """Classes, by votes exp(similarity / temperature), or one vote each; of equal classes the smallest.
+        """Return the classes by votes exp(similarity / temperature), or `uniform` votes; ties give the smallest class.
 
         Raises:
-            UserError: there were fewer than k training samples.
+            UserError: fewer than k training samples so far.
         """
         if self.near.shape[-1] < self.k:
             raise UserError(f"{self.k} nearest neighbours need as many training samples, got {self.near.shape[-1]}")
         weights = torch.ones_like(self.near) if uniform else (self.near / temperature).exp()
         votes = self.near.new_zeros(*self.near.shape[:2], int(self.labels.max()) + 1, dtype=torch.float64)
         for label, weight in zip(self.labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True):
-            votes.scatter_add_(-1, label, weight)  # one neighbour at a time: the same sum on every device
+            votes.scatter_add_(-1, label, weight)  # one neighbour at a time, for the same rounding on every device
         return votes.argmax(dim=-1)
 
 
@@ -76,14 +76,19 @@ def knn_accuracy(
     temperature: float = 0.07,
     uniform: bool = False,
 ) -> Float64[Tensor, " m"]:
-    """Test accuracy of each cell, on the CPU.
+    """Return the test accuracy of each cell, on the CPU.
 
     Args:
         train: chunks of training samples, such as `features.split(4096, dim=1)`, in the order of their labels.
+        train_labels: class of every training sample.
+        test: test samples; the work is done on their device.
+        test_labels: class of every test sample.
+        k: number of neighbours.
+        temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
 
     Raises:
-        UserError: fewer than k training samples, or not as many as labels.
+        UserError: fewer than k training samples, or another number of samples than of labels.
     """
     neighbours, seen = NearestNeighbours(test, k), 0
     for chunk in train:
@@ -95,10 +100,10 @@ def knn_accuracy(
 
 
 def _nearest(similar: Float[Tensor, "n2 b"], k: int) -> tuple[Float[Tensor, "n2 j"], Int64[Tensor, "n2 j"]]:
-    """The j = min(k, b) largest of each row and where they are; of equal ones the first.
+    """Return the j = min(k, b) largest values of each row and their indices; of equal values those of lowest index.
 
-    topk leaves open which of equal values it takes, so rows where the last one has an equal outside are sorted. What it
-    takes is put in order of place, so that a stable sort leaves equal ones so.
+    topk does not specify which of equal values it returns, so rows with a further value equal to the smallest one
+    returned are sorted instead. Results are ordered by index, so that a later stable sort keeps ties in that order.
     """
     k = min(k, similar.shape[1])
     index = similar.topk(k, dim=1).indices.sort(dim=1).values

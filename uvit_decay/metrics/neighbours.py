@@ -1,12 +1,12 @@
-"""Fidelity and diversity from nearest neighbours in feature space; n, m = real and fake pictures, d = features.
+"""Fidelity and diversity from nearest neighbours in feature space; n, m = real and fake images, d = features.
 
-NND_k(x, X) is the Euclidean distance of x to its k-th nearest neighbour in X, x itself left out. Precision and recall
-are of Kynkaanniemi et al. (2019), density and coverage of Naeem et al. (2020).
+NND_k(x, X) is the Euclidean distance of x to its k-th nearest neighbour in X, excluding x itself. Precision and recall
+are those of Kynkaanniemi et al. (2019), density and coverage those of Naeem et al. (2020).
 
-All pairs are visited tile by tile, `block` x `block` of them: at most 50 block^2 + 48 block d bytes, 0.4 GB at the
-default and d = 2048, whatever n and m are. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
-squared differences where that would cancel, and then rounded to float32: what ties, ties exactly, whatever the tiles.
-10,000 x 10,000 distances at d = 2048 take 14 s of a CPU core; taking all differences would take 110 s.
+Distances are computed in tiles of `block` x `block` pairs, with at most 50 block^2 + 48 block d bytes (0.4 GB at the
+default and d = 2048) for any n and m. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
+squared differences where that cancels, then rounded to float32, so that equal distances are exactly equal for any
+tiles. 10,000 x 10,000 distances at d = 2048 take 14 s of a CPU core; differences for all pairs would take 110 s.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from uvit_decay.errors import UserError
 from uvit_decay.metrics.checks import check_features
 
 BLOCK = 2048
-# Below this share of |x|^2 + |y|^2 the rounding error of float64, about 4e-16 of it, would be seen in float32.
+# Below this share of |x|^2 + |y|^2 the rounding error of float64, about 4e-16 of it, would change the float32 result.
 CANCELS = 1e-7
-PAIRS_AT_ONCE = 2**23  # numbers, for pairs that are taken one by one
+PAIRS_AT_ONCE = 2**23  # entries in a chunk of differences x - y
 
 
 def precision_recall(
     real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: int = 3, block: int = BLOCK
 ) -> tuple[float, float]:
-    """Precision and recall of Kynkaanniemi et al. (2019), as torch-fidelity and ADM compute them (k = 3).
+    """Return precision and recall of Kynkaanniemi et al. (2019), as computed by torch-fidelity and ADM (k = 3).
 
     Precision is the share of fake y with |y - x| <= NND_k(x, real) for some real x; recall is the same with the sides
     exchanged. Computed on the features' device.
 
     Raises:
-        UserError: k pictures or fewer on a side; features that differ in d, or hold NaN or infinity.
+        UserError: k images or fewer on a side; features that differ in d, or contain NaN or infinity.
     """
     check_features("precision and recall", real, fake)
     real_radii, fake_radii = (_squared_radii(side, x, k, block) for side, x in (("real", real), ("fake", fake)))
@@ -50,14 +50,14 @@ def precision_recall(
 def density_coverage(
     real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: int = 5, block: int = BLOCK
 ) -> tuple[float, Bool[Tensor, " n"]]:
-    """Density, and which real pictures are covered (Naeem et al., 2020); coverage is the mean of the latter.
+    """Return density and a mask of the covered real images (Naeem et al., 2020); coverage is the mean of the mask.
 
     A ball is |y - x| < NND_k(x, real), open as in the authors' code. Density is the number of pairs of a ball and a
-    fake picture inside, over k m: 1 is expected of equal distributions, and it may be greater. A real picture is
-    covered if its ball holds a fake one. Computed on the features' device.
+    fake image inside, divided by k m: about 1 for equal distributions, and possibly greater. A real image is covered
+    if its ball contains a fake one. Computed on the features' device.
 
     Raises:
-        UserError: k real pictures or fewer, or no fake one; features that differ in d, or hold NaN or infinity.
+        UserError: k real images or fewer, or no fake one; features that differ in d, or contain NaN or infinity.
     """
     check_features("density and coverage", real, fake)
     if len(fake) == 0:
@@ -72,9 +72,10 @@ def density_coverage(
 def nearest(
     queries: Float[Tensor, "q d"], keys: Float[Tensor, "n d"], k: int, block: int = BLOCK
 ) -> tuple[Float[Tensor, "q k"], Int64[Tensor, "q k"]]:
-    """Float32 Euclidean distances to the k nearest keys, ascending, and which keys; equal distances by index.
+    """Return the float32 Euclidean distances to the k nearest keys, ascending, and the indices of these keys.
 
-    Computed on the features' device; a query that is itself a key finds itself, at a distance of exactly 0.
+    Keys at equal distances are ordered by index. Computed on the features' device; a query that is also a key has
+    itself as a neighbour, at a distance of exactly 0.
 
     Raises:
         UserError: fewer than k keys.
@@ -84,28 +85,32 @@ def nearest(
 
 
 def _squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
-    """NND_k(x, X)^2 for each x of X, float32 (n,)."""
+    """Return NND_k(x, X)^2 for each x of X, float32 (n,)."""
     if k < 1 or len(x) <= k:
         raise UserError(f"the {k} nearest neighbours need more than {k} {side} pictures, got {len(x)}")
-    return _nearest_squared(x, x, k + 1, block)[0][:, k]  # the first is x itself, or a twin
+    return _nearest_squared(x, x, k + 1, block)[0][:, k]  # the first is x itself, or a duplicate of it
 
 
 def _nearest_squared(queries: Tensor, keys: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
+    """Return the squared distances to the k nearest keys, float32 ascending, and their indices; ties by index."""
     if not 1 <= k <= len(keys):
         raise UserError(f"the {k} nearest neighbours need at least {k} pictures to choose from, got {len(keys)}")
-    # One integer holds a distance and an index: floats that are not negative have the order of their bits.
+    # topk does not specify the order of ties, so each candidate is one int64: the bits of its float32 distance in the
+    # upper half, the index of the key in the lower half. Floats >= 0 are ordered like their bits, so that the smallest
+    # integers are the nearest keys, ties by index. `last` is larger than any candidate.
     last = torch.iinfo(torch.int64).max
     best = torch.full((len(queries), k), last, dtype=torch.int64, device=queries.device)
     for rows, columns, squared in _tiles(queries, keys, block):
         indices = torch.arange(columns.start, columns.stop, device=keys.device)
         packed = squared.view(torch.int32).long() << 32 | indices
+        # The best k of this tile, then the best k of these and those of the tiles before.
         nearby = packed.topk(min(k, packed.shape[1]), largest=False, sorted=False).values
         best[rows] = torch.cat([best[rows], nearby], dim=1).topk(k, largest=False).values
     return (best >> 32).int().view(torch.float32), best & 0xFFFFFFFF
 
 
 def _tiles(a: Tensor, b: Tensor, block: int) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows of a, rows of b, and the float32 squared distances between them, for all pairs."""
+    """Yield (rows of a, rows of b, float32 squared distances between them), tile by tile, for all pairs."""
     for i in range(0, len(a), block):
         rows = slice(i, min(i + block, len(a)))
         x = a[rows].double()
@@ -115,7 +120,7 @@ def _tiles(a: Tensor, b: Tensor, block: int) -> Iterator[tuple[slice, slice, Ten
 
 
 def _squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """|x_i - y_j|^2 of float64 rows, correctly rounded to float32 but for one number in millions."""
+    """Return |x_i - y_j|^2 of float64 rows, correctly rounded to float32 except for about one value in millions."""
     scale = x.square().sum(dim=1, keepdim=True) + y.square().sum(dim=1)
     squared = torch.addmm(scale, x, y.T, alpha=-2)
     rows, columns = (squared < CANCELS * scale).nonzero(as_tuple=True)

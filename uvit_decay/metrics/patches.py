@@ -1,7 +1,8 @@
-"""What patch features show without labels: principal components as colours, spectral clusters, their mIoU with masks.
+"""Unsupervised analysis of patch features: principal components as colours, spectral clusters, their mIoU with masks.
 
-n = pictures, p = patches of a picture, d = features, q = pixels. Light versions of what papers show: the clusters are
-those of a nearest-neighbour graph, with nothing learned on top, so their mIoU compares with no published number.
+n = images, p = patches of an image, d = features, q = pixels. These are light versions of published analyses: the
+clusters are those of a nearest-neighbour graph without a learned head, so their mIoU is not comparable to published
+numbers.
 """
 
 from __future__ import annotations
@@ -23,25 +24,25 @@ from uvit_decay.errors import UserError, one_line
 from uvit_decay.randomness import generator
 
 COLOURS = 3
-PERCENTILES = (1.0, 99.0)  # what is beyond them is saturated: one odd patch must not make all others grey
-SAMPLED = 64  # patches of each picture that the percentiles are of
-FLOOR = 0.1  # cosine similarity up to which patches are no neighbours
-DENSE = 1500  # patches up to which all eigenvectors are computed: exact, and faster than Lanczos there
-IGNORED = 255  # in masks
+PERCENTILES = (1.0, 99.0)  # values beyond are saturated, so that a single outlier does not make all others grey
+SAMPLED = 64  # patches of each image that are kept for the percentiles
+FLOOR = 0.1  # patches with a cosine similarity up to this are not neighbours
+DENSE = 1500  # up to this number of patches all eigenvectors are computed: exact, and faster than Lanczos
+IGNORED = 255  # label of masks that is left out
 
 Matching = Literal["hungarian", "greedy"]
 
 
 @dataclass(frozen=True)
 class Colours:
-    """rgb = clamp((axes (x - mean) - low) / (high - low)), the same map for every patch of every picture.
+    """Colour map rgb = clamp((axes (x - mean) - low) / (high - low)), equal for all patches of all images.
 
     Args:
-        mean: of the patches that it was fitted to.
-        axes: principal ones, the largest variance first; of each, the entry of largest magnitude is positive.
-        low: of the projections, what becomes 0.
-        high: what becomes 1.
-        explained: share of the variance that each axis holds; 0 where there is none.
+        mean: mean of the patches to which the map was fitted.
+        axes: principal axes, the largest variance first; the entry of largest magnitude of each is positive.
+        low: value of each projection that is mapped to 0.
+        high: value of each projection that is mapped to 1.
+        explained: share of the variance along each axis; 0 if there is no variance.
     """
 
     mean: Float64[Tensor, " d"]
@@ -51,15 +52,15 @@ class Colours:
     explained: Float64[Tensor, " 3"]
 
     def __call__(self, features: Float[Tensor, "*patches d"]) -> Float64[Tensor, "*patches 3"]:
-        """RGB in [0, 1]; 1/2 where an axis has no spread."""
+        """Return RGB in [0, 1]; 1/2 for an axis without spread."""
         projected = (features.to(self.mean) - self.mean) @ self.axes.T
         return _between(projected, self.low, self.high)
 
 
 class PatchPCA:
-    """Principal axes of all patches of many pictures, which come in batches, in float64; then their colours.
+    """Streaming PCA of the patches of batches of images in float64, and the colour map of its first axes.
 
-    Holds one (d, d) matrix and, of each picture, at most SAMPLED random patches.
+    Stores one (d, d) matrix and at most SAMPLED random patches of each image.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,7 @@ class PatchPCA:
         self.shift = self.total = self.outer = torch.zeros(())
 
     def update(self, features: Float[Tensor, "n p d"]) -> None:
-        """Look at the next pictures; any float type, any device that has float64.
+        """Add the patches of the next images, of any float dtype on any device with float64.
 
         Raises:
             UserError: fewer than three features, or NaN or infinity among them.
@@ -77,8 +78,8 @@ class PatchPCA:
             what = f"only {x.shape[-1]} numbers" if x.shape[-1] < COLOURS else "NaN or infinity"
             raise UserError(f"patch features with {what} have no three principal components")
         if not self.count:
-            self.shift = x.mean(dim=(0, 1))  # sums about it lose no digits to a large mean
-        for picture in x:  # a stream for each: the batches change nothing
+            self.shift = x.mean(dim=(0, 1))  # sums of differences to it keep their precision if the mean is large
+        for picture in x:  # one random stream for each image, so that the result does not depend on the batches
             order = torch.randperm(len(picture), generator=generator("patches", len(self.kept)))
             self.kept.append(picture[order[:SAMPLED]])
         centred = x.flatten(0, 1) - self.shift
@@ -87,7 +88,7 @@ class PatchPCA:
         self.outer = self.outer + centred.T @ centred
 
     def colours(self) -> Colours:
-        """Of everything that came so far.
+        """Return the colour map of all patches so far.
 
         Raises:
             UserError: fewer than two patches.
@@ -103,34 +104,38 @@ class PatchPCA:
 
 
 class Spectrum(NamedTuple):
-    """`eigenvectors` by falling eigenvalue, the constant one left out, and the cluster of each patch."""
+    """Result of spectral clustering: `eigenvectors` by decreasing eigenvalue, without the constant one, and `labels`.
+
+    `labels` is the cluster of each patch.
+    """
 
     eigenvectors: Float64[Tensor, "n p m"]
     labels: Int64[Tensor, "n p"]
 
     def rgb(self) -> Float64[Tensor, "n p 3"]:
-        """The first three eigenvectors, each stretched over all patches to [0, 1]."""
+        """Return the first three eigenvectors, each scaled over all patches to [0, 1]."""
         values = self.eigenvectors[..., :COLOURS]
         return _between(values, *_range(values.flatten(0, 1)))
 
 
 def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbours: int = 50, seed: int = 0) -> Spectrum:
-    """Clusters of the patches of all pictures together (Ng, Jordan and Weiss, 2001), on the CPU.
+    """Cluster the patches of all images together (Ng, Jordan and Weiss, 2001), on the CPU.
 
         S = D^(-1/2) W D^(-1/2),  S u_k = lambda_k u_k,  eigenvectors D^(-1/2) u_k,  clusters of the rows of u / |u|
 
-    W holds the cosine similarities, where above FLOOR, of the centred features of each patch and its nearest ones: so
-    many in its own picture and as many in the others. It is made symmetric, D is its row sums. The rows have as many
-    numbers as there are clusters. A patch without neighbours lies at the origin.
+    W contains the cosine similarities above FLOOR of the centred features of each patch and its nearest patches:
+    `neighbours` in the same image and as many in the others. It is made symmetric; D are its row sums. The rows of u
+    have one entry a cluster. The row of a patch without neighbours is 0.
 
     Args:
-        clusters: of k-means, 2 or more.
-        neighbours: in the own picture, and in the others, at most.
-        seed: of k-means.
+        features: patch features of all images.
+        clusters: number of clusters of k-means, 2 or more.
+        neighbours: maximum number of neighbours in the same image, and in the others.
+        seed: seed of k-means.
 
     Raises:
         UserError: fewer than two clusters or one neighbour, not more patches than clusters and colours, NaN or
-            infinity among the features, or no two that are alike.
+            infinity among the features, or no two similar patches.
     """
     count, wanted = features.shape[0] * features.shape[1], max(clusters, COLOURS + 1)
     if clusters < 2 or neighbours < 1:
@@ -143,19 +148,22 @@ def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbour
     if not weights.nnz:
         raise UserError("no patch is like another one: these features have no spectral clusters")
     degrees = weights.sum(axis=1)
+    # D^(-1/2), with 0 for patches without neighbours.
     scale = diags_array(np.where(degrees > 0, 1 / np.sqrt(np.where(degrees > 0, degrees, 1)), 0))
+    # The clusters need the first `clusters` eigenvectors, the colours those after the constant one.
     u = _leading(scale @ weights @ scale, wanted)
     rows = normalize(u[:, :clusters], dim=1)
     labels = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows.numpy())
+    # D^(-1/2) u, of which the first, of eigenvalue 1, is constant and left out.
     smooth = _signed((torch.from_numpy(scale.diagonal())[:, None] * u).T)[1:].T
     shape = features.shape[:2]
     return Spectrum(smooth.unflatten(0, shape), torch.from_numpy(labels.astype(np.int64)).unflatten(0, shape))
 
 
 class Segmentation(NamedTuple):
-    """mIoU in [0, 1]: the mean of `iou` over `classes`, those that the masks have.
+    """Agreement of clusters with masks: `miou` in [0, 1] is the mean of `iou` over `classes`, the classes in the masks.
 
-    `matched` is the class that each cluster stands for, -1 for none.
+    `matched` is the class assigned to each cluster, -1 for none.
     """
 
     miou: float
@@ -167,25 +175,26 @@ class Segmentation(NamedTuple):
 def segmentation_miou(
     predicted: Int64[Tensor, "*q"], masks: Int64[Tensor, "*q"], matching: Matching = "hungarian"
 ) -> Segmentation:
-    """IoU_c = |P_c and M_c| / |P_c or M_c| over the pixels of all pictures, but for those that a mask calls 255.
+    """Return IoU_c = |P_c and M_c| / |P_c or M_c| over the pixels of all images, without those with mask 255.
 
-    M_c are the pixels of class c, P_c those of the clusters that stand for it.
+    M_c are the pixels of class c, P_c those of the clusters assigned to it.
 
     Args:
-        predicted: numbers of clusters, from 0.
-        masks: numbers of classes, 0 to 254.
-        matching: `hungarian` pairs each cluster with one class at most, so that most pixels agree; pixels of a cluster
-            that is left over count as missed, and a class that is left over has 0. `greedy` lets every cluster stand
-            for the class that it has most pixels of, several for one if it so happens: never less agreement.
+        predicted: cluster of each pixel, from 0.
+        masks: class of each pixel, 0 to 254, or 255.
+        matching: `hungarian` assigns each cluster to one class at most, with the largest number of agreeing pixels;
+            pixels of clusters without a class count as missed, and classes without a cluster have IoU 0. `greedy`
+            assigns each cluster to its most frequent class, possibly several to one class, with at least that number.
 
     Raises:
-        UserError: masks in which everything is 255.
+        UserError: all pixels of the masks are 255.
     """
     valid = masks != IGNORED
     if not valid.any():
         raise UserError("the masks have no pixel that is not 255")
     classes, truth = masks[valid].unique(return_inverse=True)
     clusters = int(predicted.max()) + 1
+    # Contingency table: `agree[k, c]` counts the pixels of cluster k and class c.
     pairs = (predicted[valid] * len(classes) + truth).bincount(minlength=clusters * len(classes))
     agree = pairs.reshape(clusters, len(classes)).double()
     chosen = torch.full((clusters,), -1, dtype=torch.int64)
@@ -195,6 +204,7 @@ def segmentation_miou(
     else:
         rows, columns = map(torch.from_numpy, linear_sum_assignment(agree.numpy(), maximize=True))
         chosen[rows] = columns
+    # stands[k, c] is 1 if cluster k is assigned to class c; |P or M| = |M| + |P| - |P and M|.
     stands = (chosen[:, None] == torch.arange(len(classes))).double()
     both = (stands * agree).sum(dim=0)
     iou = both / (agree.sum(dim=0) + stands.T @ agree.sum(dim=1) - both)
@@ -202,14 +212,16 @@ def segmentation_miou(
 
 
 def _affinity(features: Float[Tensor, "n p d"], neighbours: int) -> csr_array:
-    """Symmetric float64 (n p, n p), a picture's rows at a time: no dense matrix of all pairs ever exists."""
+    """Return W of `spectral_clusters`, sparse symmetric float64 (n p, n p), without a dense matrix of all pairs."""
     n, p, _ = features.shape
     x = features.double().flatten(0, 1)
     x = normalize(x - x.mean(dim=0), dim=1)
     rows, columns, values = [], [], []
     for i in range(n):
         own = slice(i * p, (i + 1) * p)
-        similar = x[own] @ x.T
+        similar = x[own] @ x.T  # of this image's patches with all patches, (p, n p)
+        # -1 is below FLOOR: it excludes a patch from its own neighbours, and then this image from `similar`, which
+        # leaves the other images.
         inside = similar[:, own].clone().fill_diagonal_(-1)
         similar[:, own] = -1
         for block, first in ((inside, own.start), (similar, 0)):
@@ -219,14 +231,16 @@ def _affinity(features: Float[Tensor, "n p d"], neighbours: int) -> csr_array:
             columns.append(first + near.indices[row, place])
             values.append(near.values[row, place])
     entries = (torch.cat(values).numpy(), (torch.cat(rows).numpy(), torch.cat(columns).numpy()))
+    # j may be a neighbour of i without the converse; half of each direction makes W symmetric.
     one_way = csr_array(entries, shape=(n * p, n * p))
     return csr_array((one_way + one_way.T) / 2)
 
 
 def _leading(matrix: csr_array, count: int) -> Float64[Tensor, "n_p count"]:
-    """Eigenvectors of the largest eigenvalues, these first."""
+    """Return the eigenvectors of the `count` largest eigenvalues, the largest first."""
     if matrix.shape[0] <= DENSE:
         return torch.linalg.eigh(torch.from_numpy(matrix.toarray())).eigenvectors.flip(1)[:, :count]
+    # ARPACK's default start vector is random; this one makes the result reproducible.
     start = torch.rand(matrix.shape[0], generator=generator("spectral"), dtype=torch.float64)
     try:
         values, vectors = eigsh(matrix, k=count, which="LA", v0=start.numpy())
@@ -236,18 +250,18 @@ def _leading(matrix: csr_array, count: int) -> Float64[Tensor, "n_p count"]:
 
 
 def _signed(vectors: Float64[Tensor, "k d"]) -> Float64[Tensor, "k d"]:
-    """The same directions, each with a positive entry of largest magnitude: eigenvectors have no sign of their own."""
+    """Return the rows with signs such that their entry of largest magnitude is positive; eigenvectors have no sign."""
     largest = vectors.gather(1, vectors.abs().argmax(dim=1, keepdim=True))
     return torch.where(largest < 0, -vectors, vectors)
 
 
 def _range(values: Float64[Tensor, "m k"]) -> tuple[Tensor, Tensor]:
-    """PERCENTILES of each column. NumPy's: torch.quantile takes 16 million numbers at most."""
+    """Return the PERCENTILES of each column, by NumPy since torch.quantile takes at most 16 million values."""
     low, high = np.percentile(values.cpu().numpy(), PERCENTILES, axis=0)
     return torch.from_numpy(low).to(values), torch.from_numpy(high).to(values)
 
 
 def _between(values: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """0 at `low`, 1 at `high`, clamped; 1/2 where they are equal."""
+    """Map `low` to 0 and `high` to 1, clamped; to 1/2 where they are equal."""
     width = high - low
     return torch.where(width > 0, ((values - low) / torch.where(width > 0, width, 1.0)).clamp(0, 1), 0.5)

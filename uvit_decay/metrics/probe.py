@@ -1,7 +1,8 @@
-"""Linear probes on frozen features: how well a linear map reads the class, for many layers and noise levels.
+"""Linear probes on frozen features: accuracy of a linear classifier for many layers and noise levels.
 
-m = cells (layer, noise level), r = ridges, n and n2 = training and test samples, d = features, k = classes. The ridge,
-and the best cell, are chosen on a held-out part of the training samples; the test set is only reported on.
+m = cells (layer, noise level), r = ridges (l2 strengths), n and n2 = training and test samples, d = features,
+k = classes. The ridge and the best cell are chosen on a held-out part of the training samples; the test set is for
+the reported accuracy only.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ Labels = Int64[Tensor, " n"]
 GRID_RIDGES = (0.1, 1.0, 10.0)
 HELD_OUT = 0.2
 TOLERANCE = 1e-3
-CELLS = 8  # at once on a CPU: more leave its caches, fewer pay more for each call
+CELLS = 8  # cells in a chunk on a CPU: more exceed its caches, fewer have more overhead for each call
 
 
 @dataclass(frozen=True)
 class GridScores:
-    """For each cell: accuracy on the held-out part and on the test set, and the ridge that the held-out part chose.
+    """For each cell: accuracy on the held-out part and on the test set, and the ridge chosen on the held-out part.
 
     `every_test` is the test accuracy of each ridge. Its maximum over ridges and cells is the paper's number, "best on
-    test": chosen on the test set, so too high, and to be labelled so.
+    test"; it is selected on the test set, so it is too high and must be labelled as such.
     """
 
     held_out: Float[Tensor, " m"]
@@ -51,19 +52,23 @@ def logistic_grid(
     budget: int = 2**30,
     iterations: tuple[int, int] = (8, 4),
 ) -> GridScores:
-    """Logistic regressions of all cells and ridges at once, on features standardised for each cell, in float32.
+    """Fit logistic regressions for all cells and ridges at once, on features standardised for each cell, in float32.
 
-    Every ridge is fitted to four fifths of the training samples and judged on the others, then to all of them, from
-    where the first fit ended, and judged on the test set. With the default iterations an accuracy is 0.4 points
-    from scikit-learn's at the same ridge, on average over the bundled network's cells (`benchmarks/probe_grid.py`);
-    cells that overfit stop early, which does them good. (60, 40) converges: 0.1 points.
+    Every ridge is fitted to four fifths of the training samples and evaluated on the others. A second fit to all
+    samples, initialised with the first, is evaluated on the test set. With the default iterations an accuracy differs
+    from scikit-learn's at the same ridge by 0.4 points, on average over the cells of the bundled network
+    (`benchmarks/probe_grid.py`), partly since early stopping helps cells that overfit. (60, 40) converges: 0.1 points.
 
     Args:
-        ridges: candidates, in units of scikit-learn's 1 / C, whose default is 1; the first of equally good ones wins.
-        device: where the work is done, a chunk of cells at a time; the features may stay elsewhere.
-        budget: bytes on `device` that the work holds at most, beside its arguments; a single cell may take more, and
-            needs about 8 n (d + k).
-        iterations: gradients of the first and of the second fit, at most.
+        train: features of the training samples.
+        train_labels: class of every training sample.
+        test: features of the test samples.
+        test_labels: class of every test sample.
+        ridges: candidates, in units of scikit-learn's 1 / C, whose default is 1; of equally good ones the first.
+        device: device that computes, a chunk of cells at a time; the features may be on another one.
+        budget: maximum bytes on `device` in addition to the arguments; a single cell, which needs about 8 n (d + k),
+            may exceed it.
+        iterations: maximum number of gradients of the first and of the second fit.
 
     Raises:
         UserError: fewer than five training samples, or no ridge.
@@ -92,7 +97,7 @@ def logistic_grid(
 
 
 def _held_out(x: Cells, y: Labels, ridges: Tensor, k: int, iterations: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Accuracies (m, r) on the first fifth of fits to the others, with their weights and axes."""
+    """Fit to the last four fifths of the samples; return accuracies (m, r) on the first fifth, the weights and axes."""
     first = round(HELD_OUT * len(y))
     frame = Frame.of(x[:, first:])
     problem = Logistic(x[:, first:], frame, y[first:], ridges, k)
@@ -101,11 +106,12 @@ def _held_out(x: Cells, y: Labels, ridges: Tensor, k: int, iterations: int) -> t
 
 
 def _accuracies(frame: Frame, x: Cells, w: Float[Tensor, "m r k d1"], labels: Labels) -> Float[Tensor, "m r"]:
+    """Return the accuracy of every cell and ridge on the samples x."""
     logits = (w.flatten(1, 2) @ frame.coordinates(x).mT).unflatten(1, w.shape[1:3])
     return (logits.max(dim=2).indices == labels).double().mean(dim=-1)
 
 
 def _cell_bytes(n: int, n2: int, d: int, k: int, r: int) -> int:
-    """What a cell takes: its samples twice, one-hot labels twice, test samples and their logits, L-BFGS, a gradient."""
+    """Return the bytes of a cell: its samples and one-hot labels, both twice, test samples and logits, and L-BFGS."""
     samples = 2 * n * (d + 1 + k) + n2 * (2 * d + 1 + 2 * r * k + 2 * r)
     return 4 * (samples + (2 * PAIRS + 12) * r * k * (d + 1) + 3 * LOGITS)

@@ -12,12 +12,12 @@ from torch import Tensor
 def effective_rank(
     features: Float[Tensor, "n d"], centre: Literal["sample", "feature"] = "sample", exp: bool = False
 ) -> float:
-    """rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, natural logarithm, in float64.
+    """Return rho = -sum_i p_i log p_i, p_i = sigma_i / sum_j sigma_j, natural logarithm, in float64.
 
     sigma_i are the singular values of the n x n covariance between samples. Up to a factor they are the eigenvalues of
-    X X' and of X'X, X being the centred features, and the smaller of the two is decomposed. `centre` subtracts each
-    sample's mean over its features (the paper, literally) or each feature's mean over the samples. `exp` gives
-    exp(rho), the effective rank of Roy and Vetterli. Features that are constant but for rounding have rho = 0.
+    X X' and of X'X, X being the centred features, and the smaller of the two matrices is decomposed. `centre` subtracts
+    each sample's mean over its features (the paper, literally) or each feature's mean over the samples. `exp` returns
+    exp(rho), the effective rank of Roy and Vetterli. Features that are constant up to rounding have rho = 0.
     """
     x = features.double()
     rounding = 1e-26 * x.square().sum()

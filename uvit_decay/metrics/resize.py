@@ -1,6 +1,6 @@
-"""The three ways from uint8 pictures to the 299x299 that Inception-v3 takes; all of FID's protocols differ only here.
+"""Resizing of uint8 images to the 299x299 of Inception-v3, the only difference between the protocols of FID.
 
-n = pictures, h and w = their size. What comes out is float32 in [-1, 1].
+n = images, h and w = their height and width. Outputs are float32 in [-1, 1].
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ SIZE = 299
 
 
 def resize_pytorch_fid(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
-    """pytorch-fid's, and so U-ViT's: bilinear between pixel centres, without antialiasing."""
+    """Resize as pytorch-fid, and so U-ViT: bilinear between pixel centres, without antialiasing."""
     return F.interpolate(images.float() / 255, (SIZE, SIZE), mode="bilinear", align_corners=False) * 2 - 1
 
 
 def resize_adm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
-    """TensorFlow 1's, and so torch-fidelity's and ADM's (SiT's): bilinear between upper left corners.
+    """Resize as TensorFlow 1, and so torch-fidelity and ADM (SiT): bilinear between upper left corners.
 
-    torch-fidelity's arithmetic, number for number, but first along the rows of the small picture, then along columns.
+    The arithmetic is torch-fidelity's, but first along the rows of the small image, then along the columns.
     """
     x = _lerp(images.float(), 3)
     return (_lerp(x, 2) - 128) / 128
@@ -42,7 +42,7 @@ def _lerp(x: Tensor, axis: int) -> Tensor:
 
 
 def resize_clean(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
-    """clean-fid's (Parmar et al., 2022): Pillow's bicubic filter with antialiasing on float pixels, not rounded."""
+    """Resize as clean-fid (Parmar et al., 2022): Pillow's antialiased bicubic filter on float pixels, not rounded."""
     x = F.interpolate(images.float(), (SIZE, SIZE), mode="bicubic", align_corners=False, antialias=True)
     return (x.clamp(0, 255) - 128) / 128
 

@@ -1,4 +1,4 @@
-"""The network behind `SmallClassifier` and its training, which takes seconds on a CPU; n = pictures."""
+"""The network of `SmallClassifier` and its training, which takes seconds on a CPU; n = images."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from uvit_decay.threads import threads
 
 
 def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: int, steps: int) -> nn.Sequential:
-    """A classifier of these pictures, the same at each call, whatever random state and modes are around."""
+    """Train a classifier of these images; equal at each call, independent of the global random state and modes."""
     with (
         torch.random.fork_rng(),
         torch.enable_grad(),
         torch.inference_mode(False),
         full_float32(images.device),
-        threads(1),  # with more, sums round otherwise
+        threads(1),  # the rounding of sums depends on the number of threads
     ):
         torch.manual_seed(0)
         return _train(images, labels, dim, steps)
