@@ -1,4 +1,4 @@
-"""LightningModules: where networks and diffusion meet."""
+"""LightningModules that join a network, a noise path and data for training."""
 
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask

@@ -1,4 +1,25 @@
-"""What all training tasks share: the optimizer, its schedule, the guards and the figures of a step."""
+"""Base class of the training tasks: optimizer, learning-rate schedule, checks and logged numbers of a step.
+
+A step, in order; Lightning calls these hooks. Step k trains on global batch k.
+
+1. Batch: `StepLoader` yields a piece of this rank's share of global batch k, a function of (seed, k); the data module
+   moves it to the device and brings it into the form of the network, float32 in about [-1, 1].
+2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
+3. Loss: `training_step` returns the mean of `loss` over the piece.
+4. Guard: `_guard` records on the device whether the loss is finite; only a single process on the CPU raises at once.
+5. Accumulation: the backward pass adds the gradients, divided by the number of pieces; 1 to 5 repeat for each piece of
+   the global batch. The gradients are averaged over the ranks.
+6. Numbers: `on_before_optimizer_step` logs loss, learning rate and the gradient norm before clipping, every
+   --trainer.log_every_n_steps.
+7. Clipping: by --trainer.gradient_clip_val, if it is set.
+8. Optimizer: a step of AdamW; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
+9. Schedule: it sets the learning rate of the next step.
+10. EMA: the average is updated with the new weights.
+11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
+12. Looks: previews, metrics and probes that are due run on the EMA weights if the run keeps them; if one fails, the
+    checkpoint of this step is already saved. At logged steps the clock of train/images_per_second restarts afterwards.
+    Validation follows if it is due.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +42,7 @@ from uvit_decay.errors import UserError
 from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
 
-NEVER = 2**62  # as a step
+NEVER = 2**62  # a step that is never reached
 MEND = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
     "--trainer.gradient_clip_val"
@@ -30,14 +51,14 @@ MEND = (
 
 @dataclass(frozen=True)
 class Optimization:
-    """AdamW and its learning rate.
+    """Settings of AdamW and of its learning-rate schedule.
 
     Args:
         lr: learning rate after the warm-up.
-        betas: AdamW's.
-        weight_decay: on all parameters, as U-ViT's code does.
-        warmup_steps: the rate rises linearly over so many steps, from lr / warmup_steps.
-        schedule: `constant` after the warm-up, or half a `cosine` to 0 at the end of training.
+        betas: decay rates of AdamW's two moments, each in [0, 1).
+        weight_decay: applied to all parameters, as in U-ViT's code.
+        warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps.
+        schedule: after the warm-up: `constant`, or half a `cosine` period down to 0 at the end of training.
 
     Raises:
         UserError: a learning rate that is not positive, or another number out of its range.
@@ -56,7 +77,7 @@ class Optimization:
             raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
 
     def factor(self, step: int, total: float) -> float:
-        """What lr is multiplied by at optimizer step `step` (from 0) of `total`."""
+        """Return the factor of `lr` at optimizer step `step` (from 0) of `total`."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.schedule == "constant":
@@ -66,7 +87,7 @@ class Optimization:
 
 
 class Schedule(LambdaLR):
-    """A LambdaLR that takes of a checkpoint its step, and nothing of the learning rate."""
+    """A LambdaLR that restores only the step of a checkpoint; the learning rate follows from this run's settings."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         step = state_dict["last_epoch"]
@@ -78,27 +99,27 @@ class Schedule(LambdaLR):
 
 
 def _own_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
-    """The state of a checkpoint, for an optimizer that keeps the settings that it was built with."""
+    """Return the stored optimizer state with the `param_groups` of `optimizer`, so that its settings are kept."""
     return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}
 
 
 class Task(LightningModule):
-    """Trains `net` with AdamW; subclasses give `loss` and `describe`.
+    """Base class of tasks that train `net` with AdamW; subclasses define `loss`, `function` and `describe`.
 
-    Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops at the first loss that is not finite.
+    Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops if a loss is not finite.
 
     Args:
         net: the network.
         optim: optimizer and learning rate.
         compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
-            and sampling do not notice. A sharded network is compiled block by block.
-        seed: of all random numbers of training.
+            and sampling work as without it. A sharded network is compiled block by block.
+        seed: seed of all random numbers of training.
     """
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
-        self.settings: Settings = {}  # all of the program's, where it tells; compared when a run goes on
+        self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         backends = [False, True] if isinstance(compile, bool) else torch.compiler.list_backends(exclude_tags=())
         if compile not in backends:
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
@@ -108,21 +129,21 @@ class Task(LightningModule):
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def configure_model(self) -> None:
-        """Compile, now that it is known whether the network will be sharded; once, however often it is trained."""
+        """Compile the network, once for all fits; only here is it known whether it will be sharded."""
         backend, self._backend = self._backend, False
         if backend:
             compile_net(self.net, backend, isinstance(self.trainer.strategy, Sharded))
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
-        """Scalar float32 loss of a rank's part of a batch; `stage` is "train" or "val"."""
+        """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val"."""
         raise NotImplementedError
 
     def function(self) -> dict[str, Any]:
-        """What the weights depend on, of `describe`: known before there are data."""
+        """Return the part of `describe` that defines the function of the weights; it needs no data."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """All that is needed beside the weights to use the network: plain values, stored in the checkpoint."""
+        """Return all that is needed besides the weights to use the network: plain values, stored in the checkpoint."""
         raise NotImplementedError
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -157,21 +178,21 @@ class Task(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        if self._logs_at(self.trainer.global_step + 1):  # this step is counted only afterwards
+        if self._logs_at(self.trainer.global_step + 1):  # Lightning counts this step only afterwards
             self.raise_if_not_finite()
             self._speed = self._images / (time.monotonic() - self._clock)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         losses, self._losses = self._losses, []
         if self._logs_at(self.trainer.global_step + 1):
-            # Of the whole global batch: each piece and each device sees a part of the noise levels.
+            # Mean over the whole global batch: each piece and each rank has only some of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
             self.log("train/grad_norm", full(get_total_norm(gradients)))
             self.log("train/lr", optimizer.param_groups[0]["lr"])
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
-        """Restart the clock after all callbacks have run, so that what they do does not count as training."""
+        """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if self._speed:
             self.log("train/images_per_second", self._speed)
             self._show("train/loss", "train/images_per_second")
@@ -179,7 +200,7 @@ class Task(LightningModule):
             self._images, self._clock = 0, time.monotonic()
 
     def _show(self, *names: str) -> None:
-        """Put logged numbers into the progress bar. Lightning's own way would wait for the device at every batch."""
+        """Show logged numbers in the progress bar; Lightning's `prog_bar` would wait for the device at every batch."""
         shown = {name: float(self.trainer.callback_metrics[name]) for name in names}
         self.trainer.progress_bar_metrics.update(shown)
 
@@ -187,14 +208,14 @@ class Task(LightningModule):
         self._images, self._clock = 0, time.monotonic()
 
     def _guard(self, loss: Tensor) -> None:
-        """Note the first step whose loss is not finite, without waiting for the device."""
+        """Record the first step whose loss is not finite, without waiting for the device."""
         step = torch.where(torch.isfinite(loss), NEVER, self.trainer.global_step)
         self._bad_step = step if self._bad_step is None else torch.minimum(self._bad_step, step)
         if loss.device.type == "cpu" and self.trainer.world_size == 1:
             self.raise_if_not_finite()
 
     def raise_if_not_finite(self) -> None:
-        """Raise a UserError if any loss since the start was NaN or infinite, on any process; all of them must call."""
+        """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""
         own = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
         step = int(self.trainer.strategy.reduce(own, reduce_op="min"))
         if step < NEVER:
@@ -209,9 +230,9 @@ class Task(LightningModule):
         checkpoint["settings"] = self.settings
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check it, say what else differs, and count in the pieces of this run.
+        """Check the checkpoint, in fit report settings that differ, and convert its batch counts to this run's pieces.
 
-        Lightning counts pieces of global batches; here they may be others than where the checkpoint was written.
+        Lightning counts pieces as batches; a global batch may have had another number of them in the checkpoint's run.
         """
         check(checkpoint, self, self.trainer, "the checkpoint")
         optim = {"lr": self.optim.lr, "betas": list(self.optim.betas), "weight_decay": self.optim.weight_decay}
@@ -220,13 +241,16 @@ class Task(LightningModule):
             rank_zero_info(f"other settings than the checkpoint's: {different}")
         before, now = checkpoint["uvit_decay"].get("pieces", 1), self.trainer.datamodule.pieces
         current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
-        ready = current["ready"]  # whole global batches; the other counts may lag behind by one piece
+        # Lightning's counts ready, started, processed and completed of the pieces of this epoch. A checkpoint is saved
+        # after the last piece of a global batch, so `ready` is a multiple of `before`. Other counts may be one piece
+        # lower, since the hook that saves runs before they are raised: convert `ready`, and keep their differences.
+        ready = current["ready"]
         for key, count in current.items():
             current[key] = ready // before * now - (ready - count)
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:
-    """Raise a UserError on all processes if a number in the tensors of any of them is not finite."""
+    """Raise a UserError on all ranks if the tensors of any rank hold NaN or infinity; all ranks must call this."""
     finite = torch.stack([torch.isfinite(local(tensor.detach())).all() for tensor in tensors]).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
         raise UserError(f"the {what} are not finite at step {trainer.global_step}; {MEND}")

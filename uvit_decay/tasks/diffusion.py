@@ -1,4 +1,4 @@
-"""The diffusion task: a network, a path, a prediction."""
+"""The diffusion task: trains a network as a denoiser, for a noise path and a prediction."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from uvit_decay.tasks.sharding import original_class
 
 
 class DiffusionTask(Task):
-    """Trains any network net(x, t, y) to undo noise.
+    """Training of any network net(x, t, y) as a denoiser.
 
     Args:
-        net: the network; it has the attributes `image_size`, `channels`, `num_classes`, `null_label`, and `config`, the
-            arguments that it was built with, by which checkpoints build it again.
-        path: how data becomes noise; a dataclass.
+        net: the network; it has the attributes `image_size`, `channels`, `num_classes`, `null_label` and `config`, its
+            constructor arguments, with which it is rebuilt from checkpoints.
+        path: the noise path from data to noise; a dataclass.
         prediction: what the network predicts: the noise `eps`, the data `x`, the `velocity` or the `score`.
-        weighting: of the loss of eps and score over noise levels: `none`, `velocity` or `likelihood` (SiT).
-        label_dropout: share of labels that training replaces by the null label; guidance needs some.
-        sampling: how this network is sampled by default: by the callbacks, and by sample.py from its checkpoint.
+        weighting: weights of the eps and score losses over noise levels: `none`, `velocity` or `likelihood` (SiT).
+        label_dropout: share of labels, in [0, 1], that training replaces by the null label; guidance needs it above 0.
+        sampling: default sampling of this network, in the callbacks and in sample.py from its checkpoint.
         optim: optimizer and learning rate.
         compile: see `Task`.
-        seed: of noise, times and label dropout.
+        seed: seed of noise, times and label dropout.
 
     Raises:
-        UserError: label dropout on a network without a null label, a weighting that the prediction has not, or data
-            that do not fit the network.
+        UserError: label dropout on a network without a null label, a weighting that the prediction does not have, or
+            data that do not fit the network.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class DiffusionTask(Task):
                 raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse data of other classes, or of another autoencoder or scale, than the checkpoint was trained on."""
+        """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
         super().on_load_checkpoint(checkpoint)
         description, data = checkpoint["uvit_decay"], self.trainer.datamodule
         trained, classes, own = description.get("latents"), description.get("class_hash"), class_hash(data.class_names)
@@ -108,22 +108,28 @@ class DiffusionTask(Task):
             space.check_same(data.latents, "the checkpoint", data.name)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
+        """Return the mean diffusion loss of a part of a global batch; `stage` is "train" or "val".
+
+        All random numbers are functions of (stage, seed, `batch.rows`), so that the loss of a global batch does not
+        depend on how it is divided into ranks and pieces. Labels are dropped in training only.
+        """
         x = batch.images
         place, drop = uniform(stage, "time, label", self.seed, rows=batch.rows, shape=(2,)).unbind(1)
         times = stratified_times(place, batch.first, batch.total)
         t = training_times(self.path, self.prediction, self.weighting, times)
         eps = normal(stage, "noise", self.seed, rows=batch.rows, shape=x.shape[1:])
-        y = None
+        y = None  # unconditional
         if self.net.num_classes:
             dropped = drop < (self.label_dropout if stage == "train" else 0.0)
             y = torch.where(dropped, self.net.num_classes, batch.labels)
         return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
 
     def source(self) -> Source:
-        """The network as samplers want it, with the weights that it holds now."""
+        """Return the network with its current weights as a `Source` for the samplers."""
         return Source.of(self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None)
 
     def function(self) -> dict[str, Any]:
+        """Return class and arguments of network and path, the prediction and the weighting."""
         return {
             "net": spec(original_class(self.net), self.net.config),
             "path": spec(type(self.path), dataclasses.asdict(self.path)),
@@ -132,6 +138,7 @@ class DiffusionTask(Task):
         }
 
     def describe(self) -> dict[str, Any]:
+        """Return `function`, the default sampling, the classes, the name of the data and the latent space if any."""
         data: ImageData = self.trainer.datamodule
         return {
             **self.function(),

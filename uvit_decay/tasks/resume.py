@@ -1,4 +1,4 @@
-"""May a run go on from a checkpoint: is the file whole, is it of the same function, and what else differs."""
+"""Checks before a run resumes from a checkpoint: is the file intact, is its function the same, what else differs."""
 
 from __future__ import annotations
 
@@ -19,33 +19,36 @@ from uvit_decay.plain import is_plain
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task
 
-Settings = Mapping[str, Any]  # by flags without their dashes: {"model.optim.lr": 1e-4}
+Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
-NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # arguments of a network that may change
+NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 MISSING = "nothing"
-COUNT = 0  # in a template: any int from 0
-MOST = 2**48  # of any count
+COUNT = 0  # in a template: any non-negative int below MOST
+MOST = 2**48  # exclusive bound of counts
 SPEC = {"class_path": "", "init_args": {}}
 HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, "uvit_decay": {}}
 
 
 def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str) -> None:
-    """Raise a UserError where training cannot go on from a checkpoint as it was.
+    """Raise a UserError if this run cannot resume from a checkpoint.
 
-    Its network, path, prediction and weighting must be the task's; its tensors of the shapes and types of this run's,
-    and finite: the fused optimizer reads beyond the end of moments that are too small.
+    Network, path, prediction and weighting must be the task's. Tensors must be finite and have the shapes and dtypes of
+    this run's: the fused optimizer would read beyond the end of moments that are too small.
 
     Args:
-        contents: of the checkpoint.
-        task: what is trained.
-        trainer: of this run.
-        where: the checkpoint.
+        contents: contents of the checkpoint.
+        task: task of this run.
+        trainer: trainer of this run.
+        where: name of the checkpoint in errors.
+
+    Raises:
+        UserError: the checkpoint is damaged, contradicts itself or belongs to another function.
     """
     own = task.function()
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     stored = contents["uvit_decay"]
-    known = {part: value for part, value in own.items() if part in stored or part != "weighting"}  # old ones lack it
+    known = {part: value for part, value in own.items() if part in stored or part != "weighting"}  # older files lack it
     _refuse(_unlike(stored, {part: SPEC if isinstance(value, dict) else "" for part, value in known.items()}), where)
     _check_function({part: stored[part] for part in known}, known, where)
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
@@ -53,7 +56,7 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
 
 
 def _check_function(stored: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError that names the flag in which the function of a checkpoint is not that of this run."""
+    """Raise a UserError that names the first flag in which the checkpoint's function differs from this run's."""
     was, now = _values(stored, own), _values(own, own)
     for name in was | now:
         found, wanted = was.get(name, MISSING), now.get(name, MISSING)
@@ -64,7 +67,7 @@ def _check_function(stored: Mapping[str, Any], own: Mapping[str, Any], where: st
 
 
 def _values(function: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """{"prediction": "eps", "net": its class, "net.heads": 2, ...}; arguments that a spec leaves out have defaults."""
+    """Return the function flat: {"prediction": "eps", "net": class path, "net.heads": 2, ...}, defaults included."""
     values = {}
     for part, mine in own.items():
         values[part] = value = function[part]
@@ -80,7 +83,7 @@ def _values(function: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, An
 
 
 def _named(class_path: str) -> Any:
-    """The class of this name, which may be that of a package which only imports it; the name if there is none."""
+    """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
     module, _, name = class_path.rpartition(".")
     return getattr(sys.modules.get(module), name, class_path)
 
@@ -90,12 +93,13 @@ def _plain(value: Any) -> Any:
 
 
 def changes(contents: Mapping[str, Any], settings: Settings, least: Settings) -> str:
-    """One line of all settings in which a run differs from the one that wrote a checkpoint; empty if none does.
+    """Return one line with all settings that differ from those of the run that wrote a checkpoint; empty if none does.
 
     Args:
-        contents: of the checkpoint; where it holds no settings, its optimizer and data are compared.
-        settings: of this run; empty where nobody knows them all.
-        least: `lr`, `betas`, `weight_decay` and `data` of this run.
+        contents: contents of the checkpoint.
+        settings: settings of this run; empty if they are not known.
+        least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
+            if it or this run has no settings.
     """
     before, now = contents.get("settings"), settings
     if not (before and now):
@@ -112,7 +116,7 @@ def _refuse(problems: Iterator[str], where: str) -> None:
 
 
 def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict[str, Any]:
-    """What a checkpoint looks like: values of the right types, tensors of the right shapes."""
+    """Return an example of a checkpoint of this run: values of the right types, tensors of the right shapes."""
     parameters = dict(task.net.named_parameters())
     moments = {
         i: {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}
@@ -135,14 +139,14 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
 
 
 def _common(wanted: Any, found: Any) -> Any:
-    """`wanted` without what a file of another version of Lightning lacks."""
+    """Return `wanted` without the keys that `found`, written by another version of Lightning, lacks."""
     if not (isinstance(wanted, dict) and isinstance(found, dict)):
         return wanted
     return {key: _common(value, found[key]) for key, value in wanted.items() if key in found}
 
 
 def _unlike(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """In what `found` is not of the form of `wanted`; only dicts of tensors may hold nothing else."""
+    """Yield the differences in form of `found` from `wanted`; extra keys count only in dicts that hold tensors."""
     if isinstance(wanted, Tensor):
         yield from _unlike_tensor(found, wanted, name)
     elif type(found) is not type(wanted) and not _alike(found, wanted):
@@ -165,7 +169,7 @@ def _unlike(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
 
 
 def _alike(found: Any, wanted: Any) -> bool:
-    """Whether one stands for the other: kinds of dicts, a list for a tuple, an int for a float."""
+    """Return whether `found` is a subclass of dict for a dict, a list for a tuple or an int for a float."""
     kinds = {dict: dict, tuple: list | tuple, float: int}
     return isinstance(found, kinds.get(type(wanted), ())) and not isinstance(found, bool)
 
@@ -187,7 +191,7 @@ def _shown(value: Any) -> str:
 
 
 def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
-    """What cannot be right of HEAD, and of plain values."""
+    """Yield wrong values of the Lightning version, the description, the settings and the number of pieces."""
     if not re.fullmatch(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*", contents["pytorch-lightning_version"]):
         yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
     for name in ("uvit_decay", "settings"):
@@ -199,7 +203,7 @@ def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
-    """What counts or follows the optimizer's steps, and cannot be right, of contents of the right form."""
+    """Yield step counts and second moments that contradict `global_step`, of contents of the right form."""
     step = contents["global_step"]
     progress = contents["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
     counts = {

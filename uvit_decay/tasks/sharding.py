@@ -1,7 +1,7 @@
-"""FSDP: of every weight, gradient, optimizer state and average, each process holds only its part.
+"""FSDP: weights, gradients, optimizer states and EMA weights are sharded over the ranks.
 
-A block's weights are gathered when it runs and freed after it (PyTorch's `fully_shard`, FSDP2). Checkpoints are whole:
-the same files that one device or DDP writes and reads.
+The weights of a block are gathered when it runs and freed afterwards (PyTorch's `fully_shard`, FSDP2). Checkpoints hold
+full tensors: the same files that one device or DDP writes and reads.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from uvit_decay.nn.tap import Tapped
 
 
 def spare_copies() -> None:
-    """Let `ddp`, and `auto` on several devices, send no buffers at each step: here they are constant.
+    """Make `ddp`, and `auto` on several devices, skip needless copies.
 
-    Nor are gradients copied into the buckets that they are sent in.
+    Buffers, which are constant here, are not broadcast at each step; gradients are views of the communication buckets.
     """
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
@@ -37,16 +37,16 @@ def spare_copies() -> None:
 
 
 class Sharded(DDPStrategy):
-    """DDP, but for the network, which is cut into shards where DDP would wrap it.
+    """Lightning's DDP strategy, except that the network is sharded where DDP would wrap it.
 
-    So whatever is done in which order, a resumption too, is as under DDP. Lightning's FSDPStrategy is of FSDP1 and
-    needs GPUs; its ModelParallelStrategy loads a checkpoint, key by key, before the task may refuse it.
+    The order of all hooks, in resumption too, is that of DDP. Lightning's FSDPStrategy implements FSDP1 and needs GPUs;
+    its ModelParallelStrategy loads a checkpoint key by key before the task can refuse it.
     """
 
     def setup(self, trainer: Trainer) -> None:
         if trainer.state.fn == TrainerFn.FITTING or not is_sharded(self.lightning_module.net):
             super().setup(trainer)
-        else:  # validated after it was trained: it is where it should be
+        else:  # validation after training: the network is sharded already
             self.accelerator.setup(trainer)
             self.setup_precision_plugin()
 
@@ -68,7 +68,7 @@ class Sharded(DDPStrategy):
             optimizer.load_state_dict({**stored, "state": state})
 
     def teardown(self) -> None:
-        """Shards stay on their devices, where DDP would bring the network back to the CPU."""
+        """Tear down all parts, but leave the shards on their devices; DDP would move the network to the CPU."""
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()
@@ -76,11 +76,11 @@ class Sharded(DDPStrategy):
 
 
 def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
-    """Keep of each parameter the rows of this process; the values are those of process 0, as under DDP.
+    """Shard each parameter by rows over the ranks of `mesh`; the values are those of rank 0, as under DDP.
 
-    Blocks are gathered one at a time, and a network without stages at once. With `bf16`, for training under autocast to
-    it, blocks of linear maps alone are gathered in it: autocast would round them to the same numbers, but of twice the
-    bytes, and keep its copies of all blocks until the end of the step.
+    Blocks are gathered one at a time; a network without stages is gathered as a whole. With `bf16`, for training under
+    autocast to bfloat16, blocks whose parameters are all of linear maps are gathered in bfloat16. The values are those
+    of autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
     """
     if is_sharded(net):
         return
@@ -89,7 +89,7 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*_blocks(net), net):
         policy = half if bf16 and module is not net and _is_linear(module) else MixedPrecisionPolicy()
-        # The net, too: by default it stays gathered after a forward pass, and without a backward pass for ever.
+        # The network itself, too: by default it stays gathered from the forward to the backward pass, if there is one.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
@@ -99,11 +99,11 @@ def _blocks(net: nn.Module) -> list[nn.Module]:
 
 
 def compile_net(net: nn.Module, backend: str, sharded: bool) -> None:
-    """Compile in place, before `shard`; where it will be `sharded`, each block alone: no graph can hold the gathering.
+    """Compile the network in place, before `shard`; if it will be `sharded` block by block, since graphs cannot gather.
 
-    Training, validation and samples get graphs of their own: with and without gradients, with and without autocast, for
-    the first number of pictures, any other, few, and one. torch allows a function 8 in all, which all blocks share
-    although each has its own alphas, and runs what exceeds them uncompiled.
+    Training, validation and sampling need separate graphs: with and without gradients, with and without autocast, for
+    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, which all blocks
+    share although their alphas differ, and runs anything beyond uncompiled; so the limit is raised here.
     """
     parts = (_blocks(net) or [net]) if sharded else [net]
     config = torch._dynamo.config
@@ -114,44 +114,45 @@ def compile_net(net: nn.Module, backend: str, sharded: bool) -> None:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether all its parameters are those of linear maps: norms are kept in float32."""
+    """Return whether all parameters are those of linear maps; norms are kept in float32."""
     owners = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
     return all(isinstance(part, nn.Linear) for part in owners)
 
 
 def is_sharded(net: nn.Module) -> bool:
+    """Return whether `shard` has sharded the network."""
     return isinstance(net, FSDPModule)
 
 
 def original_class(net: nn.Module) -> type[nn.Module]:
-    """`fully_shard` gives a network a class of its own; this is the one that it was built as."""
+    """Return the class with which the network was built; `fully_shard` replaces it by a subclass."""
     return next(kind for kind in type(net).__mro__ if not issubclass(kind, FSDPModule))
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This process's part, in place; all of a tensor that is not sharded."""
+    """Return this rank's shard, which shares its memory, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor, on every process; all of them must call this."""
+    """Return the full tensor of a sharded one, on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def like(parameter: Tensor, value: Tensor) -> Tensor:
-    """`value`, which every process has whole, on the parameter's device and cut as the parameter is."""
+    """Return `value`, which is full on every rank, on the parameter's device and sharded as the parameter is."""
     if isinstance(value, DTensor) or not isinstance(parameter, DTensor):
         return value.to(parameter.device)
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
 def _cut_like(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The moments of an optimizer are shaped as their parameter, its count of steps is a scalar."""
+    """Return the optimizer state of a parameter with its moments sharded alike; its step count is a scalar."""
     return {key: value if value.dim() == 0 else like(parameter, value) for key, value in state.items()}
 
 
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Of sharded tensors the whole, on the CPU of process 0 only, one after the other; others as they are."""
+    """Return full tensors of sharded ones, gathered one by one to the CPU of rank 0 only; others unchanged."""
     kept = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
@@ -165,9 +166,10 @@ def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def whole(task: LightningModule) -> Iterator[None]:
-    """Within, `task.net` is an ordinary network with the same weights, on every process.
+    """Replace a sharded `task.net` within the context by an ordinary network with the same weights, on every rank.
 
-    Each may then call it as often as its share of the samples needs; a sharded network must be called by all alike.
+    Ranks may then call it unequally often, as their shares of the samples need; all ranks must call a sharded network
+    equally often.
     """
     sharded = task.net
     if not is_sharded(sharded):
