@@ -1,4 +1,4 @@
-"""Callbacks and the run folder: averaging, looking, judging, not losing anything."""
+"""Lightning callbacks and the run logger: EMA, previews, metrics, probes, checkpoints and logging."""
 
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA

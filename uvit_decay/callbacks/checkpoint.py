@@ -1,4 +1,4 @@
-"""Nothing is lost: whole checkpoints at fixed steps, at the end, and when the run is stopped."""
+"""Training checkpoints, written atomically: at fixed steps, at the end, and when a signal stops the run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from uvit_decay.callbacks.periodic import Periodic, run_folder
 from uvit_decay.disk import replacing
 from uvit_decay.errors import Terminated, check_whole
 
-AGREE_EVERY = 10  # steps between the agreements of several processes to stop
-ONE_SIGNAL = 2.0  # seconds in which it may come twice, since torchrun passes on what a scheduler sends to all processes
+AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
+ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun
 STOPS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the target and then renames: a reader, or a crash, sees the old checkpoint or the new one.
+    """Checkpoint files that replace their target by a rename: after a crash it is the old checkpoint or the new one.
 
-    Lightning's own goes through the system's temporary folder, and a move between file systems is not atomic.
+    Lightning writes to the system's temporary folder, and a move between file systems is not atomic.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
@@ -38,11 +38,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Keeps checkpoints/last.ckpt in the run folder up to date; at Ctrl-C or SIGTERM finishes the step, saves, stops.
+    """Checkpoints of a run: checkpoints/last.ckpt in the run folder, replaced regularly, at the end and at a signal.
 
-    Several processes finish up to 10 steps. A second signal, 2 seconds later or more, stops at once, without saving.
-    Resume with --ckpt_path. It saves before previews, metrics and probes look, so that whatever happens to them costs
-    no step.
+    At Ctrl-C or SIGTERM the run finishes its step (up to 10 steps on several ranks), saves and stops. A second signal,
+    more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A checkpoint is saved before
+    the previews, metrics and probes of its step run, so that their failure cannot lose it.
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
@@ -53,9 +53,9 @@ class LastCheckpoint(Checkpoint):
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
         self._seen_step = self._saved_step = -1
-        self._asked: int | None = None  # the signal that came
+        self._asked: int | None = None  # the number of the signal received
         self._asked_at = 0.0
-        self._ended = False  # and saved
+        self._ended = False  # training has ended, and its checkpoint is saved
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
@@ -68,9 +68,9 @@ class LastCheckpoint(Checkpoint):
         return 1 if callback is self else 3 if isinstance(callback, Checkpoint) else 0
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Take the signals from Lightning, which has just taken SIGTERM to stop without saving.
+        """Replace the signal handlers, Lightning's for SIGTERM too, which stops without saving.
 
-        When the run ends, whether it fails or not, Lightning gives all signals back to who had them before.
+        Lightning restores the previous handlers when the run ends or fails.
         """
         self._seen_step = self._saved_step = trainer.global_step
         self._asked, self._ended = None, False
@@ -100,7 +100,7 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         step = trainer.global_step
-        if step == self._seen_step:  # gradients are being accumulated, and a checkpoint would lose them
+        if step == self._seen_step:  # gradients are being accumulated; a checkpoint would lose them
             return
         self._seen_step = step
         if self.every_n_steps and step % self.every_n_steps == 0:
@@ -112,7 +112,7 @@ class LastCheckpoint(Checkpoint):
             self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: Trainer) -> None:
-        """All processes stop at the same step, or one would wait for the others for ever."""
+        """Save and stop if any rank received a signal; all stop at the same step, or some would wait for ever."""
         any_rank = trainer.strategy.reduce_boolean_decision
         if any_rank(self._asked is not None, all=False):
             signum = signal.SIGTERM if any_rank(self._asked == signal.SIGTERM, all=False) else signal.SIGINT
@@ -125,4 +125,4 @@ class LastCheckpoint(Checkpoint):
         self._stop_if_asked(trainer)
         if trainer.global_step != self._saved_step:
             self._save(trainer)
-        self._ended = True  # nothing is lost from here on, so a signal stops at once
+        self._ended = True  # everything is saved, so a signal stops at once

@@ -1,7 +1,7 @@
 """Exponential moving average of the weights.
 
-Lightning's own WeightAveraging is not used: callbacks listed after it see raw weights, an exception in validation
-leaves the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights.
+Lightning's WeightAveraging is not used: callbacks listed after it get raw weights, an exception in validation leaves
+the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from uvit_decay.tasks.sharding import gathered, like, local, whole
 
 
 class EMA(Callback):
-    """shadow <- lerp(weights, shadow, decay) in float32 after every optimizer step.
+    """Moving average of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
 
-    The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that short runs are not held at their
-    initial weights. `state_dict` of a checkpoint holds the raw weights, the callback's state the average. Whoever wants
-    averaged weights asks for them: `with averaged(trainer, task): ...`; validation does. The average of sharded weights
-    is sharded as they are.
+    The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
+    stay at the initial weights. In a checkpoint `state_dict` holds the raw weights, and this callback's state the
+    average. The network has the averaged weights in validation and within `with averaged(trainer, task):`. The average
+    of sharded weights is sharded as they are.
 
     Args:
         decay: the final decay, in [0, 1).
-        ramp: let the decay rise from 0.1; without it the average is the official U-ViT's.
+        ramp: let the decay rise from 0.1; without it the average is that of the official U-ViT.
     """
 
     def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
@@ -48,7 +48,7 @@ class EMA(Callback):
         self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        self._seen_step = trainer.global_step  # not restored before, when a run is resumed
+        self._seen_step = trainer.global_step  # only now restored when a run is resumed
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
@@ -71,7 +71,7 @@ class EMA(Callback):
 
     @contextmanager
     def averaged(self, task: LightningModule) -> Iterator[None]:
-        """Within, the network holds the averaged weights; after it, whatever happened, the raw ones. May be nested."""
+        """Swap in the averaged weights within the context, and the raw ones after it, even on errors. May be nested."""
         if self._raw is not None or not self.shadow:
             yield
             return
@@ -96,7 +96,7 @@ class EMA(Callback):
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.shadow:
             check_finite(trainer, self.shadow.values(), "averaged weights")
-        if self._raw is not None:  # somebody saves during validation
+        if self._raw is not None:  # saved during validation
             names = [f"net.{name}" for name, _ in task.net.named_parameters()]
             checkpoint["state_dict"] |= gathered(dict(zip(names, self._raw, strict=True)))
 
@@ -113,9 +113,9 @@ def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def averaged(trainer: Trainer, task: LightningModule) -> Iterator[str]:
-    """The network in eval mode with EMA weights where the run keeps them, else as it is; yields "ema" or "raw".
+    """Put `task.net` into eval mode, with EMA weights if the run keeps them, and yield "ema" or "raw".
 
-    Within, it is `task.net`, and whole: processes may call it unequally often. All of them must enter and leave.
+    Within the context `task.net` is not sharded, so that ranks may call it unequally often. All ranks must enter it.
     """
     ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
     training = task.net.training

@@ -1,4 +1,4 @@
-"""How good the samples are while the network trains: a cheap version of what evaluate.py measures, by the same code."""
+"""Metrics of generated samples during training: fewer samples than for evaluate.py, measured by the same code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class _OfTask(Pictures):
-    """The samples of a network in training, with the weights that it holds when they are read."""
+    """Samples of the network in training, with the weights that it has when they are read."""
 
     ahead = False
 
@@ -86,27 +86,27 @@ class _OfTask(Pictures):
 
 
 class GenerationMetrics(Periodic):
-    """Samples `num` images on all ranks and compares them with a reference; writes generation.json.
+    """Metrics of `num` samples, made on all ranks, against a reference; written to generation.json.
 
-    A class-conditional network is asked for its classes in turn, whatever the sampler. All numbers are proxies of the
-    published protocols: their keys say how they were made. Features of the reference are kept in the cache of this
-    machine. Networks on latents are judged by what their autoencoder decodes, against the `reference` that is named.
+    A class-conditional network samples its classes in turn, whatever the sampler. All numbers are proxies of the
+    published protocols; their keys name the protocol. Features of the reference are cached on this machine. Latents are
+    decoded by their autoencoder and compared with the `reference`, which must be set.
 
     Args:
-        extractor: `Inception` for RGB photographs, `SmallClassifier` for small pictures such as digits.
+        extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits.
         num: images; FID needs more than the extractor has features.
-        reference: what to compare with, as evaluate.py's --reference, files cropped to the samples' size; null: the
-            training pictures.
-        max_reference: at most so many training pictures, a fixed random choice.
+        reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
+            images.
+        max_reference: largest number of training images in the reference, a fixed random choice.
         every_n_steps: optimizer steps between measurements; 0 means only at the end.
         at_end: measure when training ends, too.
         sampling: null means the task's.
-        seed: of the samples.
-        batch_size: images at a time on each device.
+        seed: seed of the samples.
+        batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
 
     Raises:
-        UserError: too few images, or more than can be meant; latents without a reference; or what the reference lacks.
+        UserError: a number out of range, too few images, latents without a reference, or an unsuitable reference.
     """
 
     def __init__(
@@ -128,14 +128,14 @@ class GenerationMetrics(Periodic):
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
         self._against: tuple[StatisticsFile | None, Pictures | None] = (None, None)
-        self._autoencoder: Autoencoder | None = None  # on the CPU: a look alone has a copy on the device
-        self._size = 0  # of the pictures, in pixels
+        self._autoencoder: Autoencoder | None = None  # on the CPU; `look` makes a copy on the device
+        self._size = 0  # height and width of the samples, in pixels
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         return image_evaluations(self.num, self.sampling_for(task))
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Get everything ready now: what is missing is found before the training, not after."""
+        """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
         steps = trainer.estimated_stepping_batches
         if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
             return
@@ -150,7 +150,7 @@ class GenerationMetrics(Periodic):
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.reference_features(Processes.joined())  # kept for the looks
+        comparison.reference_features(Processes.joined())  # caches them for `look`
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
         if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
@@ -190,7 +190,7 @@ class GenerationMetrics(Periodic):
                 self._save(trainer, values, comparison, float(store.tensor("calls").sum()) / self.num)
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """To extract the features of the samples."""
+        """Return the measured time to extract the features of this rank's share of the samples, in seconds."""
         one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
         self.extractor(one)
         start = time.perf_counter()

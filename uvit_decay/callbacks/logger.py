@@ -1,4 +1,4 @@
-"""One run folder, runs/<experiment>/version_N, with TensorBoard events and metrics.csv in it."""
+"""The run folder, runs/<experiment>/version_N, and the logger that writes TensorBoard events and metrics.csv to it."""
 
 from __future__ import annotations
 
@@ -15,21 +15,23 @@ from uvit_decay.errors import UserError
 
 
 class RunLogger(TensorBoardLogger):
-    """TensorBoard events and metrics.csv side by side. Two loggers of Lightning's would choose two version numbers.
+    """Logger of TensorBoard events and metrics.csv in one folder; two Lightning loggers would choose two versions.
 
     Args:
-        experiment: the name of the experiment, the folder below `save_dir`.
-        save_dir: where all runs are.
-        version: the number or name of the run; null takes the next free number.
+        experiment: name of the experiment, and of its folder below `save_dir`.
+        save_dir: folder of all experiments.
+        version: number or name of the run; null takes the next free number.
 
     Raises:
-        UserError: the folder cannot be written, or holds that run already.
+        UserError: the folder cannot be written, or that run exists already.
     """
 
     def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
         check_writable(Path(save_dir) / experiment, folder=True)
-        # CSVLogger warns of the folder that TensorBoard has just made.
+        # CSVLogger warns that the folder exists, which TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
+        # A number is the folder version_<number>, a name the folder itself. metrics.csv marks a run: CSVLogger would
+        # overwrite it.
         if (
             version is not None
             and (
@@ -43,12 +45,13 @@ class RunLogger(TensorBoardLogger):
 
     @property
     def csv(self) -> CSVLogger:
+        """The logger of metrics.csv, made on first use, when the version is known."""
         if self._csv is None:
             self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
         return self._csv
 
     def _get_next_version(self) -> int:
-        """The next free number, whose folder the first process makes: another run may look at the same moment."""
+        """Return the next free number; rank 0 makes its folder at once, since other runs may start at the same time."""
         number = super()._get_next_version()
         while rank_zero_only.rank == 0:
             try:
@@ -63,16 +66,16 @@ class RunLogger(TensorBoardLogger):
         self.csv.log_metrics(metrics, step)
 
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
-        """Nothing: config.yaml in the run folder has them all."""
+        """Do nothing: config.yaml in the run folder holds all settings."""
 
     def save(self) -> None:
-        """Flush both; the parent would also write an empty hparams.yaml."""
+        """Flush both loggers; the parent class would also write an empty hparams.yaml."""
         self.experiment.flush()
         self.csv.save()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close both; a run that has failed before it logged or kept anything leaves no folder."""
+        """Close both loggers; remove the folder of a run that failed before it wrote any result."""
         super().finalize(status)
         self.csv.finalize(status)
         names = [path.name for path in Path(self.log_dir).glob("*")]

@@ -1,4 +1,4 @@
-"""Callbacks that look at the network now and then: when, at what cost, and on all ranks."""
+"""Base class of callbacks that run every N steps on all ranks and report their cost first."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Periodic(Callback):
-    """Calls `look` every so many steps and at the end of training, and says what it costs before it first does.
+    """A callback that calls `look` every N steps and at the end of training, and prints its cost before the first.
 
     Args:
-        every_n_steps: optimizer steps between looks; 0 means only at the end.
-        at_end: look when training ends, too.
-        sampling: how to sample, for callbacks that do; null means as the task does.
+        every_n_steps: optimizer steps between calls of `look`; 0 means only at the end.
+        at_end: call `look` when training ends, too.
+        sampling: how to sample, for callbacks that do; null means the task's.
 
     Raises:
-        UserError: a number of steps that is none.
+        UserError: `every_n_steps` is not a non-negative integer.
     """
 
-    batch_size: int  # images at a time on each device
+    batch_size: int  # images per batch on each device
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
         check_whole(0, every_n_steps=every_n_steps)
         self.every_n_steps, self.at_end, self.sampling = every_n_steps, at_end, sampling
-        self.folder = Path()  # the run folder, from the first look on
+        self.folder = Path()  # the run folder, set before each `look`
         self._seen_step = -1
         self._announced = False
 
     def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
-        """Find now, not at the first look, a sampler that the path or the network cannot have."""
-        source = replace(task.source(), device=trainer.strategy.root_device)  # where the network is not yet
+        """Raise a UserError before training if path or network do not support the sampler."""
+        source = replace(task.source(), device=trainer.strategy.root_device)  # the network is moved there later
         source.check(self._sampling_of(source, task))
 
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        """Network evaluations, of single images, of one look over all ranks."""
+        """Return the network evaluations (NFE times images) of one `look`, over all ranks."""
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """What a look costs besides these, in seconds."""
+        """Return the cost of one `look` besides network evaluations, in seconds."""
         return 0.0
 
     @abstractmethod
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Do it; called on all ranks."""
+        """Evaluate the network and write the results; called on all ranks."""
 
     def sampling_for(self, task: DiffusionTask) -> Sampling:
-        """This callback's sampling, else the task's, without guidance where the network cannot have it.
+        """Return this callback's sampling, else the task's, without guidance if the network has no null label.
 
-        Where it names no precision it has the task's, which is that of looks that do not sample, too.
+        If it has no precision, that of the task's sampling is used; callbacks that do not sample use it, too.
         """
         return self._sampling_of(task.source(), task)
 
@@ -97,7 +97,7 @@ class Periodic(Callback):
 
 
 def run_folder(trainer: Trainer) -> Path:
-    """The folder of this run, the same on all ranks; all of them must call this."""
+    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this."""
     folder = Path(trainer.log_dir or trainer.default_root_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

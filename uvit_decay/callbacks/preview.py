@@ -1,4 +1,4 @@
-"""A labelled grid of samples on fixed noise, so that pictures of different steps can be compared."""
+"""Labelled grids of samples from fixed noise, so that images of different steps can be compared."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Preview(Periodic):
-    """Writes samples.png (the newest) and samples/step_N.png into the run folder, and the grid to TensorBoard.
+    """A grid of samples: samples.png (the newest) and samples/step_N.png in the run folder, and in TensorBoard.
 
-    A class-conditional network shows a column for each of its first classes. Latents are shown through a linear map to
-    RGB, small and rough, so that no autoencoder takes memory while training; sample.py decodes them.
+    The grid of a class-conditional network has a column for each of its first classes. Latents are shown through a
+    linear map to RGB, small and rough, so that no autoencoder takes memory during training; sample.py decodes them.
 
     Args:
         every_n_steps: optimizer steps between grids; 0 means only at the end.
-        at_end: a grid when training ends, too.
+        at_end: make a grid when training ends, too.
         rows: rows of the grid.
         columns: columns of the grid.
         sampling: null means the task's.
-        seed: of the noise; image i is the one that sample.py makes with this seed and these classes.
-        batch_size: images at a time on each device.
+        seed: seed of the noise; image i is that of sample.py with this seed and these classes.
+        batch_size: images per batch on each device.
 
     Raises:
-        UserError: numbers of which there is no grid, or more images than one takes.
+        UserError: a number out of range, or more than 10,000 images.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Preview(Periodic):
         self.rows, self.columns, self.seed, self.batch_size = rows, columns, seed, batch_size
 
     def _columns(self, trainer: Trainer, task: DiffusionTask) -> tuple[tuple[str, ...], int]:
-        """The classes that are shown, and how many columns they take."""
+        """Return the names of the classes shown (none for an unconditional network) and the number of columns."""
         names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
         return names, grid_columns(len(names), self.columns)
 

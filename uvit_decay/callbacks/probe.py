@@ -1,4 +1,4 @@
-"""What the network has learned to see, while it trains: the same probes as `evaluate.py probe`."""
+"""Linear probes of the network's features during training, as `evaluate.py probe` computes them."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class LinearProbes(Periodic):
-    """A linear classifier, nearest neighbours and the effective rank for each (layer, t), on mean patch tokens.
+    """Linear classifier, k nearest neighbours and effective rank of the mean patch token, for each cell (layer, t).
 
-    EMA weights, null label, one fixed noise for each picture and level. Ridge and best cell are chosen on a held-out
-    part of the training pictures. Writes probes.csv, probes.png and probes.json, the newest; logs, at every look,
-    the best cell's test accuracy, and the `watch`ed layer's means over the noise levels.
+    Features are those of the EMA weights with the null label and one fixed noise for each image and noise level. The
+    ridge penalty and the best cell are chosen on a held-out part of the training images. Writes probes.csv, probes.png
+    and probes.json, which hold the newest results; logs the test accuracy of the best cell, and the means of the
+    `watch`ed layer over the noise levels.
 
     Args:
         times: noise levels t in (0, 1).
         every_n_steps: optimizer steps between probes; 0 means only at the end.
         at_end: probe when training ends, too.
-        watch: number or name of the layer that is followed over training; null: U-ViT's middle block, SiT's last
-            encoder block.
-        max_train: at most so many training pictures, a fixed random choice.
-        max_test: at most so many test pictures, a fixed random choice.
+        watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block.
+        max_train: largest number of training images, a fixed random choice.
+        max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
-        seed: of the noise.
-        batch_size: pictures at a time on each device.
+        seed: seed of the noise.
+        batch_size: images per batch on each device.
 
     Raises:
         UserError: a time outside (0, 1), data without classes or without a test set, a network without stages or null
-            label, an unknown layer.
+            label, or an unknown layer.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LinearProbes(Periodic):
         self.batch_size, self.watch = batch_size, watch
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Find now what cannot be probed later; a trial run has no looks."""
+        """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             check_probed(task.net, trainer.datamodule, self.probing)
             self._watched(task.net)
@@ -72,7 +72,7 @@ class LinearProbes(Periodic):
         return sum(map(len, self.probing.chosen(trainer.datamodule))) * len(self.probing.times)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Each rank takes its share of the noise levels; only scores travel."""
+        """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""
         with averaged(trainer, task) as weights:
             precision = self.sampling_for(task).precision
             prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)

@@ -1,4 +1,4 @@
-"""The last words of a run: where everything is, and how to sample from it."""
+"""Prints the contents of the run folder and the sampling command when training ends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTENTS = {
 
 
 class Summary(Callback):
-    """Prints what the run folder holds and the command that samples from its checkpoint."""
+    """A message at the end of training: speed, contents of the run folder and the command to sample from it."""
 
     def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
         folder = run_folder(trainer)

@@ -1,4 +1,4 @@
-"""How many CPU threads a step may use."""
+"""The number of CPU threads of a training step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uvit_decay.errors import check_whole
 
 
 class CPUThreads(Callback):
-    """Sets torch's intra-op threads. For tiny networks one is best: more only wait for each other (docs/LOG.md).
+    """Number of torch's intra-op threads. Tiny networks are fastest with one: more wait for each other (docs/LOG.md).
 
     Args:
         count: threads of each process.
