@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.features import Extractor
     from uvit_decay.processes import Processes
 
-GREY = 1  # channel of the digits
+GREY = 1  # channels of the digits
 
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     generation = commands.add_parser("generation", help="FID, IS, KID, precision and recall, sFID, and a report")
@@ -94,7 +95,7 @@ def _add_feature_options(group: argparse._ArgumentGroup) -> None:
 
 
 def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
-    """The chosen features, not yet loaded."""
+    """Return the chosen feature extractor, not yet loaded."""
     from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 
     if options.features == "inception":
@@ -103,7 +104,7 @@ def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
 
 
 def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
-    """Load what the extractor needs to take such pictures, or train it on the digits."""
+    """Load the extractor for images of this shape, or train the digit classifier."""
     from uvit_decay.data import Digits
     from uvit_decay.metrics.features import load
 
@@ -116,7 +117,7 @@ def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device"
 
 
 def _refuse_sampling(options: argparse.Namespace) -> None:
-    """Raise a UserError where pictures that are there already would have to be made otherwise."""
+    """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
     names = ("num", "save_samples", "classes", "guidance", "guidance_interval", "guidance_channels", "sampler", "steps")
     names += ("labels", "clip", "seed", "precision", "weights", "vae", "trust")
     given = [name for name in names if getattr(options, name) or getattr(options, name) is False]
@@ -125,7 +126,7 @@ def _refuse_sampling(options: argparse.Namespace) -> None:
 
 
 def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "Pictures":
-    """What is judged."""
+    """Return the images to evaluate: those of --samples, or samples of --ckpt."""
     from uvit_decay.evaluation.generated import OfCheckpoint
     from uvit_decay.evaluation.sources import open_pictures
     from uvit_decay.sampled import Sampled
@@ -138,7 +139,7 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
 
 
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
-    """FID and its kin, report.json and report.html."""
+    """Compare images with a reference: FID and other metrics, report.json and report.html."""
     from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.measure import chosen_metrics
@@ -166,7 +167,7 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
 
 
 def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, processes: "Processes") -> None:
-    """Measure, and write the reports."""
+    """Compute the metrics, and write the reports on rank 0."""
     from uvit_decay.evaluation.generation import save_json
     from uvit_decay.evaluation.report import write_html
     from uvit_decay.image import save_npz
@@ -188,7 +189,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
 
 
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
-    """An .npz of reference statistics that says what it is of."""
+    """Write an .npz of reference statistics with its metadata."""
     from uvit_decay.disk import check_writable
     from uvit_decay.evaluation.generation import cached_features
     from uvit_decay.evaluation.sources import open_pictures
@@ -211,7 +212,7 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
 
 
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
-    """probes.csv, probes.json and probes.png of a checkpoint."""
+    """Probe a checkpoint, and write probes.csv, probes.json and probes.png."""
     from uvit_decay import checkpoint
     from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
@@ -249,7 +250,7 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Find what makes no sense whatever the files hold."""
+    """Raise a UserError for options that cannot be right, before any file is read."""
     check_numbers(options)
     endings = {"generation": {"out": ".json", "save_samples": ".npz"}, "statistics": {"out": ".npz"}}
     for name, ending in endings.get(options.command, {}).items():
@@ -259,6 +260,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str]) -> None:
+    """Run the command line."""
     options = parse(args)
     check(options)
     from uvit_decay.processes import Processes

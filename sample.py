@@ -21,10 +21,11 @@ from uvit_decay.errors import UserError, user_errors
 from uvit_decay.sampling_options import LARGEST_GRID, add_sampling_options, check_numbers
 
 BUNDLED = Path(__file__).resolve().parent / "checkpoints" / "digits.safetensors"
-LONG = 60  # seconds, from which on the cost is said before the start
+LONG = 60  # seconds; longer runs print their cost before the start
 
 
 def parse(args: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--ckpt", type=Path, default=BUNDLED, help="a .ckpt or .safetensors; default: the bundled digits"
@@ -41,7 +42,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Find what cannot work before anything slow is done."""
+    """Raise a UserError for options that cannot work, before any slow work."""
     from uvit_decay.disk import check_writable
     from uvit_decay.sampled_folder import check_folder
 
@@ -57,7 +58,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iterator[Tensor]") -> None:
-    """The pictures of these numbers, as they come where the form allows it."""
+    """Write the images with these indices; batch by batch, except a grid, which is assembled in memory."""
     import torch
 
     from uvit_decay import image
@@ -74,6 +75,7 @@ def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iter
 
 
 def main(args: Sequence[str]) -> None:
+    """Run the command line."""
     options = parse(args)
     check(options)
 
@@ -87,12 +89,12 @@ def main(args: Sequence[str]) -> None:
 
 
 def make(options: argparse.Namespace, processes: "Processes") -> None:
-    """This process's share of the pictures; the first one writes all of them, and no other program meanwhile."""
+    """Sample this rank's share of the images; rank 0 holds a lock on the output, gathers and writes all of them."""
     from uvit_decay.disk import claimed
     from uvit_decay.sampled import Sampled
 
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
-    if options.out.suffix.lower() == ".png":  # a column for each class, as many as fit
+    if options.out.suffix.lower() == ".png":  # at most 10 classes, a column each
         classes = sampled.classes if options.classes else sampled.classes[:10]
         sampled = replace(sampled, classes=classes, at_random=options.labels == "random")
     with claimed(options.out, processes.first):
@@ -100,7 +102,7 @@ def make(options: argparse.Namespace, processes: "Processes") -> None:
 
 
 def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Processes") -> None:
-    """All pictures but those that the folder holds already."""
+    """Sample and write all images but those that the folder holds already."""
     from tqdm import tqdm
 
     from uvit_decay.processes import batches
@@ -113,7 +115,7 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
     jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), options.batch_size, processes.size)]
     parts = processes.in_order(jobs, lambda part: sampled.pictures(part).cpu())
     if not processes.first:
-        list(parts)  # there are none here, but this process has its share of the work
+        list(parts)  # yields nothing on this rank, but does its share of the work
         return
     seconds = sampled.seconds(len(numbers), options.batch_size) / processes.size
     if seconds > LONG:
@@ -128,7 +130,7 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
 
 
 def shown(parts: "Iterator[Tensor]", bar: "tqdm") -> "Iterator[Tensor]":
-    """The same, counted in a progress bar."""
+    """Yield the same batches, and count their images in a progress bar."""
     for part in parts:
         bar.update(len(part))
         yield part

@@ -18,11 +18,12 @@ DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 
 
 def main() -> None:
+    """Run the command line, with configs/digits.yaml if it names no --config."""
     args = sys.argv[1:]
     if args in (["-h"], ["--help"]):
         print(__doc__)
         return
-    from uvit_decay.cli import CLI  # imports Lightning: seconds
+    from uvit_decay.cli import CLI  # imports Lightning, which takes seconds
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
     if args and args[0] in CLI.subcommands() and not named:

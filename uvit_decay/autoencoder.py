@@ -1,7 +1,7 @@
-"""The border between pictures and latents: one autoencoder, and one object that scales what it makes.
+"""Conversion between images and latents: the autoencoder, and the normalisation of its latents.
 
-Networks see x = (z - shift) scale, of about unit variance; autoencoders see z. diffusers' encode and decode never apply
-the scaling factor of their own configuration: here `LatentSpace` does, in both directions, and nothing else does.
+Networks take x = (z - shift) * scale, of about unit variance; autoencoders take z. diffusers' encode and decode never
+apply the scaling factor of their configuration: only `LatentSpace` applies it, in both directions.
 b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 """
 
@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.image import to_float, to_uint8
 
-SLICE_PIXELS = 8 * 256**2  # decoded at a time: about 5 GB for Stable Diffusion's decoder in float32
-NO_VARIANCE = -30.0  # log-variance of an encoder without one; the lowest that AutoencoderKL lets through
+SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
+NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
 
 
 @dataclass(frozen=True)
 class LatentSpace:
-    """Whose latents they are, and how networks see them.
+    """The autoencoder's identity and the normalisation x = (z - shift) * scale of its latents z.
 
     Args:
         vae: hub id or absolute folder of the autoencoder.
-        sha256: of its weights; empty if they are not known.
+        sha256: fingerprint of its weights; empty if they are not known.
         scale: its scaling factor.
         shift: its shift factor.
         channels: c.
-        factor: pixels for each latent cell, along each side.
+        factor: pixels per latent cell, along each side.
         rgb: c + 1 rows (the last one is the constant) of 3 numbers: a linear map from x to RGB in [-1, 1].
 
     Raises:
@@ -56,27 +56,35 @@ class LatentSpace:
             raise UserError(f"the map to RGB of {self.channels} latent channels has {self.channels + 1} rows of 3")
 
     def scaled(self, z: Tensor) -> Tensor:
-        """x from z."""
+        """Return x of z."""
         return (z - self.shift) * self.scale
 
     def unscaled(self, x: Tensor) -> Tensor:
-        """z from x."""
+        """Return z of x."""
         return x / self.scale + self.shift
 
     def mean(self, moments: Tensor) -> Tensor:
-        """The posterior mean as networks see it: float32 (b, c, h, w) of moments (b, 2c, h, w)."""
+        """Return the normalised posterior mean: float32 (b, c, h, w) of moments (b, 2c, h, w)."""
         return self.scaled(moments[:, : self.channels].float())
 
     def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """A sample of the posterior N(mean, exp(log-variance)): float32 (b, c, h, w) of moments (b, 2c, h, w)."""
+        """Return a normalised sample of the posterior N(mean, exp(log-variance)).
+
+        Args:
+            moments: (b, 2c, h, w), mean and log-variance.
+            noise: float32 (b, c, h, w), standard normal.
+
+        Returns:
+            Float32 (b, c, h, w).
+        """
         mean, log_variance = moments.float().chunk(2, dim=1)
         return self.scaled(torch.addcmul(mean, torch.exp(0.5 * log_variance), noise))
 
     def preview(self, x: Tensor) -> Tensor:
-        """A rough picture without the autoencoder: uint8 (b, 3, h, w), a pixel for each latent cell.
+        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, of x (b, c, h, w).
 
         Raises:
-            UserError: nobody has fitted the linear map for these latents.
+            UserError: no linear map has been fitted to these latents.
         """
         if self.rgb is None:
             raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode pictures to fit one")
@@ -85,7 +93,7 @@ class LatentSpace:
         return to_uint8(rgb)
 
     def check_same(self, other: LatentSpace, mine: str, theirs: str) -> None:
-        """Raise a UserError with both values where a network for one cannot work on the other."""
+        """Raise a UserError with both values if a network for one latent space cannot work on the other."""
         for key in ("scale", "shift", "channels", "factor", "sha256"):
             own, found = getattr(self, key), getattr(other, key)
             if own != found and "" not in (own, found):
@@ -93,15 +101,15 @@ class LatentSpace:
 
 
 class Autoencoder:
-    """diffusers' AutoencoderKL, or AutoencoderTiny, from the hub or from a folder; frozen.
+    """diffusers' AutoencoderKL or AutoencoderTiny from the hub or from a folder; frozen.
 
     Args:
-        vae: hub id, or folder of `save_pretrained`.
-        device: where it works.
+        vae: hub id, or folder written by `save_pretrained`.
+        device: device of the weights.
         dtype: float32 or bfloat16; float16 overflows in Stable Diffusion's decoder.
 
     Raises:
-        UserError: it is not there and cannot be fetched, is incomplete, or is another kind of model.
+        UserError: it does not exist and cannot be fetched, is incomplete, or is another kind of model.
     """
 
     def __init__(self, vae: str, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> None:
@@ -117,17 +125,17 @@ class Autoencoder:
             2 ** (len(config.get("block_out_channels") or config.encoder_block_out_channels) - 1),
         )
         self.dtype = dtype
-        self.net = nn.Module.to(net, device, dtype).eval().requires_grad_(False)  # ModelMixin's own advises not to
+        self.net = nn.Module.to(net, device, dtype).eval().requires_grad_(False)  # ModelMixin.to advises against it
 
     def on(self, device: torch.device | str) -> Autoencoder:
-        """Return a copy that works on `device`, whose memory is free again when nobody holds the copy."""
+        """Return a copy on `device`; its memory is freed with the last reference to the copy."""
         there = copy(self)
         there.net = nn.Module.to(deepcopy(self.net), device)
         return there
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """Float32 moments (b, 2c, h, w), mean and log-variance, of uint8 pictures (b, 3, H, W)."""
+        """Return float32 moments (b, 2c, h, w), mean and log-variance, of uint8 images (b, 3, H, W)."""
         x = to_float(images.to(self.net.device)).to(self.dtype)
         if self.is_tiny:
             mean = self.net.encode(x).latents.float()
@@ -137,17 +145,17 @@ class Autoencoder:
 
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:
-        """Uint8 pictures (b, 3, H, W) of latents (b, c, h, w) as networks see them, in slices that fit into memory."""
+        """Decode normalised latents x (b, c, h, w) to uint8 images (b, 3, H, W), in slices that fit into memory."""
         pixels = x.shape[-1] * x.shape[-2] * self.space.factor**2
         slices = self.space.unscaled(x).to(self.net.device, self.dtype).split(max(1, SLICE_PIXELS // pixels))
         return torch.cat([to_uint8(self.net.decode(z).sample) for z in slices])
 
 
 def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> Autoencoder:
-    """The autoencoder that decodes these latents: the one that they are from, or another one, `vae`, that is named.
+    """Return the autoencoder that decodes these latents: the one that encoded them, or `vae` if it is given.
 
     Raises:
-        UserError: as `Autoencoder`; the latents of another one are not those; or the weights have changed meanwhile.
+        UserError: as `Autoencoder`; `vae` has another latent space; or the weights of the encoder have changed.
     """
     found = Autoencoder(vae or space.vae, device)
     if vae is None and space.sha256 not in ("", found.space.sha256):
@@ -156,7 +164,7 @@ def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> 
             f"{space.sha256[:12]}: --vae {space.vae} decodes with them all the same"
         )
     keys = ("channels", "factor") if found.is_tiny else ("channels", "factor", "scale", "shift")
-    for key in keys:  # AutoencoderTiny takes x itself, whatever the scale of the one that it imitates
+    for key in keys:  # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates
         own, other = getattr(space, key), getattr(found.space, key)
         if own != other:
             raise UserError(f"the checkpoint has latents with {key} {own}, {found.space.vae} {other}")
@@ -164,6 +172,7 @@ def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> 
 
 
 def _load(vae: str) -> nn.Module:
+    """Load an AutoencoderKL or AutoencoderTiny; raise a UserError if it is missing, incomplete or not supported."""
     from diffusers import AutoencoderKL, AutoencoderTiny
 
     kinds = {kind.__name__: kind for kind in (AutoencoderKL, AutoencoderTiny)}
@@ -188,7 +197,7 @@ def _load(vae: str) -> nn.Module:
 
 
 def _fingerprint(net: nn.Module) -> str:
-    """sha256 of all weights, by name, as float32: whatever file they came in."""
+    """Return the sha256 of all weights, sorted by name, as float32; it does not depend on the file format."""
     digest = hashlib.sha256()
     for name, value in sorted(net.state_dict().items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""LightningCLI, wired for this project: what train.py runs."""
+"""The command line of train.py: LightningCLI with this project's parser, checks and defaults."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from uvit_decay import callbacks, nn  # noqa: F401  their classes can then be named without their modules
+from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.disk import check_writable
@@ -29,12 +29,12 @@ from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, spare_copies
 
-SHARDING = ("fsdp", "deepspeed", "modelparallel")  # in the names of strategies
-# What is kept in a checkpoint, and compared when a run goes on.
+SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
+# Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
-NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # what a configuration may name
-CALLERS = "lightning.pytorch.callbacks.lambda_function"  # calls whatever functions it is given
-DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # says jsonargparse
+NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
+CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
+DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
 FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
 YAML = get_loader("yaml")
 LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
@@ -42,17 +42,19 @@ SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.i
 
 
 class Parser(LightningArgumentParser):
-    """Reports a wrong option or config key in one line instead of a page of usage."""
+    """A parser that reports a wrong option or config key in one line instead of a page of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(_gist(message)) from ex
 
 
 def _gist(message: str) -> str:
-    """jsonargparse explains a wrong nested option by all alternatives that it tried; keep what was wrong."""
+    """Return the reasons in a message of jsonargparse, which for a nested option lists all types that it tried."""
     if denied := DENIED.search(message):
         known = ", ".join(NAMEABLE)
         return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
+    # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
+    # that the value was not meant for (FORMS), unless all are of these.
     lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
     tried = lines.index("Errors:") if "Errors:" in lines else -1
     reasons = [line for line in lines[tried + 1 :] if line]
@@ -61,13 +63,13 @@ def _gist(message: str) -> str:
 
 
 def _load(text: str) -> Any:
-    """Load YAML as jsonargparse does, once it is known to end."""
+    """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
     check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
     return YAML(text)
 
 
 def _limit(trusted: list[str]) -> None:
-    """Let configurations end, and name only what is in NAMEABLE or in these modules, classes and functions."""
+    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
     try:
         set_parsing_settings(
@@ -80,14 +82,14 @@ def _limit(trusted: list[str]) -> None:
 
 
 def _hush() -> None:
-    """Leave out what a user of this project can do nothing about."""
+    """Suppress messages of Lightning and torch that users of this project cannot act on."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
     advertisements = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     advertisements.addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
 
 
 class CLI(LightningCLI):
-    """One seed for everything, and flags win over what a checkpoint was trained with."""
+    """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
     @classmethod
     def run(cls) -> None:
@@ -114,7 +116,7 @@ class CLI(LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """What our tasks can do: fit, and validate (the loss of a checkpoint on the test set)."""
+        """Return the supported subcommands: fit, and validate (the loss of a checkpoint on the test set)."""
         offered = LightningCLI.subcommands()
         return {name: offered[name] for name in ("fit", "validate")}
 
@@ -123,7 +125,7 @@ class CLI(LightningCLI):
         parser.link_arguments("seed_everything", "data.init_args.seed")
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse, and check what Lightning would only find later."""
+        """Parse the arguments, and check what Lightning would reject only later."""
         own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         own.add_argument("--trust", action="append", default=[])
         found, rest = own.parse_known_args(sys.argv[1:])
@@ -149,9 +151,9 @@ class CLI(LightningCLI):
             raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
 
     def before_instantiate_classes(self) -> None:
-        """Where nothing is asked for, train in bf16-mixed on GPUs that have it, and in float32 elsewhere.
+        """Default to bf16-mixed on GPUs that support it, and to float32 elsewhere.
 
-        A CPU without bf16 instructions would be three times slower in it.
+        bf16-mixed is three times slower on a CPU without bf16 instructions.
         """
         trainer = self._get(self.config, "trainer")
         on_gpu = trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
@@ -159,7 +161,7 @@ class CLI(LightningCLI):
             trainer.precision = "bf16-mixed"
 
     def instantiate_classes(self) -> None:
-        """A value that a constructor refuses is the user's to mend; jsonargparse buries why in what else it tried."""
+        """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""
         try:
             super().instantiate_classes()
         except Exception as error:
@@ -168,12 +170,12 @@ class CLI(LightningCLI):
                 cause = cause.__cause__
             if isinstance(cause, UserError):
                 raise cause from None
-            frame = traceback.extract_tb(cause.__traceback__)[-1]  # it may be a fault of the class, and not of the user
+            frame = traceback.extract_tb(cause.__traceback__)[-1]  # in case the class is at fault, not the user
             where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
             raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
-        """A flag that Lightning refuses is the user's to mend; `fsdp` is ours, here and not in the saved config."""
+        """Turn Lightning's errors into UserErrors; the saved config keeps `fsdp`, the trainer gets `Sharded`."""
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
         try:
@@ -186,10 +188,10 @@ class CLI(LightningCLI):
         return trainer
 
     def _parse_ckpt_path(self) -> None:
-        """Lightning would let the hyper-parameters of a checkpoint override the command line."""
+        """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
 
     def before_fit(self) -> None:
-        """Find a bad --ckpt_path before any work."""
+        """Check --ckpt_path before any work."""
         self.model.settings = self._settings()
         if self.config.fit.ckpt_path is not None:
             step, last = self._check_fits(self.config.fit.ckpt_path), self.trainer.max_steps
@@ -197,19 +199,20 @@ class CLI(LightningCLI):
                 raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:
-        """The same, and without a checkpoint there is nothing to measure."""
+        """Check --ckpt_path before any work; it is required here."""
         self.model.settings = self._settings()
         if self.config.validate.ckpt_path is None:
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
         self._check_fits(self.config.validate.ckpt_path)
 
     def _check_fits(self, path: str) -> int:
+        """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
         contents = read_training_checkpoint(Path(path))
         check(contents, self.model, self.trainer, path)
-        self.model.load_state_dict(contents["state_dict"])  # which refuses another decay
+        self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
         return contents["global_step"]
 
     def _settings(self) -> dict[str, Any]:
-        """All that this run depends on, flat."""
+        """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}."""
         text = self._parser(self.subcommand).dump(self.config[self.subcommand])
         return {name: value for name, value in flat(yaml.safe_load(text)) if name.startswith(EXPERIMENT)}

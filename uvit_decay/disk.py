@@ -1,4 +1,4 @@
-"""Writing files: found impossible before the work, one program at a time, and whole or not at all."""
+"""Writing files: checked before the work, by one program at a time, and atomically."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from uvit_decay.errors import UserError, one_line
 
 
 def at_home(path: str | Path) -> Path:
-    """Return `path` with ~ and ~user as their home folder; the ~ of an unknown user is left to be not found."""
+    """Return `path` with ~ and ~user replaced by the home folder; that of an unknown user is kept."""
     return Path(os.path.expanduser(path))
 
 
 def check_writable(path: Path, folder: bool = False) -> None:
-    """Raise a UserError now if `path` cannot be written later: before the work, not after. Makes missing folders.
+    """Raise a UserError if `path`, a file or `folder`, cannot be written; to be called before the work.
 
-    Several processes may ask at once.
+    Makes missing folders. Several processes may call this at once.
     """
     target = path if folder else path.parent
     with writing(path):
@@ -37,12 +37,12 @@ def check_writable(path: Path, folder: bool = False) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what a full disk, a limit or a missing right raises in the body into a UserError that names `path`."""
+    """Turn the errors of a full disk, a limit or a missing permission into a UserError that names `path`."""
     try:
         yield
     except (OSError, RuntimeError) as error:
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, OSError):  # torch.save raises a RuntimeError from it
+        while cause is not None and not isinstance(cause, OSError):  # torch.save raises a RuntimeError from the OSError
             cause = cause.__context__
         if cause is None:
             raise
@@ -51,13 +51,13 @@ def writing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` once it is complete: a crash leaves the old one or the new one.
+    """Yield a file that replaces `path` when the context ends without error: a crash leaves the old or the new file.
 
-    Until then it lies beside `path` under a name of its own, which only a kill leaves behind. Without `sync` a failure
-    of power, but no kill, may cut the file short: for thousands of small files, which the disk would take 3 ms each.
+    Until then it has a unique name beside `path`; only a killed process leaves it behind. Without `sync` a power
+    failure, but no kill, may truncate the file; this is for thousands of small files, since each sync takes about 3 ms.
 
     Raises:
-        UserError: it cannot be written, for instance because the disk is full.
+        UserError: the file cannot be written, for instance because the disk is full.
     """
     partial = _partial(path)
     with writing(path):
@@ -74,12 +74,12 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def claimed(path: Path, first: bool = True) -> Iterator[None]:
-    """Keep other programs that claim the file or folder `path` from writing it meanwhile.
+    """Hold an exclusive lock on writing the file or folder `path`; only the `first` of several processes takes it.
 
-    What killed programs have left of a file is removed. Of a program's processes the `first` claims for all.
+    Partial files that killed programs have left of a file are removed.
 
     Raises:
-        UserError: another program is writing it, or it cannot be written.
+        UserError: another program holds the lock, or the lock file cannot be written.
     """
     if not first:
         yield
@@ -96,12 +96,12 @@ def claimed(path: Path, first: bool = True) -> Iterator[None]:
             remove_remains(path.parent, escape(path.name))
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held: whoever waits finds it gone, and makes another
+        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held, so that another program creates a new one
         lock.release()
 
 
 def remove_remains(folder: Path, names: str = "*") -> None:
-    """Remove what killed programs have left of files of these `names`, a glob, in a folder that is claimed."""
+    """Remove partial files that killed programs left in a claimed folder; `names` is a glob of their targets."""
     for partial in folder.glob(f".{names}.????????.partial"):
         partial.unlink(missing_ok=True)
 

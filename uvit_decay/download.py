@@ -1,4 +1,4 @@
-"""Fetch one large file: resumed where it broke off, checked by its known checksum, complete or not there at all."""
+"""Download of one large file: resumable, verified by a known checksum, and complete or absent."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _CHUNK = 1 << 18
 
 
 def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
-    """Hexadecimal checksum of a file."""
+    """Return the hexadecimal checksum of a file."""
     with path.open("rb") as file:
-        # without usedforsecurity=False, machines in FIPS mode refuse md5
+        # Machines in FIPS mode refuse md5 without usedforsecurity=False.
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
 def agrees(found: str, expected: str) -> bool:
-    """Whether a checksum is the expected one, or begins with it: torch's files carry the first 8 digits in their names.
+    """Return whether a checksum begins with `expected`: names of torch's files hold only the first 8 digits.
 
     Raises:
         ValueError: fewer than 8 digits, which would let other files pass.
@@ -39,7 +39,7 @@ def agrees(found: str, expected: str) -> bool:
 
 
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
-    """Raise a UserError with both values unless the file has the `expected` checksum (or one that begins so)."""
+    """Raise a UserError with both values unless the checksum of the file begins with `expected`."""
     try:
         found = checksum(path, algorithm)
     except OSError as error:
@@ -51,35 +51,35 @@ def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
 
 
 def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha256", timeout: float = 30.0) -> None:
-    """Fetch `url` to `target`, which is either complete and has the `expected` checksum or is not there.
+    """Fetch `url` to `target`, which is either complete and has the `expected` checksum or does not exist.
 
-    A target that is there already is checked and nothing is fetched. Until it is complete the file is
-    `<target>.partial`; it is kept when the network fails, and the next call goes on from there. Processes that want the
-    same target at once, on one machine or a shared disk, wait for the first.
+    An existing target is verified, and nothing is fetched. Until it is complete the file is named `<target>.partial`;
+    it is kept when the network fails, and the next call resumes it. Processes that fetch the same target at once, on
+    one machine or a shared disk, wait for the first.
 
     Args:
         url: http or https address.
         target: path of the file; missing folders are made.
-        expected: hexadecimal checksum of the whole file, or its first 8 digits or more.
-        algorithm: which checksum that is.
-        timeout: seconds without any byte after which the server counts as gone.
+        expected: hexadecimal checksum of the whole file, or at least its first 8 digits.
+        algorithm: algorithm of the checksum.
+        timeout: seconds without any byte after which the download fails.
 
     Raises:
-        UserError: `target` is another file or cannot be written, the network failed, or the wrong bytes came.
+        UserError: `target` is another file or cannot be written, the network failed, or the checksum differs.
     """
     if not target.exists():
         partial = target.with_name(target.name + ".partial")
         with _lock(target):
-            if not target.exists():  # while this one waited, another process may have fetched it
+            if not target.exists():  # another process may have fetched it meanwhile
                 _complete(url, partial, target, expected, algorithm, timeout)
                 os.replace(partial, target)
     verify(target, expected, algorithm)
 
 
 def _lock(target: Path) -> AcquireReturnProxy:
-    """Wait until no other process fetches `target`; UserError if nothing can be written there.
+    """Acquire the lock of `target`, waiting for other processes; raise a UserError if it cannot be written.
 
-    The empty <target>.lock stays: to remove it would take it from under those who wait.
+    The empty <target>.lock is kept, since other processes may be waiting for it.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ def _lock(target: Path) -> AcquireReturnProxy:
 
 
 def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
-    """Make `partial` the whole file; without the network if it is that already."""
+    """Complete and verify `partial`; nothing is fetched if it is complete already."""
     if partial.exists() and agrees(checksum(partial, algorithm), expected):
         return
     _fetch(url, partial, target, timeout)
@@ -101,36 +101,37 @@ def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: A
 
 
 def _fetch(url: str, partial: Path, target: Path, timeout: float) -> None:
-    """Fetch what `partial` still lacks; all of it where the server cannot resume. UserError if the network fails."""
+    """Fetch the rest of `partial`, or all if the server cannot resume; raise a UserError if the network fails."""
     try:
         have = partial.stat().st_size if partial.exists() else 0
         with _open(url, have, timeout) as response:
             _append(response, partial, have, target.name)
-    except (OSError, http.client.HTTPException) as error:  # urllib's and the disk's errors are OSErrors
+    except (OSError, http.client.HTTPException) as error:  # errors of urllib and of the disk are OSErrors
         reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
         mend = f"run again to go on where it stopped, or fetch it elsewhere and put it at {target}"
         raise UserError(f"cannot download {url}: {reason}; {mend}") from error
 
 
 def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse:
-    """The response for the bytes from `have` on, or for the whole file."""
+    """Return the response for the bytes from `have` on, or for the whole file."""
     headers = {"Range": f"bytes={have}-"} if have else {}
     try:
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout)
     except urllib.error.HTTPError as error:
         if error.code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        error.close()  # the partial file is as long as the file or longer, and wrong: start again
+        error.close()  # the partial file is too long or wrong: start again
         return _open(url, 0, timeout)
 
 
 def _append(response: http.client.HTTPResponse, partial: Path, have: int, name: str) -> None:
-    """Write the body to `partial`, behind its `have` bytes if those are what the server left out.
+    """Append the body to the `have` bytes of `partial`, or replace them if the server sends the whole file.
 
-    Raises OSError: the bytes of another range came, or fewer than announced.
+    Raises:
+        OSError: the server sent another range, or fewer bytes than announced.
     """
     if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-        have = 0  # the whole file comes
+        have = 0  # the server sends the whole file
     elif not response.headers.get("Content-Range", "").startswith(f"bytes {have}-"):
         raise OSError(f"asked for the bytes from {have} on, got {response.headers.get('Content-Range')}")
     total = None if response.length is None else have + response.length

@@ -1,4 +1,4 @@
-"""Errors that a user can mend: one clear line, no traceback, exit code 2."""
+"""Errors that a user can fix: one clear line, no traceback, exit code 2."""
 
 import errno
 import os
@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # of a disk
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
-LAUNCHERS = {  # least and largest value of what launchers tell the processes that they start, where they do
+LAUNCHERS = {  # least and largest value of the environment variables that launchers set
     **dict.fromkeys(
         ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"), (1, 2**20)
     ),
@@ -18,37 +18,37 @@ LAUNCHERS = {  # least and largest value of what launchers tell the processes th
 
 
 class UserError(Exception):
-    """Something in the user's input is wrong; the message is one line that says what, where and how to mend it.
+    """An error in the user's input, with a message of one line: what is wrong, where, and how to fix it.
 
-    Not a ValueError: jsonargparse would catch it and bury the line in its own words.
+    Not a ValueError, which jsonargparse would catch and wrap in a longer message.
     """
 
     def __init__(self, message: str) -> None:
-        if message.startswith("Caught UserError in "):  # torch raises what a reader process raised with its traceback
+        if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
-        super().__init__(" ".join(message.splitlines()))  # names from files may hold line ends
+        super().__init__(" ".join(message.splitlines()))  # names from files may contain line breaks
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which schedulers send before they take a machine back; Lightning ends a run at it as at Ctrl-C."""
+    """SIGTERM, which schedulers send before they reclaim a machine; Lightning ends the run as at Ctrl-C."""
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
-    """What an error says, as one line of at most `limit` characters; its type if it says nothing."""
+    """Return the message of an error as one line of at most `limit` characters, or its type if it has none."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
 
 
 def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> None:
-    """Raise a UserError for the first of `numbers`, by its name, that is not whole or not from `least` to `most`."""
+    """Raise a UserError that names the first of `numbers` that is not an int from `least` to `most`."""
     for name, number in numbers.items():
         if type(number) is not int or not least <= number <= most:
             raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
 
 
 def check_launcher() -> None:
-    """Raise a UserError for an environment variable of a launcher that is no number, or out of range.
+    """Raise a UserError for an environment variable of a launcher that is not an integer, or out of range.
 
-    Libraries read them when they are imported, and end in a traceback.
+    Libraries read these variables on import and would fail with a traceback.
     """
     for name, (least, most) in LAUNCHERS.items():
         word = os.environ.get(name, str(most))
@@ -58,11 +58,11 @@ def check_launcher() -> None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """Run the body of a script: a `UserError` ends it with one line and exit code 2, Ctrl-C with 130, SIGTERM with 143.
+    """Exit on a `UserError` in the body with one line and code 2, on Ctrl-C with code 130, on SIGTERM with 143.
 
-    A full disk that Lightning's loggers meet is a line, too; what we write ourselves goes through `disk.replacing`.
-
-    Lightning turns Ctrl-C into `sys.exit(1)`; the shell convention (128 + number of the signal) is restored here.
+    A full disk is reported in one line, too, if Lightning's loggers raise it; files of this project are written through
+    `disk.replacing`, which raises a UserError. Lightning turns Ctrl-C into `sys.exit(1)`; the exit code of the shell
+    convention, 128 + number of the signal, is restored here.
     """
     try:
         check_launcher()

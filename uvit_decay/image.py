@@ -1,6 +1,6 @@
-"""Pictures at the borders: uint8 and float, grids, PNG and npz files.
+"""Conversion of images between uint8 and float, grids, PNG and npz files.
 
-Inside networks a picture is float in [-1, 1]; on disk and in metrics it is uint8. Batches are (n, c, h, w).
+Networks take float images in [-1, 1]; on disk and in metrics images are uint8. Batches are (n, c, h, w).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from uvit_decay.errors import UserError
 
 
 def to_float(images: Tensor) -> Tensor:
-    """uint8 0..255 to float32 in [-1, 1]."""
+    """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
     return images.float() / 127.5 - 1.0
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Float, about [-1, 1], to uint8: clamped and rounded.
+    """Convert float, about [-1, 1], to uint8, clamped and rounded.
 
     Raises:
-        UserError: a value is NaN or infinite, which would look like black or white.
+        UserError: a value is NaN or infinite, which would become black or white.
     """
     if not images.isfinite().all():
         raise UserError(
@@ -39,13 +39,20 @@ def to_uint8(images: Tensor) -> Tensor:
 
 
 def to_pil(image: Tensor) -> Image.Image:
-    """A PIL picture of one uint8 image (c, h, w); c = 1 is grey, c = 3 is RGB."""
+    """Return a PIL image of one uint8 image (c, h, w); c = 1 is grey, c = 3 is RGB."""
     pixels = image.cpu().numpy()
     return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
 
 
 def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell: int = 64) -> Image.Image:
-    """A picture of uint8 images, row by row, small ones enlarged to about `cell` pixels, `names` above the columns."""
+    """Return a grid of uint8 images (n, c, h, w), filled row by row.
+
+    Args:
+        images: the images, all of one size and square.
+        columns: number of columns.
+        names: headings of the columns; they are shortened to fit.
+        cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
+    """
     scale = max(1, cell // images.shape[-1])
     side, gap, header = images.shape[-1] * scale, 4, 22 if names else 0
     rows = -(-len(images) // columns)
@@ -58,22 +65,22 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     for column, name in enumerate(names[:columns]):
         sizes = (ImageFont.load_default(size=size) for size in range(14, 8, -1))
         font = next((font for font in sizes if font.getlength(name) <= side), ImageFont.load_default(size=9))
-        while font.getlength(name) > side:  # a smaller one would not be read
+        while font.getlength(name) > side:  # a smaller font would not be legible
             name = name[:-1]
         draw.text((gap + column * (side + gap) + side // 2, header - 4), name, fill="black", font=font, anchor="ms")
     return canvas
 
 
 def grid_columns(classes: int, wanted: int = 10) -> int:
-    """Columns of a grid whose images take `classes` labels in turn, so that each column is of one class."""
+    """Return the number of columns with which images that take `classes` labels in turn have one class per column."""
     return classes * max(1, wanted // classes) if classes else wanted
 
 
 def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:
-    """The layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c), and `arr_1`, int64 (n), if there are labels.
+    """Write the layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c), and with labels `arr_1`, int64 (n).
 
-    The `count` pictures of all `batches`, uint8 (b, c, h, w), are written as they come: no more than a batch is in
-    memory. The file takes the place of `path` once it is whole.
+    The `count` images of all `batches`, uint8 (b, c, h, w), are written batch by batch: only one is in memory. The file
+    replaces `path` when it is complete.
     """
     batches = iter(batches)
     first = next(batches)
@@ -94,18 +101,18 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
 
 
 def save_picture(path: Path, picture: Image.Image, sync: bool = True) -> None:
-    """Write a PNG, whole or not at all; see `replacing`."""
+    """Write a PNG atomically; see `replacing`."""
     with replacing(path, sync) as file:
         picture.save(file, "PNG")
 
 
 def png_name(number: int) -> str:
-    """000000.png, 000001.png, ..."""
+    """Return the file name of an image: 000000.png, 000001.png, ..."""
     return f"{number:06d}.png"
 
 
 def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
-    """One PNG each, whole or not at all, written as they come and named by `numbers`, else in their order from 0."""
+    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ..."""
     numbers = itertools.count() if numbers is None else numbers
     for number, image in zip(numbers, itertools.chain.from_iterable(batches), strict=False):
         save_picture(folder / png_name(number), to_pil(image), sync=False)

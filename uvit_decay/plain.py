@@ -1,4 +1,4 @@
-"""Plain values of JSON and YAML files that anybody may have written: bounded, and of the types that they should be."""
+"""Reading plain values of untrusted JSON and YAML files: sizes are bounded, and types are checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import yaml
 
 from uvit_decay.errors import UserError, one_line
 
-MOST_VALUES, DEEPEST = 200_000, 50  # far beyond any file of ours
+MOST_VALUES, DEEPEST = 200_000, 50  # far beyond any file of this project
 
 
 def read_text(path: Path, most: int) -> str:
@@ -30,12 +30,12 @@ def read_text(path: Path, most: int) -> str:
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """Return what a JSON file holds as `kind`, see `typed`; raise a UserError if it is damaged or no such thing."""
+    """Return the contents of a JSON file as `kind`, see `typed`; raise a UserError if it is damaged or does not fit."""
     return typed(kind, parse(read_text(path, 2**24), path), str(path))
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file; raise a UserError if it holds none, or aliases without end."""
+    """Return the mapping in a YAML file; raise a UserError if it holds none, or endless aliases."""
 
     def load(text: str) -> Any:
         check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
@@ -45,7 +45,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
-    """Return the values that `load` finds in `text`; raise a UserError that names `source` if there are none."""
+    """Return the values that `load` parses from `text`; raise a UserError that names `source` if it fails."""
     try:
         values = load(text)
         check_size(values)
@@ -55,12 +55,12 @@ def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads
 
 
 def check_size(root: Any) -> None:
-    """Raise a ValueError for a tree of values or YAML nodes that is too large or deep, as one with a loop is."""
+    """Raise a ValueError for a tree of values or YAML nodes that is too large or too deep; one with a loop is."""
     waiting, count = [(root, 0)], 0
     while waiting:
         item, depth = waiting.pop()
         count += 1
-        if depth > 2 * DEEPEST or count > MOST_VALUES:  # a pair in a mapping of nodes is a level, too
+        if depth > 2 * DEEPEST or count > MOST_VALUES:  # a key-value pair of YAML nodes counts as a level, too
             raise ValueError(f"more than {MOST_VALUES:,} values, or nested more than {DEEPEST} deep")
         if isinstance(item, yaml.CollectionNode):
             item = item.value
@@ -71,7 +71,7 @@ def check_size(root: Any) -> None:
 
 
 def is_plain(value: Any) -> bool:
-    """Return whether a value of a pickle is made of what JSON has, and ends: one list may be there a million times."""
+    """Return whether a value of a pickle has a JSON form of bounded size; one list may occur in it a million times."""
     try:
         check_size(value)
         json.dumps(value)
@@ -81,16 +81,16 @@ def is_plain(value: Any) -> bool:
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`: no more and no less than the type says, numbers finite.
+    """Return `value` as `kind`; its type must match exactly, and numbers must be finite.
 
     Args:
         kind: a dataclass, bool, int, float, str, object (anything), `Literal`, `X | None`, or tuple[X, ...],
-            tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, whose very objects are meant.
-        value: of JSON, YAML or a pickle of plain values.
-        where: what errors call it.
+            tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which `value` is an instance.
+        value: a value of JSON, YAML or a pickle of plain values.
+        where: name of the value in errors.
 
     Raises:
-        UserError: a value of another type, a field that is missing or not known.
+        UserError: a value of another type, or a field that is missing or unknown.
     """
     origin, args = get_origin(kind), get_args(kind)
     if is_dataclass(kind):

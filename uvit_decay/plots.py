@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Looks = Sequence[Mapping[str, float]]  # of one run, in the order of their steps
-# Petroff's ten colours (arXiv:2107.02270), told apart with any colour vision and in print; the shapes do it twice.
+Looks = Sequence[Mapping[str, float]]  # results of one run, in the order of steps
+# Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
 SHAPES = "osD^vP<X>*"
 
@@ -32,7 +32,7 @@ def heat_map(
     title: str,
     marked: tuple[int, int],
 ) -> None:
-    """Save an annotated heat map of `values` (rows, columns); `labels` are those of x and y, `marked` a framed cell."""
+    """Save an annotated heat map of `values` (rows, columns), with axis `labels` (x, y) and a frame around `marked`."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
@@ -64,17 +64,17 @@ def learning_curves(
     title: str,
     legend: str,
 ) -> None:
-    """Save a panel for each of `names` (key: label) over `x`, and a scatter of the two keys `against` one another.
+    """Save a panel of each key in `names` (key: label) over `x`, and a scatter plot of the two keys in `against`.
 
-    A group of runs has a colour, each of its runs a thin line, their mean a thick one. `title` is the scatter's,
-    `legend` says what the groups are.
+    Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. `title` is that of the
+    scatter plot, `legend` that of the legend of groups.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.5), layout="constrained", dpi=100)
     *panels, scatter = figure.subplots(1, len(names) + 1)
-    # Tells the groups apart, in their order, for the colour-blind too; its yellow end is hard to see on white.
+    # A sequential colour map, legible with any colour vision; its yellow end is left out, being faint on white.
     colours = [colormaps["plasma"](0.8 * i / max(len(groups) - 1, 1)) for i in range(len(groups))]
     for runs, colour in zip(groups.values(), colours, strict=True):
         for axes, key in zip(panels, names, strict=True):
@@ -99,19 +99,20 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[float, ...]) -> None:
-    """The runs, and their mean where all of them looked."""
-    if len(runs) > 1:
+    """Draw each run, and their mean at the steps that all of them have."""
+    if len(runs) > 1:  # a single run is its mean
         for run in runs:
             axes.plot([look[x] for look in run], [look[key] for look in run], color=colour, alpha=0.4, linewidth=0.8)
     by_step = [{look["step"]: look for look in run} for run in runs]
+    # Runs may end at different steps: the mean is taken over the steps of the first run that all others have.
     shared = [step for step in by_step[0] if all(step in run for run in by_step)]
     mean = [[fmean(run[step][name] for run in by_step) for step in shared] for name in (x, key)]
-    marker = "o" if len(shared) <= 20 else None  # more would hide the lines
+    marker = "o" if len(shared) <= 20 else None  # more markers would hide the lines
     axes.plot(*mean, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
 
 
 def distinct(count: int) -> UInt8[Tensor, "count 3"]:
-    """Colours for `count` groups; beyond ten, neighbours are hard to tell apart."""
+    """Return RGB colours for `count` groups; beyond ten, neighbouring colours are hard to distinguish."""
     from matplotlib import colormaps
 
     if count <= len(TEN):
@@ -120,7 +121,7 @@ def distinct(count: int) -> UInt8[Tensor, "count 3"]:
 
 
 def picture_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
-    """Save RGB pictures of any sizes, all drawn equally large with their own pixels; a heading for each column."""
+    """Save a table of RGB images of any sizes, drawn equally large without smoothing, with headings of `columns`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows)), layout="constrained", dpi=120)
@@ -143,7 +144,7 @@ def scatter(
     names: Sequence[str],
     title: str,
 ) -> None:
-    """Save maps of points, one panel each, in the colours and shapes of at most ten classes."""
+    """Save scatter plots of points, one panel each, with a colour and a marker for each of at most ten classes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.6 + 4.6 * len(panels), 4.8), layout="constrained", dpi=120)

@@ -1,7 +1,7 @@
-"""In which precision networks compute while they sample or are judged.
+"""The floating-point precision of networks in sampling and evaluation.
 
-float32 is float32 (no autocast, no TF32, no bfloat16), so that a number can be had again elsewhere; tf32 rounds the
-factors of products and convolutions to 10 bits, on CUDA GPUs; bf16 is autocast to bfloat16, 7 bits.
+float32 is true float32 (no autocast, no TF32, no bfloat16), so that results are reproducible elsewhere; tf32 rounds the
+factors of matrix products and convolutions to 10 bits of mantissa, on CUDA GPUs; bf16 is autocast to bfloat16, 7 bits.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 
 def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:
-    """`precision`; if none is named tf32 on CUDA GPUs, else float32.
+    """Return `precision`, or if it is None tf32 on CUDA GPUs and float32 elsewhere.
 
-    tf32 because float32 is several times slower there and bf16 is a network's choice: many were not trained in it.
+    float32 is several times slower on GPUs; bf16 is never the default because many networks were not trained in it.
 
     Raises:
         UserError: tf32 on another device.
@@ -31,15 +31,15 @@ def chosen_precision(precision: Precision | None, device: torch.device) -> Preci
 
 
 def full_float32(device: torch.device) -> AbstractContextManager[None]:
-    """`computing` in float32."""
+    """Return the context manager `computing` for float32."""
     return computing(device, "float32")
 
 
 @contextmanager
 def computing(device: torch.device, precision: Precision) -> Iterator[None]:
-    """Networks on `device` compute in this precision, whatever trainer and user have set; put back after.
+    """Make networks on `device` compute in this precision within the context, whatever the trainer or user has set.
 
-    The settings are torch's, for the whole process: another thread that computes meanwhile has them too.
+    The settings are torch's and hold for the whole process, other threads included; they are restored afterwards.
     """
     backends, tf32 = torch.backends, precision == "tf32"
     knobs = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -64,15 +64,15 @@ def computing(device: torch.device, precision: Precision) -> Iterator[None]:
 
 
 def _autocast(device: torch.device, enabled: bool) -> AbstractContextManager[None]:
-    """To bfloat16, on devices that have it; the meta device has none."""
+    """Return autocast to bfloat16 on devices that support it; the meta device does not."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, torch.bfloat16, enabled=enabled) if available else nullcontext()
 
 
 def _legacy() -> tuple[str | None, bool | None]:
-    """The older names of these settings, None where they no longer say it all: torch then refuses to read them.
+    """Return the older forms of these settings (matmul, cuDNN); None if torch refuses to read one as ambiguous.
 
-    They have to follow because torch.compile reads them and stops where old and new disagree.
+    They are set along with the new ones because torch.compile reads them and fails if old and new disagree.
     """
     try:
         matmul = torch.get_float32_matmul_precision()

@@ -1,7 +1,7 @@
-"""One program on several processes: `python`, `torchrun` or `accelerate launch` start it, the first process gathers.
+"""Programs on several processes, started by `torchrun`, `accelerate launch` or `mpirun`; rank 0 gathers the results.
 
-Results are those of one process, in the same order. A launcher that started fewer processes than it was asked for is
-refused: `accelerate launch --num_processes 2 script.py` silently starts one where there is no second GPU.
+Results are the same, in the same order, as on one process. It is an error if the launcher has started fewer processes
+than it was asked for: `accelerate launch --num_processes 2 script.py` silently starts one if there is no second GPU.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 Thing = TypeVar("Thing")
 
-PATIENCE = timedelta(days=7)  # an idle process waits for the slowest one: by default it would give up in 10 minutes
-COUNTS = {  # what launchers tell the processes that they start
+PATIENCE = timedelta(days=7)  # timeout of an idle rank that waits for the slowest one; the default is 10 minutes
+COUNTS = {  # environment variables in which launchers pass the number of processes
     "WORLD_SIZE": "torchrun",
     "OMPI_COMM_WORLD_SIZE": "mpirun",
     "PMI_SIZE": "mpirun",
     "MV2_COMM_WORLD_SIZE": "mpirun",
-    "SLURM_STEP_NUM_TASKS": "srun",  # not SLURM_NTASKS, which a batch script that calls torchrun has, too
+    "SLURM_STEP_NUM_TASKS": "srun",  # not SLURM_NTASKS, which is also set in a batch script that calls torchrun
 }
 
-# A command line, its words joined by NUL, that is `accelerate launch` in one of its spellings; and its arguments.
+# Matches the command line of `accelerate launch` in any of its spellings, with words joined by NUL; the group holds its
+# arguments.
 ACCELERATE = re.compile(
     r"(?:^|[/\\\0])(?:accelerate(?:_cli)?(?:\.exe|\.py)?\0launch|accelerate-launch(?:\.exe)?"
     r"|accelerate\.commands\.accelerate_cli\0launch|accelerate\.commands\.launch|accelerate/commands/launch\.py)\0(.+)",
@@ -44,30 +45,32 @@ ACCELERATE = re.compile(
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those of the program: number `rank` of `size`, number `local_rank` on its machine."""
+    """The process group of this program, seen from rank `rank` of `size`, which has `local_rank` on its machine."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    owned: bool = False  # the process group is this object's to end
+    owned: bool = False  # `launched` initialised the process group, and `end` destroys it
 
     @property
     def first(self) -> bool:
-        """Whether this process gets the results, and writes them."""
+        """Whether this is rank 0, which gathers and writes the results."""
         return self.rank == 0
 
     @classmethod
     def launched(cls, wanted: int | None = None) -> Processes:
-        """Of a script, started by python, torchrun, accelerate launch or mpirun; they meet here.
+        """Initialise the process group of a script started by python, torchrun, accelerate launch or mpirun.
 
         Args:
-            wanted: so many there must be; None: as many as the launcher was asked for, where that can be found.
+            wanted: required number of processes; None: at least as many as the launcher was asked for, if it is known.
 
         Raises:
-            UserError: they cannot meet, there are fewer, or not those that are wanted.
+            UserError: the process group cannot be initialised or has another number of processes, or there are more
+                processes than GPUs on this machine.
         """
-        # Its defaults keep the process group that it finds when it is imported, which others do at some time. A group
-        # so kept never ends, nor do its threads, and now and then they abort the process when Python exits.
+        # torch.distributed.nn.functional keeps a reference to the group that exists at its import, which libraries do
+        # at some time. That group and its threads would never end, and sometimes abort the process when Python exits.
+        # So it is imported here, before there is a group.
         import torch.distributed.nn.functional
         from accelerate import PartialState
 
@@ -86,15 +89,15 @@ class Processes:
 
     @classmethod
     def joined(cls) -> Processes:
-        """Of a program that has set up torch.distributed itself, or has not: then there is one."""
+        """Return the current process group, or a single process if torch.distributed is not initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
 
     def in_order(self, jobs: Sequence[Job], work: Callable[[Job], Result]) -> Iterator[Result]:
-        """`work` of all `jobs`, `size` of them at a time, one on each process.
+        """Yield `work(job)` for all `jobs`, computed `size` at a time, one on each rank.
 
-        The first process gets the results in the order of `jobs`; the others get nothing, and must ask until the end.
+        Rank 0 yields the results in the order of `jobs`. The other ranks yield nothing, but must exhaust the iterator.
         """
         for start in range(0, len(jobs), self.size):
             mine = start + self.rank
@@ -102,7 +105,7 @@ class Processes:
             yield from self._gathered(result)[: len(jobs) - start]
 
     def _gathered(self, mine: Result | None) -> list[Any]:
-        """Every process's result, on the first process; none on the others."""
+        """Return the results of all ranks on rank 0, and an empty list on the others."""
         if self.size == 1:
             return [mine]
         everyone = [None] * self.size if self.first else None
@@ -111,7 +114,7 @@ class Processes:
         return everyone or []
 
     def share(self, thing: Thing) -> Thing:
-        """The first process's `thing`, on all."""
+        """Broadcast the `thing` of rank 0, a picklable object, to all ranks, and return it."""
         if self.size == 1:
             return thing
         box = [thing]
@@ -120,7 +123,7 @@ class Processes:
         return box[0]
 
     def end(self) -> None:
-        """Leave the process group, if `launched` made it."""
+        """Destroy the process group if `launched` initialised it."""
         if self.owned and dist.is_initialized():
             dist.destroy_process_group()
 
@@ -142,7 +145,7 @@ class Processes:
 
 @contextmanager
 def _others_alive() -> Iterator[None]:
-    """A process that waits for one that has ended ends, too, with a line; the cause is what the other one says."""
+    """Turn a failed collective into a UserError; the rank that ended has printed the cause."""
     try:
         yield
     except RuntimeError as error:
@@ -150,34 +153,39 @@ def _others_alive() -> Iterator[None]:
 
 
 def batches(count: int, batch_size: int, processes: int) -> list[range]:
-    """The consecutive parts of `range(count)` that are worked on at a time, the same for any number of processes.
+    """Divide `range(count)` into consecutive batches, which do not depend on the number of processes.
 
-    Only where they would not all have work are the parts smaller.
+    Only if there were fewer batches than processes are they smaller than `batch_size`.
     """
     size = max(1, min(batch_size, -(-count // processes)))
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
 def asked_for() -> tuple[int, str]:
-    """How many processes the launcher of this one was asked for, and its name; 1 if nothing says more."""
+    """Return how many processes the launcher was asked for, and its name; (1, "python") if no launcher is found."""
     told = [(int(os.environ[key]), name) for key, name in COUNTS.items() if os.environ.get(key, "").isdecimal()]
     if "ACCELERATE_MIXED_PRECISION" in os.environ and "WORLD_SIZE" not in os.environ:
-        told.append((_accelerate_was_asked_for(), "accelerate launch"))  # it tells one process nothing about others
+        told.append((_accelerate_was_asked_for(), "accelerate launch"))  # it passes no number to a single process
     return max(told, default=(1, "python"), key=lambda pair: pair[0])
 
 
 def _accelerate_was_asked_for() -> int:
-    """--num_processes of the `accelerate launch` that this process descends from, or of its configuration file."""
+    """Return --num_processes of the `accelerate launch` above this process, or of its configuration file, or 1.
+
+    A single process that it starts has no environment variable with the number, so its command line is read.
+    """
     import psutil
     from accelerate.commands.config.config_args import default_config_file, load_config_from_file
     from accelerate.commands.launch import launch_command_parser
 
-    for parent in psutil.Process().parents():
+    for parent in psutil.Process().parents():  # another process, such as a shell, may be in between
         try:
             found = ACCELERATE.search("\0".join(parent.cmdline()))
-        except psutil.Error:  # it has ended, or is another user's
+        except psutil.Error:  # the parent has ended, or belongs to another user
             continue
         if found:
+            # accelerate's parser understands all spellings of its options. The flag wins over the configuration file,
+            # which is the default one if none is named and the CPU is not asked for.
             options, _ = launch_command_parser().parse_known_args(found[1].split("\0"))
             file = options.config_file or (None if options.cpu else default_config_file)
             if options.num_processes is None and file and Path(file).is_file():

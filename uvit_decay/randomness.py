@@ -1,14 +1,15 @@
-"""Random numbers as functions of names and numbers: results do not depend on batch sizes, devices or resumption.
+"""Random numbers as functions of keys: results do not depend on batch sizes, devices or resumption.
 
-`normal` and `uniform` give each row (an image, a position in training) numbers of its own, on the device where they are
-needed. They are SplitMix64 (Steele, Lea and Flood 2014) at counters: a 64-bit hash of the key is its state before the
-first of 2^40 rows of 2^24 outputs. Its steps are odd and its last function is one to one, so that all 2^64 outputs of a
-key differ: no two rows share noise. The integers are the same on every device, their logarithms, sines and cosines to
-the last digits. Rows of two keys overlap, shifted, with a chance of about 4 rows outputs / 2^64, where rows is how many
-a key has and outputs how many a row takes: below 1e-5 for 50,000 images of 32x32x3 in 1000 noisy steps.
+`normal` and `uniform` draw independent numbers for each row (an image, or a position in training), on the device where
+they are needed. They are outputs of SplitMix64 (Steele, Lea and Flood 2014) at counters: its initial state is a 64-bit
+hash of the key, followed by 2^40 rows of 2^24 outputs. Its increment is odd and its output function is a bijection, so
+that all 2^64 outputs of a key differ: no two rows share noise. The integers are the same on every device; logarithms,
+sines and cosines agree up to rounding. Rows of two keys overlap, shifted, with a probability of about 4 rows outputs /
+2^64, where rows is the number of rows of a key and outputs the number per row: below 1e-5 for 50,000 images of 32x32x3
+in 1000 stochastic steps.
 
-`generator` is a torch.Generator for what is drawn once and in order: permutations, initial weights. torch's CPU
-generators use the low 32 bits of that hash: of 10,000 keys, two share a stream with a chance of 1 %.
+`generator` returns a torch.Generator for what is drawn once and in order: permutations, initial weights. torch's CPU
+generators use the low 32 bits of the hash: among 10,000 keys, two share a stream with a probability of 1 %.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ ROWS, ROW = 2**40, 2**24  # rows of a key, and numbers of a row
 
 
 def _signed(word: int) -> int:
-    """The int64 of the same 64 bits."""
+    """Return the int64 with the bits of an unsigned 64-bit integer."""
     return (word + 2**63) % 2**64 - 2**63
 
 
@@ -34,28 +35,29 @@ GAMMA, MULTIPLY = _signed(0x9E3779B97F4A7C15), (_signed(0xBF58476D1CE4E5B9), _si
 
 
 def _hash(key: Sequence[str | int]) -> int:
-    """64 bits that are a function of `key`, by numpy's SeedSequence."""
+    """Return a 64-bit hash of `key`, by numpy's SeedSequence."""
     parts = [zlib.crc32(part.encode()) if isinstance(part, str) else part for part in key]
     low, high = [part % 2**32 for part in parts], [part >> 32 for part in parts]
-    words = [len(key), *low, *(high if any(high) else ())]  # SeedSequence does not tell trailing zeros from nothing
+    # SeedSequence ignores trailing zeros, so the length of the key is hashed, too.
+    words = [len(key), *low, *(high if any(high) else ())]
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
 def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch.Generator that is a function of `key` (names and non-negative integers) and of the kind of device."""
+    """Return a torch.Generator seeded by `key` (names and non-negative integers); its stream depends on the device."""
     return torch.Generator(device).manual_seed(_hash(key))
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:
-    """A new z >> bits of the unsigned 64-bit integer."""
+    """Return a new tensor z >> bits, with z as unsigned 64-bit integers."""
     return z.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def splitmix64(state: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tensor, "b count"]:
-    """Outputs row * 2^24, row * 2^24 + 1, ... of SplitMix64 from this state, on the device of `rows`.
+    """Return the outputs row * 2^24, row * 2^24 + 1, ... of SplitMix64 from this state, on the device of `rows`.
 
     Raises:
-        ValueError: more than 2^24 outputs of a row, or a row outside [0, 2^40), which is looked for on CPUs only.
+        ValueError: more than 2^24 outputs per row, or a row outside [0, 2^40), which is checked on CPUs only.
     """
     if count > ROW or (rows.device.type == "cpu" and ((rows < 0) | (rows >= ROWS)).any()):
         raise ValueError(f"random numbers: at most {ROW:,} in each of {ROWS:,} rows")
@@ -67,21 +69,21 @@ def splitmix64(state: int, rows: Int64[Tensor, " b"], count: int) -> Int64[Tenso
 
 
 def uniform(*key: str | int, rows: Int64[Tensor, " b"], shape: Sequence[int] = ()) -> Float[Tensor, "b ..."]:
-    """Float32 (b, *shape), uniform in [0, 1), multiples of 2^-24; row i is a function of the key and of rows[i] alone.
+    """Return float32 (b, *shape), uniform in [0, 1), multiples of 2^-24; row i depends only on key and rows[i].
 
     Args:
         key: names and non-negative integers.
-        rows: int64, on the device where the numbers are drawn.
-        shape: of a row, of at most 2^24 numbers.
+        rows: int64 (b,), on the device where the numbers are drawn.
+        shape: shape of a row, at most 2^24 numbers.
     """
     z = splitmix64(_hash(key), rows, math.prod(shape))
     return _shifted(z, 40).float().mul_(2**-24).reshape(len(rows), *shape)
 
 
 def normal(*key: str | int, rows: Int64[Tensor, " b"], shape: Sequence[int] = ()) -> Float[Tensor, "b ..."]:
-    """Float32 (b, *shape), standard normal, at most 6.8 in size; otherwise as `uniform`.
+    """Return float32 (b, *shape), standard normal, at most 6.8 in magnitude; arguments as those of `uniform`.
 
-    Two numbers come of the halves of an output, by Box and Muller's transform.
+    The Box-Muller transform makes two numbers of the two 32-bit halves of an output.
     """
     count = math.prod(shape)
     z = splitmix64(_hash(key), rows, (count + 1) // 2)

@@ -1,4 +1,4 @@
-"""The pictures that a checkpoint makes, as a source for whatever wants them: files, or metrics."""
+"""Images sampled from a checkpoint, addressed by index."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ TINY = 5_000_000  # parameters
 
 @dataclass(frozen=True)
 class Sampled:
-    """Pictures without end: number i is a function of (checkpoint, seed, i, its label) alone.
+    """An unbounded sequence of samples; sample i depends only on (checkpoint, seed, i, label of i).
 
     Args:
-        ckpt: where the checkpoint is from.
-        found: what it holds.
-        source: its network on the sampling device; its calls are counted.
-        sampling: how it is sampled.
-        classes: that the pictures take; none for an unconditional network.
-        at_random: whether they are drawn, rather than taken in turn.
-        seed: the seed.
-        shape: (c, h, w) of a picture.
-        finish: what makes uint8 pictures of what the network makes.
-        vae: the autoencoder that decodes, if one does.
+        ckpt: path of the checkpoint.
+        found: contents of the checkpoint.
+        source: its network on the sampling device, with a counter of network evaluations.
+        sampling: sampler and its settings.
+        classes: classes of the images; empty for an unconditional network.
+        at_random: whether classes are drawn at random, rather than taken in turn.
+        seed: seed of noise and random labels.
+        shape: (c, h, w) of an image.
+        finish: function from the float samples of the network to uint8 images.
+        vae: hub id or folder of the autoencoder that decodes latents; None for pixels.
     """
 
     ckpt: Path
@@ -63,10 +63,15 @@ class Sampled:
 
     @classmethod
     def from_options(cls, ckpt: Path, options: argparse.Namespace, local_rank: int = 0) -> Sampled:
-        """From a checkpoint and what `add_sampling_options` has read; on the GPU number `local_rank` if not said.
+        """Load a checkpoint and apply the options of `add_sampling_options`.
+
+        Args:
+            ckpt: path of the checkpoint.
+            options: parsed options.
+            local_rank: number of the GPU to use unless the options name a device.
 
         Raises:
-            UserError: the checkpoint cannot be read, or cannot do what the options ask.
+            UserError: the checkpoint cannot be read, or does not support the options.
         """
         check_numbers(options)
         found = checkpoint.load(ckpt, options.weights, options.trust)
@@ -87,12 +92,12 @@ class Sampled:
         return replace(made, shape=shape, finish=autoencoder.decode, vae=autoencoder.space.vae)
 
     def pictures(self, indices: Sequence[int]) -> Tensor:
-        """Uint8 (b, c, h, w) on the sampling device: those with these numbers, in one batch."""
+        """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
         with self._threads():
             return pictures(self.source, self.sampling, indices, self.labels(indices), self.seed, self.finish)
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
-        """The classes of these pictures, each a function of (seed, i) alone; None for an unconditional network."""
+        """Return the classes of samples i, functions of (seed, i) alone; None for an unconditional network."""
         if not self.classes:
             return None
         places = torch.tensor(indices, dtype=torch.int64, device="cpu")
@@ -102,11 +107,11 @@ class Sampled:
 
     @property
     def network_calls(self) -> int:
-        """How often this process has asked the network for an image so far, both halves of guidance."""
+        """Network evaluations of this process so far, per image; a guided step counts twice."""
         return self.source.net.evaluations
 
     def seconds(self, count: int, batch_size: int) -> float:
-        """About how long one process takes for `count` pictures."""
+        """Return the estimated time of one process for `count` images, in seconds."""
         evaluations = image_evaluations(count, self.sampling)
         with self._threads():
             uncounted = replace(self.source, net=self.found.net)
@@ -114,7 +119,7 @@ class Sampled:
             return estimated_seconds(uncounted, evaluations, batch, self.sampling.precision)
 
     def describe(self) -> dict[str, Any]:
-        """Plain values that say what these pictures are."""
+        """Return the metadata of these samples as plain values."""
         return {
             "checkpoint": str(self.ckpt),
             "step": self.found.step,
@@ -128,7 +133,7 @@ class Sampled:
         }
 
     def name(self) -> str:
-        """Short, for keys and file names, such as `ema_dpm++25_w2_seed0`."""
+        """Return a short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
         parts = [self.found.weights, self.sampling.describe(), f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
@@ -141,13 +146,13 @@ class Sampled:
         return "_".join(parts)
 
     def _threads(self) -> AbstractContextManager[None]:
-        """One for tiny networks: more only wait for each other, up to 3 times slower on a busy machine."""
+        """Limit tiny networks to one CPU thread; more are up to 3 times slower on a busy machine."""
         tiny = self.source.device.type == "cpu" and not self.found.latents
         return threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
 
 
 def labels_in_words(classes: Sequence[int], num_classes: int, at_random: bool) -> str | None:
-    """Which classes of a network's pictures take, and how; None for an unconditional network."""
+    """Return a phrase such as "all 10 classes in turn"; None for an unconditional network."""
     if not classes:
         return None
     every = list(classes) == list(range(num_classes))
@@ -156,12 +161,12 @@ def labels_in_words(classes: Sequence[int], num_classes: int, at_random: bool) -
 
 
 def pick_device(name: str | None, local_rank: int) -> torch.device:
-    """The device of that name, else the GPU of this process, else the CPU. Raises a UserError where there is none."""
+    """Return the device `name`, else the GPU of this process, else the CPU; raise a UserError if it does not work."""
     if name is None:
         name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
     try:
         tried = torch.zeros(1, device=name)
-        tried.item()  # which the meta device has not
+        tried.item()  # fails on the meta device
         return tried.device
     except (RuntimeError, AssertionError, ImportError) as error:
         raise UserError(f"--device {name}: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Folders of sampled pictures: sampling.json beside them says which, so that what a kill interrupted can go on."""
+"""Folders of samples with their metadata, sampling.json, so that an interrupted program can complete them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ ABOUT = "sampling.json"
 
 
 def check_folder(folder: Path) -> None:
-    """Raise a UserError if the folder holds something else than sampled pictures."""
+    """Raise a UserError if the folder is not empty and not a folder of samples."""
     if not (folder / ABOUT).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
         raise UserError(f"--out {folder}: the folder is not empty, and its files would be mixed with the new ones")
 
 
 def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
-    """Begin or go on with a folder of pictures 0 to num - 1, which is claimed; returns those that are not there yet.
+    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
 
     Raises:
-        UserError: it holds something else, pictures of another sampling, or more of them.
+        UserError: the folder holds other files, samples made otherwise, or more of them.
     """
     check_folder(folder)
     about = json.loads(json.dumps({"sha256": checksum(sampled.ckpt), **sampled.describe()}))
@@ -52,5 +52,5 @@ def _check_same(folder: Path, about: dict[str, Any]) -> None:
     found = read_json(folder / ABOUT, dict[str, object])
     for key in (*about, *found):
         here, there = about.get(key), found.get(key)
-        if here != there and key != "checkpoint":  # wherever it lies, its content counts
+        if here != there and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
             raise UserError(f"--out {folder}: its pictures have {key} {there}, not {here}: choose another folder")

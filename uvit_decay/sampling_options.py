@@ -1,4 +1,4 @@
-"""The options that say how to sample from a checkpoint, for every script that does. Nothing here needs torch."""
+"""Command-line options for sampling from a checkpoint, shared by all scripts; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 from uvit_decay.errors import MOST_SEED, UserError, check_whole
 
-LARGEST_GRID = 10_000  # images: a grid is put together in memory
+LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 MOST_IMAGES = 10_000_000  # 200 times what papers sample
-BOUNDS = {  # of options, whichever script has them
+BOUNDS = {  # least and largest values of options of all scripts
     "num": (1, MOST_IMAGES),
     "processes": (1, 2**16),
     "batch_size": (1, MOST_IMAGES),
@@ -30,7 +30,7 @@ BOUNDS = {  # of options, whichever script has them
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """All but the checkpoint itself, how many images, and where they go. `Sampled.from_options` reads them."""
+    """Add all sampling options but checkpoint, number of images and output; see `Sampled.from_options`."""
     parser.add_argument("--classes", help="comma-separated class numbers; default: all, the first 10 in a grid")
     parser.add_argument(
         "--labels",
@@ -67,13 +67,13 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_precision_option(parser: argparse._ActionsContainer) -> None:
-    """--precision of a network."""
+    """Add the option --precision of the network."""
     words = "of the network; said in names and reports unless float32; default: tf32 on CUDA GPUs, float32 elsewhere"
     parser.add_argument("--precision", choices=("float32", "tf32", "bf16"), help=words)
 
 
 def check_numbers(options: argparse.Namespace) -> None:
-    """Raise a UserError where a number makes no sense whatever the files hold."""
+    """Raise a UserError if a number is out of range; needs no file to be read."""
     for name, (least, most) in BOUNDS.items():
         value = getattr(options, name, None)
         if value is not None:
@@ -81,7 +81,11 @@ def check_numbers(options: argparse.Namespace) -> None:
 
 
 def choose_classes(options: argparse.Namespace, num_classes: int) -> list[int]:
-    """The classes that the images take; none for an unconditional network."""
+    """Return the classes of --classes, by default all; empty for an unconditional network.
+
+    Raises:
+        UserError: a class that does not exist, or classes or labels for an unconditional network.
+    """
     words = options.classes
     if not num_classes and (words or options.labels):
         raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if words else 'labels'}")
@@ -97,10 +101,10 @@ def choose_classes(options: argparse.Namespace, num_classes: int) -> list[int]:
 
 
 def chosen_sampling(options: argparse.Namespace, recommended: str) -> dict[str, Any]:
-    """What the options change of the sampling that a checkpoint recommends, whose sampler is `recommended`."""
+    """Return the fields of `Sampling` that the options change; `recommended` is the sampler of the checkpoint."""
     names = ("sampler", "steps", "guidance", "guidance_channels", "clip", "precision")
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if options.sampler not in (None, recommended):  # another one has its own number of steps, clipping and SDE if any
+    if options.sampler not in (None, recommended):  # they are the recommended sampler's: use the defaults of this one
         given = {"steps": None, "clip": None, "sde": None, **given}
     if options.guidance_interval is not None:
         try:

@@ -1,4 +1,4 @@
-"""Objects as plain values, their class and the arguments it was built with, and back: what checkpoints hold."""
+"""Conversion of objects to plain values, class path and constructor arguments, and back, for checkpoints."""
 
 from __future__ import annotations
 
@@ -13,27 +13,33 @@ from uvit_decay.plain import typed
 
 @dataclass(frozen=True)
 class Spec:
-    """An object as plain values: the full name of its class, and the arguments that it was built with."""
+    """An object as plain values: the full path of its class, and its constructor arguments."""
 
     class_path: str
     init_args: dict[str, object]
 
     def is_from(self, package: str) -> bool:
-        """Whether the class is one of this package."""
+        """Return whether the class is defined in this package."""
         return self.class_path.startswith(f"{package}.")
 
 
 def spec(kind: type, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """The plain values of an object of class `kind` that was built with `init_args`."""
+    """Return the plain values of an object of class `kind` that was built with `init_args`."""
     return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(init_args)}
 
 
 def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any:
-    """The object that a checkpoint describes, if its class is at home in the package `home` or trusted.
+    """Build the object that a checkpoint describes.
+
+    Args:
+        spec: class path and arguments.
+        base: required base class.
+        home: package whose classes may be built; their arguments must have the annotated types.
+        trusted: class paths from elsewhere that are allowed, too.
 
     Raises:
-        UserError: a class from elsewhere, one that is not there or no `base`, or arguments that it does not know, of
-            other types than its own, or out of range.
+        UserError: a class from elsewhere, one that does not exist or is no `base`, or arguments that are unknown, of
+            the wrong type or out of range.
     """
     name, arguments = spec.class_path, dict(spec.init_args)
     if not spec.is_from(home) and name not in trusted:
@@ -56,5 +62,5 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any
         raise
     except TypeError as error:
         raise UserError(f"the checkpoint describes {name} as another version knew it: {one_line(error)}") from error
-    except Exception as error:  # any: nobody has built it from these arguments before
+    except Exception as error:  # any error: the constructor may not check these arguments
         raise UserError(f"the checkpoint describes a {name} that cannot be: {one_line(error)}") from error

@@ -1,7 +1,7 @@
-"""Safetensors files that tell when they are damaged: they hold checksums, which are compared when they are read.
+"""Safetensors files with checksums, by which damage is detected when they are read.
 
-A CRC-32 of each tensor's bytes, and one of all else (names, dtypes, shapes, metadata and the tensors' CRCs), stand in
-the metadata. Files of others, and of earlier versions, hold none and are read unverified.
+The metadata hold a CRC-32 of each tensor's bytes, and one of the rest (names, dtypes, shapes, metadata and the tensors'
+CRCs). Files without them, from earlier versions or other programs, are read without verification.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from uvit_decay.disk import replacing
 from uvit_decay.errors import UserError, one_line
 
-TENSORS, HEADER = "crc32", "header_crc32"  # one of the two without the other is damage
+TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors and metadata with their checksums; the file takes the place of `path` once it is whole.
+    """Write tensors and metadata with their checksums; the file replaces `path` when it is complete.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = {**(metadata or {}), TENSORS: _crc32(tensors)}
@@ -38,18 +38,18 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[st
 
 
 def _in_order(header: bytes) -> bytes:
-    """Return length and text of a header with its metadata sorted: safetensors has another order in each process."""
+    """Return length and text of a header with sorted metadata: safetensors orders them differently in each process."""
     entries = json.loads(header)
     entries["__metadata__"] = dict(sorted(entries["__metadata__"].items()))
     text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # where the tensors begin
+    text += b" " * (-len(text) % 8)  # tensors must begin at a multiple of 8
     return len(text).to_bytes(8, "little") + text
 
 
 def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Metadata and memory-mapped tensors of a safetensors file.
+    """Return metadata and memory-mapped tensors of a safetensors file.
 
-    To verify is to read all of it, at 1.8 GB/s from a warm cache; without, only what is used is read.
+    Verification reads the whole file, at 1.8 GB/s from a warm cache; without it only tensors that are used are read.
 
     Args:
         path: the file.
@@ -81,7 +81,7 @@ def _damaged(path: Path, what: str) -> UserError:
 
 
 def _crc32(tensors: Mapping[str, Tensor]) -> str:
-    """JSON of each tensor's, by name."""
+    """Return the CRC-32 of each tensor by name, as JSON."""
     checksums = {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy()) for name, tensor in tensors.items()}
     return json.dumps(checksums, sort_keys=True)
 

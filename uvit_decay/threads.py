@@ -1,4 +1,4 @@
-"""CPU threads of torch: fewer where more would only wait for each other, or would change how sums round."""
+"""Limit of torch's CPU threads: more slow down small work, and another number changes the rounding of sums."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """So many threads inside of it; None leaves them as they are."""
+    """Limit torch to `count` CPU threads within the context; None changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if count is None else count)
     try:
