@@ -34,6 +34,10 @@ WITHOUT_LIGHTNING = (
     "tensor_files.py",
     "zips.py",
     "download.py",
+    "plots.py",
+    "threads.py",
+    "specs.py",
+    "precision.py",
 )
 
 
