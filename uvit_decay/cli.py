@@ -23,8 +23,7 @@ from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.disk import check_writable
 from uvit_decay.errors import MOST_SEED, UserError, check_whole, one_line
-from uvit_decay.evaluation.runs import flat
-from uvit_decay.plain import check_size
+from uvit_decay.plain import check_size, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, spare_copies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType
@@ -78,6 +78,25 @@ def is_plain(value: Any) -> bool:
     except (TypeError, ValueError, RecursionError):
         return False
     return True
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of all values in nested dicts; a list of classes counts as a dict by class name.
+
+    `init_args` is left out of the names, as on the command line.
+    """
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        named: dict[str, Any] = {}
+        for i, item in enumerate(value):
+            of_class = isinstance(item, dict) and "class_path" in item
+            own = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
+            named[f"{own}{i}" if own in named else own] = item
+        value = named
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    else:
+        yield name, value
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:

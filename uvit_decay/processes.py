@@ -54,7 +54,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is rank 0, which gathers and writes the results."""
+        """True on rank 0, which gathers and writes the results."""
         return self.rank == 0
 
     @classmethod

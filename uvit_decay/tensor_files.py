@@ -69,14 +69,15 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
         return metadata, tensors
     header = metadata.pop(HEADER, None)
     if header != _header_crc32(metadata, tensors):
-        raise _damaged(path, "header is")
+        raise damaged(path, "header is")
     checksums = metadata.pop(TENSORS, None)
     if verify and checksums != _crc32(tensors):
-        raise _damaged(path, "tensors are")
+        raise damaged(path, "tensors are")
     return metadata, tensors
 
 
-def _damaged(path: Path, what: str) -> UserError:
+def damaged(path: Path, what: str) -> UserError:
+    """Return the error of a CRC-32 that differs; `what` names the part with its verb, such as "header is"."""
     return UserError(f"{path} is damaged: its {what} not what was written (CRC-32); make or fetch the file again")
 
 

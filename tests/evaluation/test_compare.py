@@ -15,7 +15,8 @@ from PIL import Image
 
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.evaluation.compare import axis, grouped, option, pearson, remarks
-from uvit_decay.evaluation.runs import BEST, KEYS, KNN, ON_TEST, RANK, WATCHED, Run, flat, steps_in_epoch
+from uvit_decay.evaluation.runs import BEST, KEYS, KNN, ON_TEST, RANK, WATCHED, Run, steps_in_epoch
+from uvit_decay.plain import flat
 from uvit_decay.plots import _curves
 
 LOOKS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, effective rank)

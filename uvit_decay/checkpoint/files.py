@@ -22,7 +22,7 @@ from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.errors import UserError, one_line
 from uvit_decay.plain import is_plain, parse, typed
 from uvit_decay.specs import Spec
-from uvit_decay.tensor_files import load_tensors
+from uvit_decay.tensor_files import damaged, load_tensors
 from uvit_decay.zips import check_records, has_crcs
 
 Weights = Literal["ema", "raw"]
@@ -180,9 +180,7 @@ def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[
     for name in storages.values():
         content = torch.empty(0, dtype=torch.uint8).set_(state[name].untyped_storage()).numpy()
         if (len(content), zlib.crc32(content)) not in records:
-            raise UserError(
-                f"{path} is damaged: its {name} is not what was written (CRC-32); make or fetch the file again"
-            )
+            raise damaged(path, f"{name} is")
 
 
 def misfit(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:

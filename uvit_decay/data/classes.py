@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+from uvit_decay.disk import at_home
 from uvit_decay.errors import UserError
 from uvit_decay.plain import read_text
 
@@ -22,7 +23,7 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
         UserError: neither a bundled list nor a readable text file, no class in it, or a class twice.
     """
     files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
-    path = files.get(str(name_or_path), Path(os.path.expanduser(name_or_path)))
+    path = files.get(str(name_or_path), at_home(name_or_path))
     if not os.path.exists(path):
         known = ", ".join(sorted(files))
         raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}")

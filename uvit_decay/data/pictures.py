@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from uvit_decay.data.archives import find
 from uvit_decay.data.members import DAMAGED, Found, opened
+from uvit_decay.disk import at_home
 from uvit_decay.errors import UserError, one_line
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The
@@ -63,7 +64,7 @@ def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> L
         UserError: `path` does not exist or is not a folder, zip or tar, a tar is damaged or compressed, there are no
             images, the folders define no classes, or one of `classes` has no images.
     """
-    path = Path(os.path.expanduser(path))
+    path = at_home(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
     kinds = {*_formats(), "MPO"}  # PIL's name for a JPEG followed by another one

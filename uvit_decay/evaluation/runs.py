@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from uvit_decay.errors import UserError, one_line
-from uvit_decay.plain import read_json, read_text, read_yaml, typed
+from uvit_decay.plain import flat, read_json, read_text, read_yaml, typed
 
 BEST, ON_TEST = "probe/best_accuracy", "probe/best_on_test_accuracy"
 WATCHED, KNN, RANK = "probe/watched_accuracy", "probe/watched_knn", "probe/watched_effective_rank"
@@ -69,25 +69,6 @@ class Run:
     def protocol(self) -> dict[str, Any]:
         """Everything that FID and IS depend on, flat."""
         return dict(flat({name: self.generation[name] for name in PROTOCOL if name in self.generation}))
-
-
-def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) of all values in nested dicts; a list of classes counts as a dict by class name.
-
-    `init_args` is left out of the names, as on the command line.
-    """
-    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
-        named: dict[str, Any] = {}
-        for i, item in enumerate(value):
-            of_class = isinstance(item, dict) and "class_path" in item
-            own = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
-            named[f"{own}{i}" if own in named else own] = item
-        value = named
-    if isinstance(value, dict) and value:
-        for key, item in value.items():
-            yield from flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
-    else:
-        yield name, value
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
