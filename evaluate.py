@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uvit_decay.errors import UserError, user_errors
-from uvit_decay.evaluation import feature_pictures
+from uvit_decay.representations import visualize as feature_pictures
+from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.sampling_options import add_precision_option, add_sampling_options, check_numbers
 
 if TYPE_CHECKING:
     import torch
 
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.pictures import Pictures
-    from uvit_decay.metrics.features import Extractor
-    from uvit_decay.processes import Processes
+    from uvit_decay.evaluation.image_sources import Pictures
+    from uvit_decay.metrics.extractors import Extractor
+    from uvit_decay.runtime.distributed import Processes
 
 GREY = 1  # channels of the digits
 
@@ -106,7 +106,7 @@ def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
 def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
     """Load the extractor for images of this shape, or train the digit classifier."""
     from uvit_decay.data import Digits
-    from uvit_decay.metrics.features import load
+    from uvit_decay.metrics.extractors import load
 
     if extractor.knows_labels:
         digits = Digits()
@@ -129,7 +129,7 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
     """Return the images to evaluate: those of --samples, or samples of --ckpt."""
     from uvit_decay.evaluation.generated import OfCheckpoint
     from uvit_decay.evaluation.sources import open_pictures
-    from uvit_decay.sampled import Sampled
+    from uvit_decay.samples import Sampled
 
     if options.ckpt is None:
         _refuse_sampling(options)
@@ -140,11 +140,11 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
 
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
     """Compare images with a reference: FID and other metrics, report.json and report.html."""
-    from uvit_decay.disk import check_writable, claimed
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.measure import chosen_metrics
+    from uvit_decay.evaluation.metric_table import chosen_metrics
     from uvit_decay.evaluation.sources import open_reference
-    from uvit_decay.sampled import pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.samples import pick_device
 
     device = pick_device(options.device, processes.local_rank)
     extractor = extractor_for(options, "sfid" in (options.metrics or ""))
@@ -170,7 +170,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
     """Compute the metrics, and write the reports on rank 0."""
     from uvit_decay.evaluation.generation import save_json
     from uvit_decay.evaluation.report import write_html
-    from uvit_decay.image import save_npz
+    from uvit_decay.image_io import save_npz
 
     store, against = comparison.extracted(out.with_suffix(".features"), processes, options.save_samples is not None)
     if not processes.first:
@@ -190,11 +190,11 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
 
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     """Write an .npz of reference statistics with its metadata."""
-    from uvit_decay.disk import check_writable
     from uvit_decay.evaluation.generation import cached_features
     from uvit_decay.evaluation.sources import open_pictures
     from uvit_decay.evaluation.statistics import save_statistics
-    from uvit_decay.sampled import pick_device
+    from uvit_decay.runtime.files import check_writable
+    from uvit_decay.samples import pick_device
 
     check_writable(options.out)
     if options.spatial and options.features != "inception":
@@ -214,11 +214,11 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
     """Probe a checkpoint, and write probes.csv, probes.json and probes.png."""
     from uvit_decay import checkpoint
-    from uvit_decay.disk import check_writable, claimed
-    from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
     from uvit_decay.evaluation.sources import SETS, open_data
-    from uvit_decay.precision import chosen_precision
-    from uvit_decay.sampled import pick_device
+    from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.precision import chosen_precision
+    from uvit_decay.samples import pick_device
 
     try:
         times = TIMES if options.times is None else tuple(map(float, options.times.split(",")))
@@ -263,7 +263,7 @@ def main(args: Sequence[str]) -> None:
     """Run the command line."""
     options = parse(args)
     check(options)
-    from uvit_decay.processes import Processes
+    from uvit_decay.runtime.distributed import Processes
 
     processes = Processes.launched()
     commands = {"generation": generation, "statistics": statistics, "probe": probe, "features": feature_pictures.run}

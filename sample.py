@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from uvit_decay.errors import UserError, user_errors
+from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.sampling_options import LARGEST_GRID, add_sampling_options, check_numbers
 
 BUNDLED = Path(__file__).resolve().parent / "checkpoints" / "digits.safetensors"
@@ -43,7 +43,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
 
 def check(options: argparse.Namespace) -> None:
     """Raise a UserError for options that cannot work, before any slow work."""
-    from uvit_decay.disk import check_writable
+    from uvit_decay.runtime.files import check_writable
     from uvit_decay.sampled_folder import check_folder
 
     check_numbers(options)
@@ -61,7 +61,7 @@ def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iter
     """Write the images with these indices; batch by batch, except a grid, which is assembled in memory."""
     import torch
 
-    from uvit_decay import image
+    from uvit_decay import image_io as image
 
     form, classes, names = out.suffix.lower(), sampled.classes, sampled.found.class_names
     if not form:
@@ -79,7 +79,7 @@ def main(args: Sequence[str]) -> None:
     options = parse(args)
     check(options)
 
-    from uvit_decay.processes import Processes
+    from uvit_decay.runtime.distributed import Processes
 
     processes = Processes.launched(options.processes)
     try:
@@ -90,8 +90,8 @@ def main(args: Sequence[str]) -> None:
 
 def make(options: argparse.Namespace, processes: "Processes") -> None:
     """Sample this rank's share of the images; rank 0 holds a lock on the output, gathers and writes all of them."""
-    from uvit_decay.disk import claimed
-    from uvit_decay.sampled import Sampled
+    from uvit_decay.runtime.files import claimed
+    from uvit_decay.samples import Sampled
 
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
     if options.out.suffix.lower() == ".png":  # at most 10 classes, a column each
@@ -105,7 +105,7 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
     """Sample and write all images but those that the folder holds already."""
     from tqdm import tqdm
 
-    from uvit_decay.processes import batches
+    from uvit_decay.runtime.distributed import batches
     from uvit_decay.sampled_folder import missing
 
     num = options.num or (10 * len(sampled.classes) or 64)

@@ -12,7 +12,7 @@ that is not of this package, Lightning, torch.nn or torch.optim is allowed by --
 import sys
 from pathlib import Path
 
-from uvit_decay.errors import user_errors
+from uvit_decay.runtime.errors import user_errors
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import torch
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.data.batches import Batch, ImageSet, InMemory, StepLoader, StepSampler
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet, write_labels, write_shard
-from uvit_decay.data.steps import Batch, ImageSet, InMemory, StepLoader, StepSampler
-from uvit_decay.image import to_float
-from uvit_decay.nn.zoo import build
-from uvit_decay.randomness import normal
+from uvit_decay.image_io import to_float
+from uvit_decay.nn.sizes import build
+from uvit_decay.runtime.random import normal
 
 IMAGENET = 1_281_167
 SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)

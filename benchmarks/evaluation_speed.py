@@ -18,10 +18,10 @@ import torch_fidelity
 
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.sources import open_pictures
-from uvit_decay.image import save_pngs
+from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
-from uvit_decay.metrics.features import load
-from uvit_decay.processes import Processes
+from uvit_decay.metrics.extractors import load
+from uvit_decay.runtime.distributed import Processes
 
 METRICS = {"fid": "frechet_inception_distance", "is": "inception_score_mean", "kid": "kernel_inception_distance_mean"}
 METRICS |= {"precision": "precision", "recall": "recall"}

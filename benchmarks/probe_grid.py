@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint import load
-from uvit_decay.evaluation.probing import TIMES, Prober, Probing
 from uvit_decay.evaluation.sources import open_data
-from uvit_decay.metrics.knn import knn_accuracy
-from uvit_decay.metrics.probe import GRID_RIDGES, HELD_OUT, GridScores, logistic_grid
-from uvit_decay.randomness import generator
+from uvit_decay.representations.knn import knn_accuracy
+from uvit_decay.representations.probe import GRID_RIDGES, HELD_OUT, GridScores, logistic_grid
+from uvit_decay.representations.probing import TIMES, Prober, Probing
+from uvit_decay.runtime.random import generator
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"
 

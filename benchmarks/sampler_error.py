@@ -17,11 +17,11 @@ import math
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow
-from uvit_decay.diffusion.path import GVP, VP, Linear, Path, SDDiscrete, expand
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.errors import UserError
-from uvit_decay.randomness import normal
+from uvit_decay.diffusion.denoiser import Flow
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, Path, SDDiscrete, expand
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import normal
 
 CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from uvit_decay.nn.zoo import build
+from uvit_decay.nn.sizes import build
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
-from uvit_decay.diffusion.generate import Sampling
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization

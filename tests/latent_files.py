@@ -7,7 +7,7 @@ from safetensors.torch import save
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.tensor_files import load_tensors
+from uvit_decay.runtime.tensor_files import load_tensors
 
 SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 pictures in shards of 4 are 6 shards, the last one half full
 FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]

@@ -5,8 +5,8 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from uvit_decay.errors import UserError, user_errors
-from uvit_decay.processes import Processes
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import UserError, user_errors
 
 
 def main(jobs: int, fails: str, result: Path) -> None:

@@ -11,7 +11,7 @@ from uvit_reference import SMALL, VARIANTS, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official import Hints
+from uvit_decay.checkpoint.official.common import Hints
 from uvit_decay.nn import UViT
 
 HERE = Path("file.pth")

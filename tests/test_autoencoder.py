@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from uvit_decay import autoencoder
 from uvit_decay.autoencoder import Autoencoder, LatentSpace, decoder
-from uvit_decay.errors import UserError
-from uvit_decay.image import to_float, to_uint8
+from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

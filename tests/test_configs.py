@@ -230,7 +230,7 @@ def test_a_checkpoint_of_another_width_is_refused(trained, tmp_path, monkeypatch
 
 def test_a_version_that_is_there_already_is_refused(tmp_path):
     from uvit_decay.callbacks import RunLogger
-    from uvit_decay.errors import UserError
+    from uvit_decay.runtime.errors import UserError
 
     logger = RunLogger("digits", str(tmp_path), version=0)
     logger.log_metrics({"a": 1.0}, 0)

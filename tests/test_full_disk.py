@@ -15,15 +15,15 @@ from conftest import ROOT, run_script
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
+from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels
-from uvit_decay.errors import UserError, user_errors
-from uvit_decay.evaluation.compare import save_csv
 from uvit_decay.evaluation.report import Report, write_html
 from uvit_decay.evaluation.statistics import save_statistics
 from uvit_decay.evaluation.store import Store
-from uvit_decay.image import labelled_grid, save_npz, save_picture, save_pngs
+from uvit_decay.image_io import labelled_grid, save_npz, save_picture, save_pngs
 from uvit_decay.metrics.frechet import Statistics
-from uvit_decay.tensor_files import save_tensors
+from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.tensor_files import save_tensors
 
 PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 TABLE = PICTURES.permute(0, 2, 3, 1)

@@ -6,38 +6,34 @@ import pytest
 from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
+ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
+ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "cli"}
 FORBIDDEN = {
-    "decay": {"nn", "diffusion", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli"},
-    "nn": {"diffusion", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli"},
-    "diffusion": {"nn", "data", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
-    "data": {"nn", "diffusion", "metrics", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
-    "metrics": {"nn", "diffusion", "data", "evaluation", "tasks", "callbacks", "checkpoint", "cli", "decay"},
+    "runtime": ISLANDS | ABOVE | {"decay"},
+    "decay": ISLANDS | ABOVE,
+    "nn": (ISLANDS | ABOVE) - {"nn"},
+    "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
+    "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
+    "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
+    "representations": {"tasks", "callbacks", "compare", "cli", "decay"},
     "evaluation": {"tasks", "callbacks", "cli"},
-    "tasks": {"evaluation", "callbacks", "checkpoint", "cli"},
+    "tasks": {"evaluation", "representations", "compare", "callbacks", "checkpoint", "cli"},
 }
 WITHOUT_LIGHTNING = (
     "nn",
     "diffusion",
     "metrics",
+    "representations",
     "decay",
-    "image.py",
-    "autoencoder.py",
+    "runtime",
+    "compare",
     "checkpoint",
-    "randomness.py",
-    "errors.py",
-    "processes.py",
-    "sampled.py",
+    "image_io.py",
+    "autoencoder.py",
+    "samples.py",
     "sampling_options.py",
     "sampled_folder.py",
-    "disk.py",
-    "plain.py",
-    "tensor_files.py",
-    "zips.py",
-    "download.py",
     "plots.py",
-    "threads.py",
-    "specs.py",
-    "precision.py",
 )
 
 

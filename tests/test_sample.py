@@ -15,11 +15,11 @@ from conftest import ROOT, tiny_net, tiny_task, tiny_trainer
 from PIL import Image
 
 from uvit_decay.data import Digits
-from uvit_decay.diffusion.generate import Sampling
-from uvit_decay.diffusion.path import Linear
-from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import SiT
-from uvit_decay.sampled import Sampled
+from uvit_decay.samples import Sampled
 from uvit_decay.sampling_options import add_sampling_options, chosen_sampling
 
 
@@ -276,7 +276,7 @@ def test_precision_is_chosen_and_refused_in_one_line(trained, tmp_path, monkeypa
 
 
 def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.sampled.estimated_seconds", lambda source, evaluations, *_: evaluations)
+    monkeypatch.setattr("uvit_decay.samples.estimated_seconds", lambda source, evaluations, *_: evaluations)
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "2")
     wanted = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
     assert wanted in capsys.readouterr().err

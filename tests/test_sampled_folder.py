@@ -12,7 +12,7 @@ from conftest import ROOT
 from PIL import Image
 from test_sample import pixels, sample
 
-from uvit_decay.disk import claimed
+from uvit_decay.runtime.files import claimed
 
 
 def begin(folder, *args):

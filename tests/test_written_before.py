@@ -11,7 +11,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.diffusion.path import Linear
+from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import SiT
 
 FILES = ROOT / "tests" / "written_before"

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.errors import UserError, one_line
-from uvit_decay.image import to_float, to_uint8
+from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.runtime.errors import UserError, one_line
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps

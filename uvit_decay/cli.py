@@ -21,9 +21,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
-from uvit_decay.disk import check_writable
-from uvit_decay.errors import MOST_SEED, UserError, check_whole, one_line
-from uvit_decay.plain import check_size, flat
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, one_line
+from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.plain import check_size, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, spare_copies

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int64, UInt8
 from torch import Tensor
 
-from uvit_decay.disk import replacing
+from uvit_decay.runtime.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

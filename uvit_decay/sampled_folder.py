@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uvit_decay.disk import remove_remains, replacing
-from uvit_decay.download import checksum
-from uvit_decay.errors import UserError
-from uvit_decay.plain import read_json
+from uvit_decay.runtime.download import checksum
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import remove_remains, replacing
+from uvit_decay.runtime.plain import read_json
 
 if TYPE_CHECKING:
-    from uvit_decay.sampled import Sampled
+    from uvit_decay.samples import Sampled
 
 ABOUT = "sampling.json"
 
@@ -37,7 +37,7 @@ def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
     else:
         with replacing(folder / ABOUT) as file:
             file.write(json.dumps(about, indent=1).encode())
-    from uvit_decay.image import png_name
+    from uvit_decay.image_io import png_name
 
     there = {path.name for path in folder.glob("*.png")}
     wanted = [png_name(i) for i in range(num)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from uvit_decay.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 MOST_IMAGES = 10_000_000  # 200 times what papers sample

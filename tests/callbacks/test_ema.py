@@ -8,7 +8,7 @@ from lightning.pytorch import Callback
 from uvit_decay.callbacks import EMA
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 class Weights(Callback):

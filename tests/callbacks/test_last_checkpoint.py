@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 
 from uvit_decay.callbacks import LastCheckpoint, Preview, checkpoint
 from uvit_decay.data import Digits
-from uvit_decay.errors import user_errors
+from uvit_decay.runtime.errors import user_errors
 
 
 class Signals(Callback):

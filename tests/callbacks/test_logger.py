@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from uvit_decay import cli
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.data import Digits
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 STARTS = 8
 DIGITS = ROOT / "configs" / "digits.yaml"

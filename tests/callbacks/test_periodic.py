@@ -7,8 +7,8 @@ from lightning.pytorch import Callback
 
 from uvit_decay.callbacks import LinearProbes, Preview
 from uvit_decay.data import Digits
-from uvit_decay.diffusion.generate import Sampling
-from uvit_decay.errors import UserError
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.errors import UserError
 
 
 class OnceSetUp(Callback):

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):

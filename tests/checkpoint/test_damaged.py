@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture
@@ -221,10 +221,10 @@ DESCRIPTIONS = {
     "betas": ((*PATH, "beta_max"), 0.0, "VP needs 0 < beta_min <= beta_max"),
     "discrete": (
         ("path",),
-        {"class_path": "uvit_decay.diffusion.path.SDDiscrete", "init_args": {"beta_end": 2.0}},
+        {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": {"beta_end": 2.0}},
         "SDDiscrete needs 0 < beta_start <= beta_end < 1",
     ),
-    "no-path": (("path", "class_path"), "uvit_decay.diffusion.path.None", "cannot be imported"),
+    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "cannot be imported"),
     "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
     "sampler": ((*SAMPLING, "sampler"), "magic", "unknown sampler"),
     "steps": ((*SAMPLING, "steps"), 2.5, "steps must be int"),

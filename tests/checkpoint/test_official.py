@@ -14,11 +14,11 @@ from uvit_reference import SMALL, inputs, official_forward, official_shapes, ran
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official import Hints, recognise
-from uvit_decay.diffusion.generate import Sampling, generate
-from uvit_decay.diffusion.path import VP, SDDiscrete
+from uvit_decay.checkpoint.official.common import Hints, recognise
+from uvit_decay.diffusion.noise_path import VP, SDDiscrete
+from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import UViT
-from uvit_decay.nn.zoo import UVIT_SIZES
+from uvit_decay.nn.sizes import UVIT_SIZES
 
 EULER_MARUYAMA, DPM = Sampling("uvit-em", 1000, clip=False), Sampling("uvit-dpm", 50, clip=False)
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
@@ -55,7 +55,7 @@ def test_published_configurations_are_recognised(name, image, rows, count, class
     assert (found.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
     assert {key: net.config[key] for key in options} == options
     assert net.shortcuts.alphas == (1.0,) * (2 * options["depth"] + 2)
-    assert description["path"]["class_path"] == f"uvit_decay.diffusion.path.{type(path).__name__}"
+    assert description["path"]["class_path"] == f"uvit_decay.diffusion.noise_path.{type(path).__name__}"
     assert Sampling(**description["sampling"]) == sampling
     assert description["class_names"] == [str(label) for label in range(classes)]
     assert (description["latents"] is not None) == (image["channels"] == 4)
@@ -195,5 +195,7 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
 
 
 def test_official_files_are_read_without_lightning():
-    code = "import sys, uvit_decay.checkpoint.official, uvit_decay.checkpoint; sys.exit('lightning' in sys.modules)"
+    code = (
+        "import sys, uvit_decay.checkpoint.official.common, uvit_decay.checkpoint; sys.exit('lightning' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -11,9 +11,9 @@ from uvit_reference import official_shapes, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official import Hints
-from uvit_decay.diffusion.path import SDDiscrete
-from uvit_decay.errors import UserError
+from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.diffusion.noise_path import SDDiscrete
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
@@ -56,7 +56,7 @@ def test_the_whole_decay_is_named_where_it_is_lost(tmp_path):
 def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = ours(tmp_path, channels=4, num_classes=20, time_scale=1000.0)
     latents = {"vae": "my/vae", "sha256": "", "scale": 0.13, "shift": 0.0, "channels": 4, "factor": 8}
-    path_spec = {"class_path": "uvit_decay.diffusion.path.SDDiscrete", "init_args": asdict(SDDiscrete())}
+    path_spec = {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": asdict(SDDiscrete())}
     redescribe(path, latents=latents, path=path_spec, prediction="x")
     note = export(path, tmp_path / "official.pth")
     for lost in (

@@ -7,7 +7,7 @@ import torch
 from official_files import TINY, imported, saved, tiny, tiny_sit
 
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("state", [tiny, tiny_sit])

@@ -13,10 +13,10 @@ from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official import Hints
-from uvit_decay.errors import UserError
+from uvit_decay.checkpoint.official.common import Hints
 from uvit_decay.nn import UViT
 from uvit_decay.nn.block import Mlp
+from uvit_decay.runtime.errors import UserError
 
 
 def changed(remove=(), **entries):

@@ -14,12 +14,12 @@ from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_sh
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official import Hints, recognise
-from uvit_decay.diffusion.generate import Sampling, generate
-from uvit_decay.diffusion.path import GVP, VP, Linear
+from uvit_decay.checkpoint.official.common import Hints, recognise
+from uvit_decay.checkpoint.official.sit_layout import without_sigma
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear
+from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import SiT
-from uvit_decay.nn.sit_layout import without_sigma
-from uvit_decay.nn.zoo import SIT_SIZES
+from uvit_decay.nn.sizes import SIT_SIZES
 
 PLAIN, ONE = Hints(heads=2), Hints(heads=2, alpha_min=1.0)
 ARGUMENTS = Namespace(model="SiT-XL/2", path_type="Linear", prediction="velocity", vae="ema", cfg_scale=4.0, ckpt=None)
@@ -66,7 +66,7 @@ def test_published_files_are_recognised(name, options, tensors, count):
     assert (found.net.num_classes, found.net.null_label, found.net.config["learn_sigma"]) == (1000, True, False)
     assert found.net.config.items() >= {**layout, "learn_sigma": False}.items()
     assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in found.summary()
-    assert description["path"] == {"class_path": "uvit_decay.diffusion.path.Linear", "init_args": {}}
+    assert description["path"] == {"class_path": "uvit_decay.diffusion.noise_path.Linear", "init_args": {}}
     assert (description["prediction"], description["latents"]["scale"]) == ("velocity", 0.18215)
     assert description["latents"]["vae"] == "stabilityai/sd-vae-ft-ema"
     assert Sampling(**description["sampling"]) == Sampling("sit-sde", 250, 1.0, False)
@@ -214,7 +214,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, options, suffix):
 
 def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = our_sit(tmp_path, null_label=False, wiring="decayed", alpha_min=0.6, branches="mlp")
-    path_spec = {"class_path": "uvit_decay.diffusion.path.GVP", "init_args": asdict(GVP())}
+    path_spec = {"class_path": "uvit_decay.diffusion.noise_path.GVP", "init_args": asdict(GVP())}
     redescribe(path, path=path_spec, prediction="eps", latents=described(path)["latents"] | {"scale": 0.13})
     lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, prediction eps, path GVP {}, scale 0.13"
     assert export(path, tmp_path / "official.pt") == told(f"heads 2, {lost}")

@@ -11,8 +11,8 @@ from sit_reference import loaded
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official import Hints
-from uvit_decay.errors import UserError
+from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.runtime.errors import UserError
 
 PLAIN = Hints(heads=2)
 

@@ -14,8 +14,8 @@ from picture_noise import SIZE, class_tars, noise, tar_of, tarred, tree
 from PIL import Image
 
 from uvit_decay.data import archives
-from uvit_decay.data.pictures import list_pictures, read
-from uvit_decay.errors import UserError
+from uvit_decay.data.image_files import list_pictures, read
+from uvit_decay.runtime.errors import UserError
 
 SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"
 NAMES = ["n02/n02_1.JPEG", "n01/n01_10.JPEG", "n01/n01_2.JPEG", "n03/n03_1.JPEG"]

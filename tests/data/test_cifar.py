@@ -16,8 +16,8 @@ from conftest import Losses, tiny_task, tiny_trainer
 from torchvision import datasets
 
 from uvit_decay.data import CIFAR10, CIFAR100
-from uvit_decay.errors import UserError
 from uvit_decay.nn import UViT
+from uvit_decay.runtime.errors import UserError
 
 TRAIN = contents(CIFAR100)["train"]
 WHOLE = Python2.dumps(TRAIN)

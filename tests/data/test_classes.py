@@ -10,8 +10,8 @@ from picture_noise import SIZE, class_tars, tarred, tree, zipped
 
 from uvit_decay.data import Images
 from uvit_decay.data.classes import class_hash, class_list
-from uvit_decay.data.pictures import list_pictures, read, select
-from uvit_decay.errors import UserError
+from uvit_decay.data.image_files import list_pictures, read, select
+from uvit_decay.runtime.errors import UserError
 
 ORIGINAL = ROOT.parent / "shared" / "data" / "imagenet100-synsets.txt"
 

@@ -16,8 +16,8 @@ from test_picture_decoding import png
 
 from uvit_decay.data import members
 from uvit_decay.data.classes import class_list
-from uvit_decay.data.pictures import Listing, decode, list_pictures, read, size_of
-from uvit_decay.errors import UserError
+from uvit_decay.data.image_files import Listing, decode, list_pictures, read, size_of
+from uvit_decay.runtime.errors import UserError
 
 
 @contextmanager

@@ -15,11 +15,11 @@ from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
-from uvit_decay.data.steps import StepLoader, StepSampler
-from uvit_decay.diffusion.generate import Sampling
-from uvit_decay.errors import UserError
+from uvit_decay.data.batches import StepLoader, StepSampler
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.metrics import CustomExtractor
 from uvit_decay.nn import UViT
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 
 # ---- reading

@@ -18,13 +18,13 @@ from PIL import Image
 from safetensors.torch import save
 
 from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.data.image_files import list_pictures, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
-from uvit_decay.data.pictures import list_pictures, read
-from uvit_decay.errors import UserError
-from uvit_decay.tensor_files import load_tensors
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.tensor_files import load_tensors
 
 
 def contents(folder):

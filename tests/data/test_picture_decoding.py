@@ -11,8 +11,8 @@ from conftest import ROOT
 from picture_noise import SIZE, noise
 from PIL import Image
 
-from uvit_decay.data.pictures import Listing, centre_crop, decode, read
-from uvit_decay.errors import UserError
+from uvit_decay.data.image_files import Listing, centre_crop, decode, read
+from uvit_decay.runtime.errors import UserError
 
 SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"
 

@@ -1,8 +1,8 @@
 """The samplers that differ in more than their default number of steps, and the paths that each of them takes."""
 
-from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.errors import UserError
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.runtime.errors import UserError
 
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
 SAME = {"uvit-em": "euler-maruyama"}  # but for its number of steps, and that it does not clip

@@ -2,9 +2,9 @@
 
 import torch
 
-from uvit_decay.diffusion.generate import Source, generate
-from uvit_decay.diffusion.path import VP
-from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import Source, generate
 from uvit_decay.nn import UViT
 
 CLASSES, SHAPE = 3, (2, 8, 8)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from small_source import CLASSES, NET, T, Y, images, network, noise, source
 
-from uvit_decay.diffusion.generate import Sampling
 from uvit_decay.diffusion.guidance import Guided
-from uvit_decay.errors import UserError
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.errors import UserError
 
 
 def test_guidance_of_one_is_the_network_itself():

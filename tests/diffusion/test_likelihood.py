@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from uvit_decay.diffusion.generate import Source
 from uvit_decay.diffusion.likelihood import bits_per_dim, log_likelihood, signs, standard_normal_log_density
-from uvit_decay.diffusion.path import GVP, VP, Linear, expand
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, expand
+from uvit_decay.diffusion.sampling import Source
 
 SHAPE = (1, 2, 2)
 MEAN, STD = 0.3, 0.5

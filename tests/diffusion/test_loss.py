@@ -16,9 +16,9 @@ from uvit_decay.diffusion.loss import (
     training_interval,
     training_times,
 )
-from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.errors import UserError
-from uvit_decay.randomness import uniform
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import uniform
 
 PATH = VP()
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]

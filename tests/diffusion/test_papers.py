@@ -7,10 +7,10 @@ import pytest
 import torch
 from small_source import CLASSES, NET, PATH, SHAPE, source
 
-from uvit_decay.diffusion.generate import Sampling
-from uvit_decay.diffusion.path import SDDiscrete
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.randomness import normal
+from uvit_decay.diffusion.noise_path import SDDiscrete
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.random import normal
 
 COUNT = 4
 LABELS = [0, 1, 2, CLASSES]

@@ -7,12 +7,12 @@ import torch
 from sampler_cases import NAMES, PATHS, sound
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
-from uvit_decay.diffusion.flow import Flow, sampling_interval
-from uvit_decay.diffusion.generate import Sampling, denoiser
+from uvit_decay.diffusion.denoiser import Flow, sampling_interval
 from uvit_decay.diffusion.loss import Prediction
-from uvit_decay.diffusion.path import GVP
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.randomness import normal
+from uvit_decay.diffusion.noise_path import GVP
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import Sampling, denoiser
+from uvit_decay.runtime.random import normal
 
 SOFT = 0.02  # dopri5 only promises its rtol of 1e-3 a step, and rounding decides which steps it takes
 

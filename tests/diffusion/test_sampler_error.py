@@ -6,8 +6,8 @@ from functools import cache
 import pytest
 from conftest import ROOT
 
-from uvit_decay.diffusion.path import SDDiscrete
-from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.diffusion.noise_path import SDDiscrete
+from uvit_decay.diffusion.samplers import SAMPLERS
 
 spec = importlib.util.spec_from_file_location("sampler_error", ROOT / "benchmarks" / "sampler_error.py")
 benchmark = importlib.util.module_from_spec(spec)

@@ -10,11 +10,11 @@ import torch
 from sampler_cases import NAMES, PATHS, SAME, SOUND
 from torch import nn
 
-from uvit_decay.diffusion.flow import Flow
+from uvit_decay.diffusion.denoiser import Flow
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.ode import FIRST_TIME
-from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
-from uvit_decay.diffusion.sampler import SAMPLERS
-from uvit_decay.randomness import normal
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.runtime.random import normal
 
 PATH = VP()
 MEAN, STD = 0.3, 0.5

@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 import torch
 
-from uvit_decay.diffusion.flow import Flow, sampling_interval
-from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete, expand
-from uvit_decay.diffusion.sampler import SAMPLERS
+from uvit_decay.diffusion.denoiser import Flow, sampling_interval
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
+from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
-from uvit_decay.errors import UserError
-from uvit_decay.randomness import normal
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import normal
 
 MEAN, STD = 0.3, 0.5
 PATHS = [VP(), Linear(), GVP()]

@@ -10,7 +10,7 @@ import torch_fidelity
 from evaluations import evaluate
 from inception_files import random_weights
 
-from uvit_decay.image import save_pngs
+from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
 
 COUNT, SUBSET = 24, 12

@@ -16,7 +16,7 @@ from conftest import ROOT, run_script
 from evaluations import digit_pictures, evaluate, refused
 from PIL import Image
 
-from uvit_decay.image import save_npz, save_pngs
+from uvit_decay.image_io import save_npz, save_pngs
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]
 

@@ -9,10 +9,10 @@ import zipfile
 import numpy as np
 import pytest
 
-from uvit_decay.errors import UserError
-from uvit_decay.evaluation.pictures import OfArray
+from uvit_decay.evaluation.image_sources import OfArray
 from uvit_decay.evaluation.statistics import StatisticsFile
-from uvit_decay.metrics.features import SmallClassifier
+from uvit_decay.metrics.extractors import SmallClassifier
+from uvit_decay.runtime.errors import UserError
 
 RANDOM = np.random.default_rng(0)
 IMAGES = RANDOM.integers(256, size=(6, 8, 8, 3), dtype=np.uint8)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from uvit_decay.errors import UserError
 from uvit_decay.evaluation.report import MEANINGS, Neighbours, Report, write_html
+from uvit_decay.runtime.errors import UserError
 
 
 def pictures(*shape, seed=0):

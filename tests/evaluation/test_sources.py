@@ -10,10 +10,10 @@ from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import Images
-from uvit_decay.errors import UserError
-from uvit_decay.evaluation.pictures import OfSet
+from uvit_decay.evaluation.image_sources import OfSet
 from uvit_decay.evaluation.sources import open_data, open_pictures, open_reference
-from uvit_decay.image import save_npz, save_pngs
+from uvit_decay.image_io import save_npz, save_pngs
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from uvit_decay.errors import UserError
 from uvit_decay.evaluation.extract import parts_of
 from uvit_decay.evaluation.store import Store
 from uvit_decay.metrics.frechet import Moments
+from uvit_decay.runtime.errors import UserError
 
 PICTURES = torch.ones(4, 3, 2, 2, dtype=torch.uint8)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]

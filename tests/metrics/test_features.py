@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from uvit_decay.metrics.features import Features, SmallClassifier
+from uvit_decay.metrics.extractors import Features, SmallClassifier
 
 CPU = torch.device("cpu")
 
@@ -119,7 +119,7 @@ def test_importing_metrics_is_light():
     code = f"""
 import sys, torch
 with_torch = set(sys.modules)
-import uvit_decay.metrics.rank
+import uvit_decay.representations.effective_rank
 print(sorted(set({heavy}) & set(sys.modules) - with_torch))
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

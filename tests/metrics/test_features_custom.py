@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from uvit_decay.errors import UserError
 from uvit_decay.metrics import CustomExtractor
+from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 NO_LABELS = torch.zeros(0, dtype=torch.int64)

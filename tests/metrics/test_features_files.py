@@ -7,9 +7,10 @@ import pytest
 import torch
 from inception_files import random_weights
 
-from uvit_decay import download
-from uvit_decay.errors import UserError
-from uvit_decay.metrics import Inception, inception_v3
+from uvit_decay.metrics import Inception
+from uvit_decay.metrics import inception_net as inception_v3
+from uvit_decay.runtime import download
+from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)

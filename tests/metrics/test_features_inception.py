@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from inception_files import random_weights
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
-from uvit_decay.errors import UserError
 from uvit_decay.metrics import Inception
-from uvit_decay.metrics.features import Features
+from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.resize import RESIZE, SIZE
+from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
@@ -131,7 +131,7 @@ def test_grey_pictures_are_repeated_to_rgb_and_others_refused(inception, photogr
 
 
 def test_pictures_are_taken_a_few_at_a_time(inception, photographs, found, monkeypatch):
-    monkeypatch.setattr("uvit_decay.metrics.features._AT_ONCE", 1)
+    monkeypatch.setattr("uvit_decay.metrics.extractors._AT_ONCE", 1)
     parts = inception(photographs)
     assert all(close(a, b) for a, b in zip(parts, found, strict=True))
     assert [len(x) for x in inception(photographs[:0])] == [0, 0, 0]

@@ -7,8 +7,8 @@ import torch
 from gloo import on_two_processes
 from torch import nn
 
-from uvit_decay.errors import UserError
 from uvit_decay.metrics.frechet import Moments, Statistics, frechet_distance
+from uvit_decay.runtime.errors import UserError
 
 DIM = 6
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from uvit_decay.errors import UserError
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify
+from uvit_decay.runtime.errors import UserError
 
 SHAPES = [(8, 2, 3), (8, 4, 1), (6, 3, 4), (4, 1, 3), (4, 4, 3)]
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from networks import DECAYED_SIT, SIT, UVIT, each_kind, gradients
 
-from uvit_decay.errors import UserError
-from uvit_decay.nn.tap import pooled_features
+from uvit_decay.nn.intermediates import pooled_features
+from uvit_decay.runtime.errors import UserError
 
 # ---- checkpointing of activations
 

@@ -7,7 +7,7 @@ from record_ops import recorded
 from torch import nn
 
 from uvit_decay.decay import shortcuts
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 @each_kind

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sit_reference import inputs, loaded, small
 
-from uvit_decay.errors import UserError
-from uvit_decay.nn.tap import Tapped
+from uvit_decay.nn.intermediates import Tapped
+from uvit_decay.runtime.errors import UserError
 
 # ---- labels and time
 

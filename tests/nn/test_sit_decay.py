@@ -6,8 +6,8 @@ import pytest
 import torch
 from sit_reference import SMALL, inputs, loaded, official_forward, random_state, small
 
-from uvit_decay.errors import UserError
-from uvit_decay.nn.sit_layout import to_decayed_wiring
+from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring
+from uvit_decay.runtime.errors import UserError
 
 WIRINGS = [dict(wiring="official"), dict(wiring="decayed"), dict(wiring="decayed", skip="concat")]
 

@@ -8,10 +8,10 @@ import torch
 from sit_reference import SMALL, VARIANTS, inputs, loaded, official_forward, official_shapes, random_state, small
 from torch import nn
 
-from uvit_decay.errors import UserError
+from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.nn.embed import sincos_positions
-from uvit_decay.nn.sit_layout import to_decayed_wiring, without_sigma
-from uvit_decay.nn.zoo import SIT_SIZES, build
+from uvit_decay.nn.sizes import SIT_SIZES, build
+from uvit_decay.runtime.errors import UserError
 
 PARAMETERS = [  # with learn_sigma: all and trainable; without: all; decayed wiring with learn_sigma: all and trainable
     ("sit-s/2", 32_963_360, 32_865_056, 32_957_200, 33_850_400, 33_752_096),

@@ -7,8 +7,8 @@ import pytest
 import torch
 from uvit_reference import SMALL, inputs, loaded, random_state, small
 
-from uvit_decay.errors import UserError
-from uvit_decay.nn.tap import Tapped, pooled_features
+from uvit_decay.nn.intermediates import Tapped, pooled_features
+from uvit_decay.runtime.errors import UserError
 
 # ---- loading
 

@@ -7,8 +7,8 @@ import torch
 from record_ops import recorded
 from uvit_reference import SMALL, inputs, loaded, official_forward, small
 
-from uvit_decay.errors import UserError
-from uvit_decay.nn.zoo import build
+from uvit_decay.nn.sizes import build
+from uvit_decay.runtime.errors import UserError
 
 # ---- the function
 

@@ -13,7 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
 from uvit_decay.data import Digits
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 def in_pieces(size, flip=False):

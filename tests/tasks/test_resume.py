@@ -11,8 +11,8 @@ from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
 from uvit_decay.data import Digits
-from uvit_decay.errors import UserError
 from uvit_decay.nn import SiT
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.resume import check
 
@@ -103,7 +103,7 @@ def test_what_cannot_go_on_is_one_line(trained, tmp_path, monkeypatch, capsys, o
         ("--model.net.alpha_min=1.0", "was trained with net.alpha_min 0.7, this run has 1.0: set"),
         ("--model.prediction=x", "was trained with prediction eps, this run has x: set --model.prediction eps"),
         ("--model.path.beta_max=10", "was trained with path.beta_max 20.0, this run has 10.0: set"),
-        ("--model.path=Linear", "was trained with path uvit_decay.diffusion.path.VP, this run has"),
+        ("--model.path=Linear", "was trained with path uvit_decay.diffusion.noise_path.VP, this run has"),
         ("--model.weighting=likelihood", "was trained with weighting none, this run has likelihood: set"),
     ],
 )

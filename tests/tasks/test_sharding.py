@@ -17,8 +17,8 @@ from runs import StopAt
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
-from uvit_decay.diffusion.path import Linear
-from uvit_decay.metrics.features import SmallClassifier
+from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import SiT
 from uvit_decay.tasks.sharding import Sharded, local
 

@@ -15,8 +15,8 @@ from runs import StopAt, fit
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
-from uvit_decay.errors import UserError
-from uvit_decay.metrics.features import Features, SmallClassifier
+from uvit_decay.metrics.extractors import Features, SmallClassifier
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.sharding import spare_copies
 
 
@@ -106,7 +106,7 @@ import torch
 from conftest import Losses, tiny_task, tiny_trainer
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
-from uvit_decay.metrics.features import SmallClassifier
+from uvit_decay.metrics.extractors import SmallClassifier
 if __name__ == "__main__":
     devices, folder = int(sys.argv[1]), sys.argv[2]
     looking = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=71),

@@ -12,9 +12,9 @@ from record_ops import Waits
 from torch import nn
 
 from uvit_decay.data import Digits
-from uvit_decay.data.steps import InMemory
+from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.loss import Prediction, diffusion_loss, stratified_times, training_times
-from uvit_decay.diffusion.path import GVP, VP, Linear, SDDiscrete
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.sharding import Sharded

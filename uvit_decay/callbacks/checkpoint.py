@@ -16,8 +16,8 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic, run_folder
-from uvit_decay.disk import replacing
-from uvit_decay.errors import Terminated, check_whole
+from uvit_decay.runtime.errors import Terminated, check_whole
+from uvit_decay.runtime.files import replacing
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun

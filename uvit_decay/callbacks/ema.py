@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, whole
 

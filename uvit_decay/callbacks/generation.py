@@ -19,19 +19,19 @@ from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
-from uvit_decay.data.steps import subset
-from uvit_decay.diffusion.generate import Counted, Sampling, image_evaluations, pictures
-from uvit_decay.disk import replacing
-from uvit_decay.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.data.batches import subset
+from uvit_decay.diffusion.sampling import Counted, Sampling, image_evaluations, pictures
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.pictures import OfSet, Pictures, as_channels
+from uvit_decay.evaluation.image_sources import OfSet, Pictures, as_channels
 from uvit_decay.evaluation.sources import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
-from uvit_decay.image import to_uint8
+from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
-from uvit_decay.metrics.features import load
-from uvit_decay.processes import Processes
-from uvit_decay.sampled import labels_in_words
+from uvit_decay.metrics.extractors import load
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.files import replacing
+from uvit_decay.samples import labels_in_words
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 

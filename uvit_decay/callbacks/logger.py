@@ -10,8 +10,8 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.disk import check_writable
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable
 
 
 class RunLogger(TensorBoardLogger):

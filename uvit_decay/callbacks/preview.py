@@ -11,11 +11,11 @@ from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.diffusion.generate import Sampling, generate, image_evaluations
-from uvit_decay.disk import check_writable
-from uvit_decay.errors import MOST_SEED, check_whole
-from uvit_decay.image import grid_columns, labelled_grid, save_picture
-from uvit_decay.processes import Processes, batches
+from uvit_decay.diffusion.sampling import Sampling, generate, image_evaluations
+from uvit_decay.image_io import grid_columns, labelled_grid, save_picture
+from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.errors import MOST_SEED, check_whole
+from uvit_decay.runtime.files import check_writable
 from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks.diffusion import DiffusionTask
 

@@ -9,10 +9,10 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.evaluation.grid import Grid
-from uvit_decay.evaluation.probing import TIMES, Prober, Probing, check_probed
-from uvit_decay.nn.tap import Tapped, places
-from uvit_decay.processes import Processes
+from uvit_decay.nn.intermediates import Tapped, places
+from uvit_decay.representations.grid import Grid
+from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 

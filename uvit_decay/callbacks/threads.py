@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from uvit_decay.errors import check_whole
+from uvit_decay.runtime.errors import check_whole
 
 
 class CPUThreads(Callback):

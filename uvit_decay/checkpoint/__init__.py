@@ -7,7 +7,7 @@ weights_only, and a class that a file names must belong to this package or be li
 into a network only after their names, shapes and finiteness, the checksums and the description have been checked.
 """
 
-from uvit_decay.checkpoint.files import read_training_checkpoint
+from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.checkpoint.loading import Checkpoint, load
 
 __all__ = ["Checkpoint", "load", "read_training_checkpoint"]

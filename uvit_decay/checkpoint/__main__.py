@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import get_args
 
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.foreign import PATHS, STABLE_DIFFUSION, Hints
+from uvit_decay.checkpoint.official.recognized import PATHS, STABLE_DIFFUSION, Hints
 from uvit_decay.diffusion.loss import Prediction
-from uvit_decay.errors import user_errors
 from uvit_decay.nn.sit import Wiring
+from uvit_decay.runtime.errors import user_errors
 from uvit_decay.sampling_options import check_numbers
 
 

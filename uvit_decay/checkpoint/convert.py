@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint import official, sit
-from uvit_decay.checkpoint.files import KEY, Weights, check_weights, read, read_foreign, unpickle
-from uvit_decay.checkpoint.foreign import Hints
-from uvit_decay.checkpoint.kinds import looks_like
+from uvit_decay.checkpoint.detect import looks_like
+from uvit_decay.checkpoint.io import KEY, Weights, check_weights, read, read_foreign, unpickle
 from uvit_decay.checkpoint.loading import HOME, described
-from uvit_decay.disk import check_writable, replacing
-from uvit_decay.errors import UserError
-from uvit_decay.tensor_files import save_tensors
+from uvit_decay.checkpoint.official import common as official
+from uvit_decay.checkpoint.official import sit
+from uvit_decay.checkpoint.official.recognized import Hints
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable, replacing
+from uvit_decay.runtime.tensor_files import save_tensors
 
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 

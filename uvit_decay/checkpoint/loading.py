@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.files import Stored, Weights, misfit, read
-from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.checkpoint.io import Stored, Weights, misfit, read
 from uvit_decay.diffusion.loss import Prediction
-from uvit_decay.diffusion.path import Path as NoisePath
-from uvit_decay.errors import UserError
-from uvit_decay.specs import build
+from uvit_decay.diffusion.noise_path import Path as NoisePath
+from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import build
 
 HOME = "uvit_decay.nn"
 SAID = ("image_size", "channels", "num_classes", "null_label")  # attributes of every network that can be sampled
@@ -73,7 +73,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
     return Checkpoint(
         net.eval(),
-        build(description.path, NoisePath, "uvit_decay.diffusion.path"),
+        build(description.path, NoisePath, "uvit_decay.diffusion.noise_path"),
         description.prediction,
         description.sampling,
         names,

@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from uvit_decay.data.members import DAMAGED, Found, open_file, open_zip
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _UNPACK = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}

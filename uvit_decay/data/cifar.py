@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.data.base import ImageData
+from uvit_decay.data.batches import InMemory
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.pickles import read_dict
-from uvit_decay.data.steps import InMemory
-from uvit_decay.disk import at_home
-from uvit_decay.download import download, verify
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.download import download, verify
+from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
     from torchvision import datasets

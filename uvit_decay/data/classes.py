@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from uvit_decay.disk import at_home
-from uvit_decay.errors import UserError
-from uvit_decay.plain import read_text
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.plain import read_text
 
 _LISTS = Path(__file__).parent / "class_lists"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from uvit_decay.data.base import ImageData
-from uvit_decay.data.steps import InMemory
+from uvit_decay.data.batches import InMemory
+from uvit_decay.data.datamodule import ImageData
 
 
 class Digits(ImageData):

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 
 def read_dict(content: bytes, where: str, *keys: str) -> dict[str, Any]:

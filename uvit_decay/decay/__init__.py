@@ -1,6 +1,6 @@
 """Shortcuts that decay with depth (`schedule`), and their attachment to transformers of other libraries (`foreign`)."""
 
-from uvit_decay.decay.foreign import Attached, Gated, attach
+from uvit_decay.decay.attach import Attached, Gated, attach
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,

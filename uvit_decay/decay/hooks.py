@@ -21,7 +21,7 @@ from os.path import commonprefix
 from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import decayed_add
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 Weights = Callable[[int], tuple[float | Tensor, float]]  # alpha and beta of branch k
 

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 Schedule = Literal["linear", "cosine", "constant", "constant-branch", "learnable"]
 Granularity = Literal["branch", "block"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.loss import Network
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 class Guided:

@@ -19,11 +19,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, linspace
-from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.diffusion.denoiser import Flow, linspace
+from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.ode import adaptive
-from uvit_decay.diffusion.path import Batch
-from uvit_decay.randomness import uniform
+from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.runtime.random import uniform
 
 Solver = Literal["heun", "dopri5"]
 Rates = tuple[Tensor, Tensor]

@@ -18,8 +18,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.diffusion.path import Batch, Interpolant, Path, Times
-from uvit_decay.errors import UserError
+from uvit_decay.diffusion.noise_path import Batch, Interpolant, Path, Times
+from uvit_decay.runtime.errors import UserError
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]

@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Noise, Trajectory, linspace, times_like
+from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace, times_like
 
 FIRST_TIME = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT

@@ -16,10 +16,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Noise, Trajectory, linspace, times_like
+from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace, times_like
 from uvit_decay.diffusion.loss import EDGE
-from uvit_decay.diffusion.path import Interpolant, Path, Times, expand
-from uvit_decay.errors import UserError
+from uvit_decay.diffusion.noise_path import Interpolant, Path, Times, expand
+from uvit_decay.runtime.errors import UserError
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]

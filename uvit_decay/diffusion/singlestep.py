@@ -11,8 +11,8 @@ from itertools import accumulate, chain, pairwise
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.flow import Flow, Noise, Trajectory, linspace
-from uvit_decay.diffusion.path import LEVELS, Path
+from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace
+from uvit_decay.diffusion.noise_path import LEVELS, Path
 
 LAST_TIME = 1e-4  # the state at this time is returned as the image
 

@@ -13,11 +13,11 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.disk import check_writable
-from uvit_decay.evaluation.pictures import Pictures
+from uvit_decay.evaluation.image_sources import Pictures
 from uvit_decay.evaluation.store import Store
-from uvit_decay.metrics.features import Extractor
-from uvit_decay.processes import Processes, batches
+from uvit_decay.metrics.extractors import Extractor
+from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.files import check_writable
 
 PART = 256  # most images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.errors import UserError
-from uvit_decay.evaluation.pictures import Pictures, as_channels
-from uvit_decay.sampled import Sampled
+from uvit_decay.evaluation.image_sources import Pictures, as_channels
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.samples import Sampled
 
 
 class OfCheckpoint(Pictures):

@@ -11,18 +11,18 @@ from typing import Any
 
 import torch
 
-from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError
 from uvit_decay.evaluation.extract import SHOWN, about, extract, parts_of
-from uvit_decay.evaluation.measure import METRICS, Reference, measure
-from uvit_decay.evaluation.pictures import Pictures
+from uvit_decay.evaluation.image_sources import Pictures
+from uvit_decay.evaluation.metric_table import METRICS, Reference, measure
 from uvit_decay.evaluation.report import Neighbours, Report
 from uvit_decay.evaluation.statistics import SPATIAL, StatisticsFile
 from uvit_decay.evaluation.store import Store
-from uvit_decay.image import grid_columns
-from uvit_decay.metrics.features import Extractor
-from uvit_decay.metrics.neighbours import density_coverage, nearest
-from uvit_decay.processes import Processes
+from uvit_decay.image_io import grid_columns
+from uvit_decay.metrics.extractors import Extractor
+from uvit_decay.metrics.precision_recall import density_coverage, nearest
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
 
 COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from uvit_decay.data.members import DAMAGED, open_file
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 DENSEST = 1032  # highest ratio of deflate: bytes unpacked from one byte
 

@@ -16,8 +16,8 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.disk import replacing
-from uvit_decay.image import labelled_grid, to_pil
+from uvit_decay.image_io import labelled_grid, to_pil
+from uvit_decay.runtime.files import replacing
 
 ALL_CLASSES = 100  # most classes that have a bar each
 EXTREMES = 20  # number of worst, and of best, if there are more classes

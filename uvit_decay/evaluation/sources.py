@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
-from uvit_decay.disk import at_home
-from uvit_decay.errors import UserError
-from uvit_decay.evaluation.pictures import OfArray, OfFiles, OfSet, Pictures
+from uvit_decay.evaluation.image_sources import OfArray, OfFiles, OfSet, Pictures
 from uvit_decay.evaluation.statistics import StatisticsFile
-from uvit_decay.plain import read_yaml, typed
-from uvit_decay.specs import Spec, build
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.runtime.plain import read_yaml, typed
 
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
 FORMS = (

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError
 from uvit_decay.evaluation import npz
-from uvit_decay.metrics.features import Extractor
+from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.metrics.frechet import Statistics, check_statistics
-from uvit_decay.plain import parse, typed
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import parse, typed
 
 SPATIAL = 2023  # number of features of sFID
 MOST_FEATURES, MOST_BYTES = 2**14, 2**24  # limits before reading; `check` compares with the exact number

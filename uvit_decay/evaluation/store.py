@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.disk import at_home, check_writable, replacing
-from uvit_decay.errors import UserError
 from uvit_decay.metrics.frechet import Moments, Statistics
-from uvit_decay.plain import read_json
-from uvit_decay.tensor_files import load_tensors, save_tensors
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home, check_writable, replacing
+from uvit_decay.runtime.plain import read_json
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 FLOATS = ("features", "logits", "spatial")  # float32 (n, d)
 WHOSE = "whose"  # metadata key of a part: its place and its store

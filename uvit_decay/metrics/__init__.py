@@ -3,6 +3,6 @@
 Does not import Lightning.
 """
 
-from uvit_decay.metrics.features import CustomExtractor, Inception, SmallClassifier
+from uvit_decay.metrics.extractors import CustomExtractor, Inception, SmallClassifier
 
 __all__ = ["CustomExtractor", "Inception", "SmallClassifier"]

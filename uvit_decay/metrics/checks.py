@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 Program = Callable[[Tensor], Any]
 

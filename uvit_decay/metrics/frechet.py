@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 from torchmetrics import Metric
 
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 # Relative tolerance: of tr S_1 + tr S_2 for a d^2 below 0, of the largest covariance for its asymmetry.
 ROUNDING = 1e-6

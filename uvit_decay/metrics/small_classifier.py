@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
-from uvit_decay.image import to_float
-from uvit_decay.precision import full_float32
-from uvit_decay.randomness import generator
-from uvit_decay.threads import threads
+from uvit_decay.image_io import to_float
+from uvit_decay.runtime.precision import full_float32
+from uvit_decay.runtime.random import generator
+from uvit_decay.runtime.threads import threads
 
 
 def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: int, steps: int) -> nn.Sequential:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
-from uvit_decay.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole
 
 
 class DecayedNet(nn.Module):

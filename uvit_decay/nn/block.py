@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
-from uvit_decay.errors import UserError
 from uvit_decay.nn.embed import without_autocast
+from uvit_decay.runtime.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]
 SkipMerge = Literal["add", "concat"]

@@ -13,7 +13,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uvit_decay.errors import UserError
+from uvit_decay.runtime.errors import UserError
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:

@@ -22,11 +22,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.errors import UserError
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
-from uvit_decay.nn.tap import Stage
+from uvit_decay.nn.intermediates import Stage
+from uvit_decay.runtime.errors import UserError
 
 Wiring = Literal["official", "decayed"]
 

@@ -37,8 +37,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.data.steps import Batch
-from uvit_decay.errors import UserError
+from uvit_decay.data.batches import Batch
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
 

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.data.base import ImageData
+from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash
-from uvit_decay.data.steps import Batch
-from uvit_decay.diffusion.generate import Sampling, Source
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.loss import (
     Prediction,
     Weighting,
@@ -21,11 +20,12 @@ from uvit_decay.diffusion.loss import (
     stratified_times,
     training_times,
 )
-from uvit_decay.diffusion.path import VP, Path
-from uvit_decay.errors import UserError
-from uvit_decay.plain import typed
-from uvit_decay.randomness import normal, uniform
-from uvit_decay.specs import spec
+from uvit_decay.diffusion.noise_path import VP, Path
+from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import spec
+from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.tasks.base import Optimization, Task
 from uvit_decay.tasks.sharding import original_class
 
@@ -74,7 +74,7 @@ class DiffusionTask(Task):
                 f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
             )
         if not isinstance(path, Path):
-            raise UserError(f"path must be one of uvit_decay.diffusion.path, got {path}")
+            raise UserError(f"path must be one of uvit_decay.diffusion.noise_path, got {path}")
         check_loss(prediction, weighting)
         self.path, self.prediction, self.weighting = path, prediction, weighting
         self.label_dropout, self.sampling = label_dropout, sampling

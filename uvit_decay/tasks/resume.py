@@ -13,8 +13,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from uvit_decay.errors import UserError
-from uvit_decay.plain import is_plain
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import is_plain
 
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task

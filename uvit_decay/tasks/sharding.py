@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from uvit_decay.nn.tap import Tapped
+from uvit_decay.nn.intermediates import Tapped
 
 
 def spare_copies() -> None:

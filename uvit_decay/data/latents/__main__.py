@@ -16,9 +16,9 @@ from accelerate import PartialState
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.classes import class_list
+from uvit_decay.data.image_files import list_pictures
 from uvit_decay.data.latents.encode import describe, encode
-from uvit_decay.data.pictures import list_pictures
-from uvit_decay.errors import user_errors
+from uvit_decay.runtime.errors import user_errors
 from uvit_decay.sampling_options import check_numbers
 
 

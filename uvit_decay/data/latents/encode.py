@@ -27,13 +27,13 @@ from tqdm import tqdm
 
 from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.data.classes import class_hash
-from uvit_decay.data.images import OnDisk
+from uvit_decay.data.folder import OnDisk
+from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Statistics, read
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
-from uvit_decay.data.pictures import Listing
-from uvit_decay.disk import check_writable, claimed, remove_remains
-from uvit_decay.errors import UserError
-from uvit_decay.image import to_float
+from uvit_decay.image_io import to_float
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable, claimed, remove_remains
 
 
 def describe(listing: Listing, space: LatentSpace, class_list: str | None, **settings: Any) -> Manifest:

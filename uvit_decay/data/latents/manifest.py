@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.classes import class_hash
-from uvit_decay.disk import replacing
-from uvit_decay.errors import UserError
-from uvit_decay.plain import read_json, typed
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import read_json, typed
 
 NAME = "manifest.json"
 VERSION = 1

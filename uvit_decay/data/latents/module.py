@@ -6,14 +6,14 @@ from pathlib import Path
 
 from torch import Tensor
 
-from uvit_decay.data.base import ImageData
+from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash, class_list
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
-from uvit_decay.data.steps import Batch
-from uvit_decay.disk import at_home
-from uvit_decay.errors import UserError
-from uvit_decay.randomness import normal
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.random import normal
 
 
 class Latents(ImageData):

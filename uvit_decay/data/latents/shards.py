@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from uvit_decay.data.batches import ImageSet
 from uvit_decay.data.latents.manifest import Manifest
-from uvit_decay.data.steps import ImageSet
-from uvit_decay.errors import UserError, one_line
-from uvit_decay.tensor_files import load_tensors, save_tensors
+from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 SUMS, WHOSE = "sums", "whose"
 LABELS = "labels.safetensors"

@@ -1,0 +1,164 @@
+"""Batches are a function of (seed, step), whatever the number of ranks and wherever one starts."""
+
+import pytest
+import torch
+
+from uvit_decay.data import Digits
+from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, pieces, subset
+from uvit_decay.runtime.errors import UserError
+
+
+def numbers(n):
+    """Pictures that show their own number."""
+    return InMemory(torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1), torch.arange(n))
+
+
+def batches(n=50, batch_size=12, seed=0, rank=0, ranks=1, start=0, epochs=1, workers=0):
+    sampler = StepSampler(n, batch_size, seed, rank, ranks, shuffle=True)
+    loader = StepLoader(numbers(n), sampler, num_workers=workers)
+    loader.load_state_dict({"start": start})
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def test_an_epoch_shows_each_picture_at_most_once_and_epochs_differ():
+    first, second = batches(epochs=2)[:4], batches(epochs=2)[4:]
+    seen = torch.cat([batch.labels for batch in first])
+    assert len(seen) == 48
+    assert len(seen.unique()) == 48
+    assert not torch.equal(seen, torch.cat([batch.labels for batch in second]))
+    assert [batch.number for batch in first + second] == list(range(8))
+
+
+def test_pictures_and_labels_belong_together():
+    for batch in batches():
+        assert torch.equal(batch.images.flatten().long(), batch.labels)
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 9])
+def test_a_loader_goes_on_where_it_was(start):
+    whole, rest = batches(epochs=3), batches(start=start, epochs=3)
+    for a, b in zip(whole[start:], rest, strict=False):
+        assert torch.equal(a.labels, b.labels)
+        assert a.number == b.number
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_ranks_share_the_global_batch(ranks):
+    shares = [batches(rank=rank, ranks=ranks) for rank in range(ranks)]
+    for whole, *parts in zip(batches(), *shares, strict=True):
+        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
+        assert [part.first for part in parts] == [rank * 12 // ranks for rank in range(ranks)]
+        assert all(part.total == 12 for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("share", "limit", "count"),
+    [(128, None, 1), (128, 128, 1), (128, 1000, 1), (128, 127, 2), (128, 64, 2), (12, 5, 3), (7, 3, 7), (1, 1, 1)],
+)
+def test_a_share_is_cut_into_the_fewest_equal_pieces_that_fit(share, limit, count):
+    assert pieces(share, limit) == count
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pieces_make_up_the_global_batch(ranks):
+    whole = batches()
+    for rank in range(ranks):
+        loader = StepLoader(numbers(50), StepSampler(50, 12, 0, rank, ranks, shuffle=True, limit=3))
+        parts, count = list(loader), 4 // ranks
+        assert len(loader) == len(parts) == 4 * count
+        for k, batch in enumerate(whole):
+            share = parts[k * count : (k + 1) * count]
+            labels = torch.cat([part.labels for part in share])
+            assert torch.equal(labels, batch.labels[rank * 6 : rank * 6 + len(labels)])
+            assert {part.number for part in share} == {k}
+            assert [part.first for part in share] == [12 // ranks * rank + 3 * i for i in range(count)]
+
+
+def test_the_state_of_pieces_counts_whole_batches():
+    loader = StepLoader(numbers(50), StepSampler(50, 12, 0, 0, 1, shuffle=True, limit=4))
+    starts = [loader.state_dict()["start"] for _ in loader]
+    assert starts == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
+
+
+def test_no_index_is_no_picture():
+    images, labels = InMemory(torch.zeros(9, 3, 4, 4, dtype=torch.uint8), torch.arange(9))[[]]
+    assert (images.shape, labels.shape) == ((0, 3, 4, 4), (0,))
+
+
+def test_a_set_on_a_device_is_read_and_mirrored_there():
+    pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
+    for images, labels in (pictures[[4, 2]], pictures.mirrored([4, 2], torch.tensor([True, False]))):
+        assert (images.device.type, images.shape, images.dtype) == ("meta", (2, 3, 4, 4), torch.uint8)
+        assert labels.tolist() == [4, 2]
+
+
+@pytest.mark.parametrize(("ranks", "limit"), [(1, None), (2, None), (1, 3), (2, 2)])
+def test_half_of_the_pictures_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
+    pictures = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
+    loaders = [
+        StepLoader(pictures, StepSampler(480, 24, 0, rank, ranks, True, limit), flip_seed=5) for rank in range(ranks)
+    ]
+    mirrored = torch.empty(20, 24, dtype=torch.bool)
+    for loader in loaders:
+        for batch in loader:
+            mirrored[batch.number, batch.first : batch.first + len(batch.images)] = batch.images[:, 0, 0, 0] == 1
+    assert 200 < mirrored.sum() < 280
+    alone = StepLoader(pictures, StepSampler(480, 24, 0, 0, 1, True), flip_seed=5)
+    assert torch.equal(mirrored, torch.stack([batch.images[:, 0, 0, 0] == 1 for batch in alone]))
+
+
+def test_the_state_counts_batches_handed_out_not_batches_prefetched():
+    loader = StepLoader(numbers(50), StepSampler(50, 5, 0, 0, 1, shuffle=True), num_workers=2)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    assert loader.state_dict() == {"start": 3}
+
+
+def test_workers_change_nothing():
+    for a, b in zip(batches(), batches(workers=2), strict=True):
+        assert torch.equal(a.labels, b.labels)
+
+
+def test_the_seed_changes_the_order():
+    assert not torch.equal(batches(seed=0)[0].labels, batches(seed=1)[0].labels)
+
+
+def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
+    loader = StepLoader(numbers(50), StepSampler(50, 10, 0, 0, 1, shuffle=False))
+    next(iter(loader))
+    assert torch.cat([batch.labels for batch in loader]).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ranks", "limit", "message"),
+    [
+        (12, 5, None, "not divisible by 5 devices"),
+        (51, 1, None, "larger than the 50 pictures"),
+        (0, 1, None, "leave nothing"),
+        (12, 1, 0, "device_batch_size must be at least 1"),
+    ],
+)
+def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, limit, message):
+    with pytest.raises(UserError, match=message):
+        StepSampler(50, batch_size, 0, 0, ranks, shuffle=True, limit=limit)
+
+
+def test_the_digits_are_all_there():
+    digits = Digits()
+    digits.setup()
+    assert (len(digits.train), len(digits.test)) == (1437, 360)
+    assert digits.train.images.shape == (1437, 1, 8, 8)
+    assert digits.train.images.dtype == torch.uint8
+    assert int(digits.train.images.max()) == 255
+    assert digits.train.labels.dtype == torch.int64
+    assert digits.test.labels.bincount().min() >= 34
+
+
+def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
+    pictures = InMemory(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), torch.arange(1000) // 100)
+    chosen = subset(pictures, 200, "probe")
+    assert chosen == subset(pictures, 200, "probe")
+    assert len(set(chosen)) == 200
+    assert pictures.labels[chosen].bincount(minlength=10).min() >= 8
+    assert subset(pictures, 1000, "probe") == list(range(1000))

@@ -1,0 +1,178 @@
+"""Folders, zips and tars of pictures: how they are listed, read, and refused; test_archives.py has more of tars."""
+
+import pickle
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from picture_noise import SIZE, noise, tarred, tree, zipped
+from torch.utils.data import DataLoader, Dataset
+
+from uvit_decay.data.image_files import Listing, list_pictures, read
+from uvit_decay.runtime.errors import UserError
+
+
+def fails(path: Path, *words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        list_pictures(path)
+    assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
+    assert "\n" not in str(caught.value)
+
+
+# --- listing ---------------------------------------------------------------------------------------------------------
+
+CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
+
+
+def test_folder_zip_and_tar_are_the_same(tmp_path):
+    folder = tree(tmp_path / "data", CLASSES)
+    (folder / "cat" / "notes.txt").write_text("not a picture")
+    (folder / "labels.h5").write_bytes(b"PIL knows the extension but cannot decode it")
+    for junk in (".hidden.png", "cat/._a.PNG", "__MACOSX/cat/a.png", ".git/x.png", "cat/Thumbs.db"):
+        (folder / junk).parent.mkdir(parents=True, exist_ok=True)
+        (folder / junk).write_bytes(b"junk")
+    listing = list_pictures(folder)
+    assert listing.members == ("ant/x.tiff", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "dog/b.png")
+    assert listing.class_names == ("ant", "cat", "dog")
+    assert listing.labels == (0, 1, 1, 2, 2)
+    pixels = read(listing, SIZE, 3)
+    assert (pixels[1].numpy() == noise(SIZE, SIZE, 3, seed=1).transpose(2, 0, 1)).all()
+    for pack, prefix in product((zipped, tarred), ("", "wrapper/", "./", "outer/inner/")):
+        other = list_pictures(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
+        assert other.members == tuple(prefix + member for member in listing.members)
+        assert (other.labels, other.class_names) == (listing.labels, listing.class_names)
+        assert torch.equal(read(other, SIZE, 3), pixels)
+
+
+def test_flat_pictures_have_no_classes(tmp_path):
+    folder = tree(tmp_path / "flat", ["b.png", "a.png"])
+    expected = (("a.png", "b.png"), (0, 0), ())
+    for path in (folder, str(folder), zipped(folder, tmp_path / "flat.zip"), tarred(folder, tmp_path / "flat.tar")):
+        listing = list_pictures(path)
+        assert (listing.members, listing.labels, listing.class_names) == expected
+
+
+def test_nested_folders_and_links(tmp_path):
+    folder = tree(tmp_path / "nested", ["animals/cat/a.png", "things/car/b.png"])
+    tree(tmp_path / "elsewhere", ["c.png"])
+    (folder / "bee").symlink_to(tmp_path / "elsewhere")
+    listing = list_pictures(folder)
+    assert listing.class_names == ("bee", "car", "cat")
+    assert listing.members == ("animals/cat/a.png", "bee/c.png", "things/car/b.png")
+    assert listing.labels == (2, 0, 1)
+
+
+@pytest.mark.parametrize("names", [["a.png", "cat/b.png"], ["w/a.png", "w/cat/b.png"], ["cat/a.png", "cat/x/y/b.png"]])
+def test_flat_and_foldered_do_not_mix(tmp_path, names):
+    fails(tree(tmp_path / "mixed", names), "classes are unclear", str(Path(names[1]).parent))
+
+
+def test_two_folders_for_one_class(tmp_path):
+    folder = tree(tmp_path / "split", ["test/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
+    fails(folder, "test/cat", "train/cat", "point at one of them")
+    fails(zipped(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
+    fails(tarred(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
+
+
+def test_paths_that_are_no_sets_of_pictures(tmp_path):
+    fails(tmp_path / "missing", "no such")
+    (tmp_path / "empty").mkdir()
+    fails(tmp_path / "empty", "no pictures", ".png")
+    fails(zipped(tmp_path / "empty", tmp_path / "empty.zip"), "no pictures", ".png")
+    (tmp_path / "text.zip").write_text("not a zip")
+    fails(tmp_path / "text.zip", "not a zip")
+    (tmp_path / "text.txt").write_text("not a zip")
+    fails(tmp_path / "text.txt", "neither a folder nor a zip or tar")
+    whole = zipped(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
+    (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
+    fails(tmp_path / "cut.zip", "cut short")
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def test_indices(tmp_path):
+    folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
+    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
+        listing = list_pictures(path)
+        whole = read(listing, SIZE, 3)
+        assert whole.shape == (150, 3, SIZE, SIZE)
+        assert whole.dtype == torch.uint8
+        assert all((whole[i].numpy().transpose(1, 2, 0) == noise(SIZE, SIZE, 3, seed=i)).all() for i in range(150))
+        assert torch.equal(read(listing, SIZE, 3, indices=[7, 2, 7]), whole[[7, 2, 7]])
+        assert read(listing, SIZE, 1, indices=[]).shape == (0, 1, SIZE, SIZE)
+
+
+def test_progress_only_when_asked_or_long(tmp_path, capfd):
+    listing = list_pictures(tree(tmp_path / "data", ["a.png"]))
+    read(listing, SIZE, 3)
+    assert capfd.readouterr().err == ""
+    read(listing, SIZE, 3, progress=True)
+    assert "reading pictures" in capfd.readouterr().err
+    read(listing, SIZE, 3, indices=[0] * 2001)
+    assert "reading pictures" in capfd.readouterr().err
+
+
+def test_broken_pictures_are_counted_and_the_first_named(tmp_path):
+    folder = tree(tmp_path / "data", [f"cat/{i:02}.jpg" for i in range(40)], size=64)
+    whole = (folder / "cat/07.jpg").read_bytes()
+    (folder / "cat/07.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "cat/31.jpg").write_text("text")
+    (folder / "cat/32.jpg").write_bytes(b"")
+    for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
+        with pytest.raises(UserError) as caught:
+            read(list_pictures(path), SIZE, 3)
+        message = str(caught.value)
+        assert message.startswith(f"{path}: 3 of 40 pictures cannot be read; the first is cat/07.jpg: ")
+        assert "truncated" in message
+        assert "\n" not in message
+        with pytest.raises(UserError, match="2 of 2 .* cat/31.jpg: not a picture that PIL knows .*kind of file"):
+            read(list_pictures(path), SIZE, 3, indices=[31, 32])
+
+
+def test_damage_inside_a_zip_and_missing_files(tmp_path):
+    folder = tree(tmp_path / "data", ["a.png", "b.png"], size=64)
+    path = zipped(folder, tmp_path / "data.zip")
+    data = bytearray(path.read_bytes())
+    data[2000:2010] = bytes(10)  # in the middle of b.png, which was written first
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"1 of 2 pictures cannot be read; the first is b.png: "):
+        read(list_pictures(path), SIZE, 3)
+    listing = list_pictures(folder)
+    (folder / "a.png").unlink()
+    with pytest.raises(UserError, match=r"1 of 2 .*a.png: .*No such file"):
+        read(listing, SIZE, 3)
+
+
+def test_a_replaced_zip_is_read_anew(tmp_path):
+    path = zipped(tree(tmp_path / "one", ["a.png"]), tmp_path / "data.zip")
+    assert list_pictures(path).members == ("a.png",)
+    zipped(tree(tmp_path / "two", ["b.png", "c.png"]), path)
+    assert list_pictures(path).members == ("b.png", "c.png")
+
+
+class OneByOne(Dataset):
+    """What a dataset too large for memory does: reads in the worker."""
+
+    def __init__(self, listing: Listing) -> None:
+        self.listing = listing
+
+    def __len__(self) -> int:
+        return len(self.listing.members)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return read(self.listing, SIZE, 3, indices=[index])[0]
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_worker_processes(tmp_path, pack):
+    folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(120)])
+    listing = list_pictures(pack(folder, tmp_path / "packed"))
+    sent = pickle.loads(pickle.dumps(listing))
+    assert sent == listing
+    whole = read(listing, SIZE, 3)  # the parent's zip is open when the workers start
+    assert torch.equal(read(sent, SIZE, 3), whole)
+    loader = DataLoader(OneByOne(listing), batch_size=8, num_workers=2, multiprocessing_context="fork")
+    assert torch.equal(torch.cat(list(loader)), whole)
+    assert torch.equal(read(listing, SIZE, 3), whole)

@@ -1,0 +1,274 @@
+"""The noise paths against published numbers, their own equations, and finite differences."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+import torch
+
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
+
+VPS = [VP(), VP(beta_min=0.5, beta_max=12.0)]
+SDS = [SDDiscrete(), SDDiscrete(beta_start=0.0001, beta_end=0.02)]
+INTERPOLANTS = [Linear(), GVP()]
+PATHS = [*VPS, *SDS, *INTERPOLANTS]
+TIMES = torch.linspace(0, 1, 101, dtype=torch.float64)
+INNER = TIMES[1:-1] + 2e-4  # between the corners of a discrete schedule
+ABAR = {
+    VP(): {0.0: 1.0, 0.1: 0.896282, 0.25: 0.523680, 0.5: 0.0790638, 0.75: 0.00344141, 1.0: 4.3186e-5},
+    SDDiscrete(): {0.0: 1.0, 0.001: 0.99915, 0.5: 0.277670, 1.0: 0.00466010},
+    GVP(): {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0},
+}
+KNOWN = [(path, t, abar) for path, values in ABAR.items() for t, abar in values.items()]
+
+
+def batch(seed, n=101, dtype=torch.float64):
+    return torch.randn(n, 2, 3, 3, dtype=dtype, generator=torch.Generator().manual_seed(seed))
+
+
+def inner_and_end(path):
+    """TIMES above 0, and below 1 where alpha_1 = 0."""
+    return TIMES[1:-1] if path in INTERPOLANTS else TIMES[1:]
+
+
+@pytest.mark.parametrize(("path", "t", "abar"), KNOWN)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_default_paths_have_the_published_noise_levels(path, t, abar, dtype):
+    t = torch.tensor([t], dtype=dtype)
+    assert path.alpha(t).square().item() == pytest.approx(abar, rel=2e-5, abs=1e-14)
+    assert path.sigma(t).square().item() == pytest.approx(1 - abar, rel=2e-5, abs=1e-7)
+    assert {f(t).dtype for f in (path.alpha, path.sigma, path.drift, path.diffusion2)} == {dtype}
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if path != Linear()])
+def test_variance_is_preserved(path):
+    assert torch.allclose(path.alpha(TIMES).square() + path.sigma(TIMES).square(), torch.ones(101).double(), atol=1e-14)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_noise_only_grows(path):
+    assert (path.alpha(TIMES).diff() < 0).all()
+    assert (path.sigma(TIMES).diff() > 0).all()
+    assert path.alpha(TIMES[:1]) == 1
+    assert path.sigma(TIMES[:1]) == 0
+
+
+def test_the_linear_path_is_straight():
+    assert torch.equal(Linear().alpha(TIMES), 1 - TIMES)
+    assert torch.equal(Linear().sigma(TIMES), TIMES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_slopes_are_the_derivatives(path):
+    h = 1e-5
+    for f, slope in ((path.alpha, path.alpha_slope), (path.sigma, path.sigma_slope)):
+        assert torch.allclose(slope(INNER), (f(INNER + h) - f(INNER - h)) / (2 * h), rtol=1e-6)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_drift_is_the_slope_of_log_alpha(path):
+    h = 1e-5
+    slope = (path.alpha(INNER + h).log() - path.alpha(INNER - h).log()) / (2 * h)
+    assert torch.allclose(path.drift(INNER), slope, rtol=1e-6 if path in INTERPOLANTS else 1e-8)  # large near t = 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_diffusion_is_what_the_variance_needs(path):
+    h = 1e-5
+    slope = (path.sigma(INNER + h).square() - path.sigma(INNER - h).square()) / (2 * h)
+    wanted = slope - 2 * path.drift(INNER) * path.sigma(INNER).square()
+    assert torch.allclose(path.diffusion2(INNER), wanted, rtol=1e-8)
+
+
+@pytest.mark.parametrize("path", VPS)
+def test_sigma_is_accurate_in_float32_at_tiny_times(path):
+    for t in (1e-7, 1e-5, 1e-4, 1e-3, 1e-2):
+        t32 = torch.tensor([t], dtype=torch.float32)
+        integral = path.beta_min * t32.item() + 0.5 * (path.beta_max - path.beta_min) * t32.item() ** 2
+        wanted = math.sqrt(-math.expm1(-integral))
+        assert path.sigma(t32).item() == pytest.approx(wanted, rel=5e-7), t
+
+
+def sd_betas(path):
+    low, high = math.sqrt(path.beta_start), math.sqrt(path.beta_end)
+    return [(low + (high - low) * i / 999) ** 2 for i in range(1000)]
+
+
+@pytest.mark.parametrize("path", SDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sd_has_the_levels_of_its_betas(path, dtype):
+    t = torch.arange(1001, dtype=dtype) / 1000
+    rel = 1e-6 if dtype == torch.float32 else 1e-11
+    abar, alphas, drifts = 1.0, path.alpha(t).tolist(), path.drift(t).tolist()
+    sigmas, diffusions = path.sigma(t).tolist(), path.diffusion2(t).tolist()
+    assert (alphas[0], sigmas[0]) == (1.0, 0.0)
+    for n, beta in enumerate(sd_betas(path), start=1):
+        abar *= 1 - beta
+        assert alphas[n] == pytest.approx(math.sqrt(abar), rel=rel), n
+        assert sigmas[n] == pytest.approx(math.sqrt(1 - abar), rel=rel), n
+        # At the corner t_n, the slope of the interval that ends there: rounding of t must not choose.
+        assert drifts[n] == pytest.approx(500 * math.log1p(-beta), rel=rel), n
+        assert diffusions[n] == pytest.approx(-1000 * math.log1p(-beta), rel=rel), n
+
+
+@pytest.mark.parametrize("path", SDS)
+def test_sd_is_straight_in_log_alpha_between_its_levels(path):
+    n = torch.arange(1000, dtype=torch.float64)
+    before, after = path.alpha(n / 1000).log(), path.alpha((n + 1) / 1000).log()
+    for share in (0.25, 0.7):
+        wanted = (1 - share) * before + share * after
+        assert torch.allclose(path.alpha((n + share) / 1000).log(), wanted, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("path", SDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sd_trains_at_each_of_its_levels_alike(path, dtype):
+    u = (torch.arange(5000, dtype=dtype) + 0.5) / 5000
+    levels, counts = path.times(u).unique(return_counts=True)
+    assert torch.equal(levels, torch.arange(1, 1001, dtype=dtype) / 1000)
+    assert (counts == 5).all()
+    edges = torch.tensor([0.0, 1e-9, 0.0010005, 0.5, 0.99999], dtype=dtype)
+    assert torch.equal(path.times(edges), torch.tensor([0.001, 0.001, 0.002, 0.5, 1.0], dtype=dtype))
+
+
+@pytest.mark.parametrize("path", [*VPS, *INTERPOLANTS])
+def test_a_continuous_path_trains_at_the_times_it_is_given(path):
+    assert torch.equal(path.times(TIMES), TIMES)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_path_is_built_again_from_its_description(path):
+    init_args = json.loads(json.dumps(dataclasses.asdict(path)))
+    assert type(path)(**init_args) == path
+    path.alpha(TIMES)  # what it remembers of its tables is not part of it
+    assert dataclasses.asdict(path) == init_args
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_coefficients_stay_on_the_device_of_their_times(path):
+    t = torch.empty(3, device="meta")
+    coefficients = (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope, path.drift, path.diffusion2)
+    for f in (*coefficients, path.times):
+        assert (f(t).device, f(t).dtype, f(t).shape) == (t.device, t.dtype, t.shape)
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    path = SDDiscrete(beta_end=0.0123)  # in no table yet
+    with torch.inference_mode():
+        path.alpha(TIMES)
+    x = batch(0).requires_grad_()
+    path.noised(x, batch(1), TIMES).square().sum().backward()
+    assert x.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
+    x, eps = batch(0), batch(1)
+    x_t = path.noised(x, eps, TIMES)
+    for i in (0, 30, 100):
+        wanted = path.alpha(TIMES)[i] * x[i] + path.sigma(TIMES)[i] * eps[i]
+        assert torch.allclose(x_t[i], wanted, rtol=1e-12)
+    assert torch.equal(x_t[0], x[0])
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_conversions_find_data_and_noise_again(path):
+    t = inner_and_end(path)
+    x, eps = batch(0, len(t)), batch(1, len(t))
+    x_t = path.noised(x, eps, t)
+    assert torch.allclose(path.data_from_noise(x_t, eps, t), x, atol=1e-11)
+    assert torch.allclose(path.noise_from_data(x_t, x, t), eps, atol=1e-11)
+    assert torch.allclose(path.noise_from_score(path.score(eps, t), t), eps, atol=1e-12)
+    for found, wanted in zip(path.split(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-11)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_conversions_are_inverse_for_any_prediction(path):
+    t = inner_and_end(path)
+    x_t, guess = batch(2, len(t)), batch(3, len(t))
+    data = path.data_from_noise(x_t, guess, t)
+    assert torch.allclose(path.noise_from_data(x_t, data, t), guess, atol=1e-10)
+    noise = path.noise_from_data(x_t, guess, t)
+    assert torch.allclose(path.data_from_noise(x_t, noise, t), guess, atol=1e-10)
+    parts = path.split(x_t, guess, t)
+    assert torch.allclose(path.velocity(*parts, t), guess, atol=1e-10)
+    assert torch.allclose(path.noised(*parts, t), x_t, atol=1e-10)
+
+
+@pytest.mark.parametrize("path", INTERPOLANTS)
+@pytest.mark.parametrize("end", [0.0, 1.0])
+def test_the_velocity_of_an_interpolant_is_finite_and_tells_all_at_both_ends(path, end):
+    x, eps, t = batch(0), batch(1), torch.full((101,), end, dtype=torch.float64)
+    v = path.velocity(x, eps, t)
+    assert torch.allclose(v, {Linear(): x - eps, GVP(): math.pi / 2 * (end * x - (1 - end) * eps)}[path], atol=1e-14)
+    for found, wanted in zip(path.split(path.noised(x, eps, t), v, t), (x, eps), strict=True):
+        assert torch.allclose(found, wanted, atol=1e-14)
+
+
+def gaussian_truth(path, t, x_t, mean, std):
+    """(score, velocity) where the data are N(mean, std^2): of the density, and of its quantiles towards the data."""
+    alpha, sigma, alpha_slope, sigma_slope = (
+        expand(f(t), x_t) for f in (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope)
+    )
+    variance = alpha**2 * std**2 + sigma**2
+    offset = x_t - alpha * mean
+    std_slope = (alpha * alpha_slope * std**2 + sigma * sigma_slope) / variance.sqrt()
+    return -offset / variance, -(alpha_slope * mean + std_slope / variance.sqrt() * offset)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_velocity_and_score_of_gaussian_data_are_known(path):
+    mean, std, x_t = 0.3, 0.6, batch(5, len(INNER))
+    score, velocity = gaussian_truth(path, INNER, x_t, mean, std)
+    eps = path.noise_from_score(score, INNER)
+    x = path.data_from_noise(x_t, eps, INNER)
+    assert torch.allclose(path.velocity(x, eps, INNER), velocity, atol=1e-9)
+    found = path.split(x_t, velocity, INNER)
+    assert torch.allclose(path.score(found[1], INNER), score, atol=1e-9)
+    alpha = expand(path.alpha(INNER), x_t)
+    gain = alpha * std**2 / (alpha**2 * std**2 + expand(path.sigma(INNER), x_t) ** 2)
+    assert torch.allclose(x, mean + gain * (x_t - alpha * mean), atol=1e-9)
+
+
+RATES = {  # A = d log alpha / d tau in the time of SiT's papers, tau = 1 - t
+    Linear(): lambda tau: 1 / tau,
+    GVP(): lambda tau: math.pi / (2 * torch.tan(math.pi * tau / 2)),
+    VP(): lambda tau: 0.5 * (1 - tau) * 19.9 + 0.05,
+}
+
+
+@pytest.mark.parametrize("path", RATES)
+def test_velocity_is_drift_plus_score_as_in_sit(path):
+    """v = A x + w score with w = A sigma^2 - sigma d sigma / d tau (Ma et al. 2024), w = g^2 / 2."""
+    tau, x_t = 1 - INNER, batch(6, len(INNER))
+    sigma = {Linear(): lambda s: 1 - s, GVP(): lambda s: torch.cos(math.pi * s / 2)}.get(
+        path, lambda s: path.sigma(1 - s)
+    )
+    leaf = tau.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(sigma(leaf).sum(), leaf)
+    w = RATES[path](tau) * sigma(tau).square() - sigma(tau) * slope
+    assert torch.allclose(0.5 * path.diffusion2(INNER), w, rtol=1e-9)
+    score, velocity = gaussian_truth(path, INNER, x_t, -0.2, 0.4)
+    assert torch.allclose(expand(RATES[path](tau), x_t) * x_t + expand(w, x_t) * score, velocity, atol=1e-9)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_score_is_the_gradient_of_the_log_density(path):
+    """For data N(0, s^2 I) the density of x_t is Gaussian, and the best eps is known."""
+    s, t = 0.7, TIMES[1:]
+    x_t = batch(4)[1:].requires_grad_()
+    variance = expand(path.alpha(t).square() * s**2 + path.sigma(t).square(), x_t)
+    (gradient,) = torch.autograd.grad((-0.5 * x_t.square() / variance).sum(), x_t)
+    data = expand(path.alpha(t), x_t) * s**2 / variance * x_t.detach()
+    eps = path.noise_from_data(x_t.detach(), data, t)
+    assert torch.allclose(path.score(eps, t), gradient, atol=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (4, 2, 3), (4, 2, 3, 3)])
+def test_a_coefficient_multiplies_its_own_sample(shape):
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    product = expand(weights, torch.ones(shape)) * torch.ones(shape)
+    assert product.shape == shape
+    assert torch.equal(product.reshape(4, -1)[:, 0], weights)

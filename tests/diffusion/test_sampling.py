@@ -1,0 +1,302 @@
+"""Images from a real small U-ViT with random weights: what they depend on."""
+
+import dataclasses
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from sampler_cases import NAMES
+from small_source import LABELS, NET, SHAPE, few, images, network, source
+
+from uvit_decay.diffusion import sampling as generating
+from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import Counted, Sampling, estimated_seconds, generate, pictures
+from uvit_decay.diffusion.sde import SDE
+from uvit_decay.image_io import to_uint8
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.random import normal
+
+
+@pytest.mark.parametrize(("name", "guidance"), [*((name, 1.0) for name in NAMES), ("dpm++", 2.0)])
+def test_images_do_not_depend_on_the_batch_size(name, guidance):
+    sampling = Sampling(name, steps=3, guidance=guidance)
+    count = few(name, 10)
+    whole = images(sampling, range(count))
+    assert whole.shape == (count, *SHAPE)
+    assert whole.dtype == torch.float32
+    assert whole.std() > 0.2
+    for size in (1, 3):
+        batches = list(generate(source(), sampling, range(count), LABELS[:count], 0, size))
+        assert [len(batch) for batch in batches] == [min(size, count - start) for start in range(0, count, size)]
+        parts = torch.cat(batches)
+        assert torch.allclose(parts, whole, atol=1e-4 * max(1, whole.abs().max().item() / 10))
+        assert torch.equal(to_uint8(parts), to_uint8(whole))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_do_not_depend_on_order_or_neighbours(name):
+    sampling = Sampling(name, steps=4)
+    whole = images(sampling, range(few(name, 10)))
+    chosen = [7, 2, 9, 0] if len(whole) == 10 else [1, 0]
+    some = images(sampling, chosen, [LABELS[i] for i in chosen], batch_size=3)
+    assert torch.allclose(some, whole[chosen], atol=1e-4)
+    assert torch.allclose(images(sampling, [10**9 + 7], [1]), images(sampling, [3, 10**9 + 7], [0, 1])[1:], atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_images_depend_on_seed_index_and_label(name):
+    sampling = Sampling(name, steps=4)
+    one = images(sampling, [4, 5, 4], [1, 1, 2])
+    other_seed = images(sampling, [4], [1], seed=1)
+    different = [one[0], one[1], one[2], other_seed[0]]
+    for i in range(4):
+        for j in range(i):
+            assert (different[i] - different[j]).abs().max() > 1e-2, (i, j)
+    swapped = images(sampling, [1], [1], seed=4)
+    assert (swapped[0] - one[0]).abs().max() > 1e-2, "(seed 0, index 4) is not (seed 4, index 1)"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    first = images(Sampling(name, steps=3), range(few(name, 10)))
+    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if Sampling(name).evaluations])
+def test_sampling_never_waits_for_the_device(name):
+    """On the meta device each look at a value raises."""
+    of = source(network().to("meta"), device=torch.device("meta"))
+    sampling = Sampling(name, steps=4, guidance=2.0, guidance_interval=(0.1, 0.6))
+    assert images(sampling, of=of).shape == (10, *SHAPE)
+
+
+def test_the_cost_is_that_of_the_batches_that_will_be_used():
+    sizes = []
+
+    def net(x, t, y):
+        sizes.append(len(x))
+        return NET(x, t, y)
+
+    assert 0 < estimated_seconds(source(net), 10**5, 50) < 1000
+    estimated_seconds(source(net), 700, 50)
+    estimated_seconds(source(net), 1, 50)
+    assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
+
+
+@pytest.mark.parametrize("precision", [None, "float32", "bf16"])
+def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precision):
+    seen = []
+
+    def net(x, t, y):
+        seen.append((x.dtype, torch.nn.functional.linear(x, torch.eye(8)).dtype))
+        return NET(x, t, y)
+
+    sampling = Sampling(steps=3, guidance=2.0, precision=precision)
+    made = images(sampling, of=source(net))
+    assert set(seen) == {(torch.float32, torch.bfloat16 if precision == "bf16" else torch.float32)}
+    assert made.dtype == torch.float32
+    exact = images(replace(sampling, precision=None))
+    assert torch.equal(made, exact) == (precision != "bf16")
+    assert (made - exact).abs().mean() < 0.05
+    assert sampling.describe() == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
+    assert source().in_precision(sampling).values()["precision"] == (precision or "float32")
+
+
+@pytest.mark.parametrize(("precision", "wanted"), [(None, "ieee"), ("float32", "ieee"), ("bf16", "tf32")])
+def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat16(precision, wanted):
+    seen = []
+
+    def finish(x):
+        seen.append((torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision))
+        assert torch.nn.functional.linear(x, torch.eye(8)).dtype == torch.float32
+        return to_uint8(x)
+
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pictures(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, finish)
+    assert seen == [(wanted, wanted)]
+    assert torch.equal(found, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
+
+
+def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():
+    gpu = source(device=torch.device("cuda"))
+    assert gpu.in_precision(Sampling()).describe() == "dpm++25_w1_tf32"
+    assert gpu.in_precision(Sampling(precision="float32")).describe() == "dpm++25_w1"
+    assert source().in_precision(Sampling()).precision == "float32"
+    for refused in (source().in_precision, lambda sampling: images(sampling, [0], [0])):
+        with pytest.raises(UserError, match="^precision tf32 is of CUDA GPUs, this device is cpu"):
+            refused(Sampling(precision="tf32"))
+
+
+def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(generating, "normal", lambda *key, **place: drawn.append(normal(*key, **place)) or drawn[-1])
+    for seed in (0, 1):
+        images(Sampling("ddpm", steps=3), [0, 1], [0, 1], seed=seed)
+    assert len(drawn) == 2 * 3, "the start and two noisy steps"
+    assert len(torch.stack(drawn).flatten().unique()) > 0.99 * torch.stack(drawn).numel()
+
+
+def test_no_indices_make_no_batches():
+    assert list(generate(source(), Sampling(), [], [], 0, 4)) == []
+
+
+def test_an_unconditional_network_is_sampled_without_labels():
+    of = source(network(num_classes=0), num_classes=0, null_label=False)
+    whole = images(Sampling(steps=4), labels=None, of=of)
+    assert torch.allclose(images(Sampling(steps=4), labels=None, of=of, batch_size=3), whole, atol=1e-4)
+
+
+@pytest.mark.parametrize("guidance", [1.0, 3.0])
+@pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
+    calls = []
+
+    def net(x, t, y):
+        calls.append(len(x))
+        return NET(x, t, y)
+
+    sampling = Sampling(name, steps=steps, guidance=guidance)
+    images(sampling, [0, 1], [0, 1], of=source(net))
+    if sampling.evaluations is None:
+        assert set(calls) == {1 if guidance == 1 else 2}
+        return
+    assert calls == [2 if guidance == 1 else 4] * sampling.evaluations
+    twice = {"heun": 2 * steps - 1, "sit-ode": 2 * steps, "sit-sde-heun": 2 * steps - 1}
+    assert sampling.evaluations == twice.get(name, steps)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (dict(sampler="plms"), "unknown sampler 'plms': one of " + ", ".join(SAMPLERS).replace("+", r"\+")),
+        (dict(steps=0), "steps must lie between 1 and 1000, got 0"),
+        (dict(steps=-3), "steps must lie between 1 and 1000, got -3"),
+        (dict(steps=1001), "steps must lie between 1 and 1000, got 1001"),
+        (dict(guidance=-0.1), "guidance must be .*, got -0.1"),
+        (dict(guidance=float("nan")), "guidance must be .*, got nan"),
+        (dict(guidance=float("inf")), "guidance must be .*, got inf"),
+        (dict(guidance_channels=0), "guidance_channels must be at least 1, got 0"),
+        (dict(guidance_interval=(0.8, 0.2)), r"guidance_interval must be two times from 0 to 1, got \(0.8, 0.2\)"),
+        (dict(guidance_interval=(0.2, 1.2)), r"guidance_interval must be two times from 0 to 1, got \(0.2, 1.2\)"),
+        (dict(sde=SDE()), "sampler dpm.. integrates no sde: .* use one of euler-maruyama, sit-sde, .*"),
+    ],
+)
+def test_sampling_out_of_range_is_a_user_error(options, reason):
+    with pytest.raises(UserError, match=f"^{reason}$"):
+        Sampling(**options)
+
+
+def test_sampling_describes_itself():
+    assert Sampling().describe() == "dpm++25_w1"
+    assert Sampling("heun", 18, 1.25).describe() == "heun18_w1.25"
+    assert Sampling("dopri5").describe() == "dopri5_w1"
+    long = Sampling("sit-sde", None, 2.0, None, 3, (0.1, 0.7), SDE("linear", heun=True))
+    assert long.describe() == "sit-sde250_w2_first3_t0.1-0.7_linear1-mean0.04-heun"
+    assert Sampling("uvit-em", clip=False).describe() == Sampling("uvit-em").describe() == "uvit-em1000_w1"
+    assert Sampling("uvit-em", clip=True).describe() == "uvit-em1000_w1_clip"
+
+
+BASE = Sampling("sit-sde", 3, 2.0, sde=SDE())
+OTHERS = {  # fields of Sampling and of SDE, and other values
+    "sampler": ["uvit-em"],
+    "steps": [4],
+    "guidance": [2.00000012, 3.0],  # the first in float32 is next to 2
+    "clip": [True, False],
+    "guidance_channels": [1],
+    "guidance_interval": [(0.5, 1.0), (0.50000012, 1.0), (0.0, 0.5)],
+    "precision": ["bf16"],
+    "sde": [None],
+    "form": ["constant", "sbdm"],
+    "norm": [1.00000012],
+    "last_step": ["tweedie", "euler", "none"],
+    "last_time": [0.04000012],
+    "heun": [True],
+}
+
+
+@pytest.mark.parametrize("pixels", [True, False])
+def test_samplings_that_make_other_images_have_other_names(pixels):
+    assert set(OTHERS) == {field.name for kind in (Sampling, SDE) for field in dataclasses.fields(kind)}
+    changes = [(name, value) for name, values in OTHERS.items() for value in values]
+    samplings = [BASE, *(_changed(BASE, *change) for change in changes)]
+    samplings += [Sampling(name, 3, clip=clip) for name in ("dpm++", "uvit-em") for clip in (None, True, False)]
+    named = {}
+    for sampling in samplings:
+        made = images(sampling, [0, 1], [0, 1], of=source(pixels=pixels))
+        assert torch.equal(named.setdefault(sampling.describe(), made), made), sampling
+    distinct = {made.numpy().tobytes() for made in named.values()}
+    assert len(distinct) >= len(samplings) - 6, "the changes are seen"
+
+
+def _changed(sampling, name, value):
+    if name in {field.name for field in dataclasses.fields(Sampling)}:
+        return dataclasses.replace(sampling, **{name: value})
+    return dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, **{name: value}))
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("dpm++", True), ("ddim", True), ("uvit-em", False), ("sit-ode", False)])
+def test_only_pixels_are_clipped_and_never_as_the_papers_sample(name, wanted):
+    assert source().clips(Sampling(name)) is wanted
+    assert not source().clips(Sampling("sit-sde", sde=SDE("linear"))), "whatever is integrated"
+    assert not source(pixels=False).clips(Sampling(name))
+    for clip in (True, False):
+        assert (
+            source().clips(Sampling(name, clip=clip)) is source(pixels=False).clips(Sampling(name, clip=clip)) is clip
+        )
+
+
+def test_steps_do_not_name_an_adaptive_sampler_whose_images_they_do_not_change():
+    few, many = (images(Sampling("dopri5", steps), [0], [0]) for steps in (1, 7))
+    assert torch.equal(few, many)
+
+
+def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
+    of = source(prediction="velocity", path=Linear())
+    with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
+        images(Sampling("uvit-em", 3), [0], [1], of=of)
+    with pytest.raises(UserError, match="log-SNR is infinite at t = 1 on the path Linear: use sampler dpm"):
+        images(Sampling("uvit-dpm", 3), [0], [1], of=of)
+    with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
+        of.check(Sampling("sit-sde", sde=SDE("sbdm")))
+
+
+def test_each_sampler_has_its_own_number_of_steps():
+    wanted = {"dpm++": 25, "heun": 25, "sit-ode": 125, "sit-sde": 250, "uvit-dpm": 50, "uvit-em": 1000}
+    assert {name: Sampling(name).step_count for name in wanted} == wanted
+    assert Sampling("sit-sde", 10).step_count == 10
+    assert (Sampling("sit-ode").evaluations, Sampling("sit-sde").evaluations) == (250, 250)
+    assert Sampling("dopri5").evaluations is None
+
+
+def test_counting_evaluations_changes_nothing():
+    counted = Counted(NET)
+    made = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
+    assert counted.evaluations == 2 * 2 * 6
+    assert torch.equal(made, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
+    counted = Counted(NET)
+    images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counted))
+    assert 20 < counted.evaluations / 2 < 400
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling("dpm++", 50, 1.4),
+        Sampling("sit-sde", None, 2.0, None, 3, (0.1, 0.7), SDE("linear", 0.5, "tweedie", 0.02, True)),
+    ],
+)
+def test_sampling_is_built_again_from_a_checkpoint_s_description(sampling):
+    stored = dataclasses.asdict(sampling)
+    assert typed(Sampling, stored, "it") == sampling
+    assert typed(Sampling, json.loads(json.dumps(stored)), "it") == sampling
+    old = {key: stored[key] for key in ("sampler", "steps", "guidance", "clip")}
+    assert typed(Sampling, old, "it").sde is None, "files that do not know the newer fields load"
+    assert Sampling(**old).guidance_channels is None

@@ -1,0 +1,75 @@
+"""The kernel distance against plain loops and torch-fidelity."""
+
+import numpy as np
+import pytest
+import torch
+
+from uvit_decay.metrics.kid import kernel_distance
+from uvit_decay.runtime.errors import UserError
+
+
+def features(n, d=16, seed=0, shift=0.0):
+    return torch.randn(n, d, generator=torch.Generator().manual_seed(seed)).abs() + shift
+
+
+REAL, FAKE = features(120, seed=1), features(90, seed=2, shift=0.1)
+
+
+def by_loops(x, y):
+    """MMD^2 = mean_{i != j} k(x_i, x_j) + mean_{i != j} k(y_i, y_j) - 2 mean k(x_i, y_j)."""
+
+    def kernel(a, b):
+        return (float(a @ b) / len(a) + 1) ** 3
+
+    x, y = x.double(), y.double()
+    within = [np.mean([kernel(a, b) for i, a in enumerate(z) for j, b in enumerate(z) if i != j]) for z in (x, y)]
+    return sum(within) - 2 * np.mean([kernel(a, b) for a in x for b in y])
+
+
+def test_one_subset_of_everything_is_the_definition():
+    real, fake = REAL[:30], FAKE[:30]
+    wanted = by_loops(real, fake)
+    assert kernel_distance(real, fake, subsets=1, subset_size=30) == (pytest.approx(wanted, rel=1e-10), 0.0)
+
+
+@pytest.mark.parametrize(("subsets", "size"), [(1, 90), (20, 40), (5, 2)])
+def test_it_is_the_one_of_torch_fidelity(subsets, size):
+    """In float64, which they leave to the features; and close to what float32 gives them."""
+    from torch_fidelity.metric_kid import kid_features_to_metric
+
+    found = kernel_distance(REAL, FAKE, subsets, size)
+    for real, fake, bound in ((REAL.double(), FAKE.double(), 1e-12), (REAL, FAKE, 1e-4)):
+        theirs = kid_features_to_metric(fake, real, kid_subsets=subsets, kid_subset_size=size, verbose=False)
+        assert found[0] == pytest.approx(theirs["kernel_inception_distance_mean"], rel=bound)
+        assert found[1] == pytest.approx(theirs["kernel_inception_distance_std"], abs=bound)
+
+
+def test_it_is_unbiased():
+    """Samples of one distribution: nothing is found, of either sign, within the error of the mean."""
+    values = [kernel_distance(features(50, seed=2 * s), features(50, seed=2 * s + 1), 1, 50)[0] for s in range(60)]
+    assert abs(np.mean(values)) < 3 * np.std(values) / 60**0.5
+    assert min(values) < 0 < max(values)
+
+
+def test_the_global_stream_is_left_alone():
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    first = kernel_distance(REAL, FAKE, 3, 50)
+    assert np.random.get_state()[1].tolist() == before  # noqa: NPY002
+    assert kernel_distance(REAL, FAKE, 3, 50) == first != kernel_distance(REAL, FAKE, 3, 50, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("real", "fake", "size", "reason"),
+    [
+        (REAL, FAKE, 100, " draws subsets of 100 from 90 fake pictures: set subset_size to at most 90"),
+        (REAL[:60], FAKE, 80, " draws subsets of 80 from 60 real pictures: set subset_size to at most 60"),
+        (REAL, FAKE, 1, ": subset_size must be at least 2, got 1"),
+        (REAL, FAKE[:, :4], 10, ": the real features have 16 numbers a picture, the fake ones 4; .*"),
+        (REAL, FAKE * float("nan"), 10, ": the fake features hold NaN or infinity"),
+        (REAL / 0, FAKE, 10, ": the real features hold NaN or infinity"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_user_error(real, fake, size, reason):
+    with pytest.raises(UserError, match=f"^the kernel distance{reason}$"):
+        kernel_distance(real, fake, 2, size)

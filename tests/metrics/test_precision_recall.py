@@ -1,0 +1,148 @@
+"""Precision, recall, density, coverage and nearest neighbours against loops, torch-fidelity and small sets."""
+
+import pytest
+import torch
+
+from uvit_decay.metrics.precision_recall import density_coverage, nearest, precision_recall
+from uvit_decay.runtime.errors import UserError
+
+
+def features(n, d=16, seed=0, scale=1.0):
+    return scale * torch.randn(n, d, generator=torch.Generator().manual_seed(seed)).abs()
+
+
+def lattice(n, seed=0):
+    """Few places for many points: twins and ties everywhere."""
+    return torch.randint(0, 3, (n, 4), generator=torch.Generator().manual_seed(seed)).float()
+
+
+REAL, FAKE = features(150, seed=1), features(110, seed=2, scale=0.9)
+
+
+def line(*points):
+    return torch.tensor(points, dtype=torch.float32)[:, None]
+
+
+def by_loop(queries, keys, k):
+    """The k smallest (distance, index) of each query."""
+    rows = [
+        sorted((float((q - key).square().sum()), j) for j, key in enumerate(keys.double())) for q in queries.double()
+    ]
+    return [[d**0.5 for d, _ in row[:k]] for row in rows], [[j for _, j in row[:k]] for row in rows]
+
+
+@pytest.mark.parametrize("block", [7, 64, 2048])
+@pytest.mark.parametrize(("queries", "keys"), [(FAKE, REAL), (REAL, REAL), (lattice(40), lattice(60, seed=1))])
+def test_nearest_is_a_loop(queries, keys, block):
+    """In blocks of any size, and ties by index."""
+    distances, indices = nearest(queries, keys, 5, block)
+    wanted, which = by_loop(queries, keys, 5)
+    assert indices.tolist() == which
+    torch.testing.assert_close(distances, torch.tensor(wanted), rtol=2e-7, atol=0)
+
+
+def test_all_neighbours_may_be_asked_for():
+    assert nearest(line(2.2), line(4, 0, 2, 1), 4)[1].tolist() == [[2, 3, 0, 1]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_any_float_type(dtype):
+    distances, indices = nearest(line(1, 5).to(dtype), line(0, 2, 6).to(dtype), 1)
+    assert (distances.tolist(), indices.tolist()) == ([[1.0], [1.0]], [[0], [2]])
+
+
+@pytest.mark.parametrize("gap", [0.0, 1e-6, 1e-4, 1e-2])
+def test_close_pictures_far_from_the_origin_lose_no_digits(gap):
+    """|x|^2 + |y|^2 - 2 x . y would; two equal pictures have a distance of exactly 0."""
+    x = 100 + features(50, 64).double()
+    distances, indices = nearest(x + gap, x, 1)
+    assert indices[:, 0].tolist() == list(range(50))
+    wanted = ((x + gap) - x).square().sum(1).sqrt().float()
+    torch.testing.assert_close(distances[:, 0], wanted, rtol=1e-5, atol=0)
+
+
+def test_pictures_that_are_all_alike_are_taken_a_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("uvit_decay.metrics.precision_recall.PAIRS_AT_ONCE", 100)
+    distances, indices = nearest(torch.full((30, 16), 7.3), torch.full((40, 16), 7.3), 2)
+    assert distances.eq(0).all()
+    assert indices.tolist() == [[0, 1]] * 30
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("k", [1, 3, 10])
+@pytest.mark.parametrize(("n", "m", "d"), [(150, 110, 16), (60, 200, 3), (300, 300, 64)])
+def test_precision_and_recall_are_those_of_torch_fidelity(n, m, d, k, dtype):
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
+    real, fake = features(n, d, seed=1).to(dtype), features(m, d, seed=2, scale=0.9).to(dtype)
+    theirs = prc_features_to_metric(fake, real, prc_neighborhood=k, verbose=False)
+    wanted = (pytest.approx(theirs["precision"], abs=1e-6), pytest.approx(theirs["recall"], abs=1e-6))
+    assert precision_recall(real, fake, k) == wanted
+
+
+@pytest.mark.parametrize("block", [9, 64])
+def test_blocks_change_nothing(block):
+    for real, fake in ((REAL, FAKE), (lattice(60), lattice(50, seed=1)), (REAL, REAL)):
+        assert precision_recall(real, fake, block=block) == precision_recall(real, fake)
+        (density, covered), (wanted, which) = density_coverage(real, fake, block=block), density_coverage(real, fake)
+        assert density == wanted
+        assert torch.equal(covered, which)
+
+
+def test_precision_and_recall_on_a_line():
+    """k = 1, real radii 1, 1, 7 about 0, 1, 8; fake radii 5, 1, 1 about 20, 15, 14."""
+    assert precision_recall(line(0, 1, 8), line(20, 15, 14), k=1) == (pytest.approx(2 / 3), 0.0)
+
+
+def test_sets_far_apart_and_equal_sets():
+    assert precision_recall(REAL, REAL + 1000) == (0.0, 0.0)
+    assert precision_recall(REAL, REAL) == (1.0, 1.0)
+    assert density_coverage(REAL, REAL + 1000)[0] == 0.0
+    assert not density_coverage(REAL, REAL + 1000)[1].any()
+    assert density_coverage(REAL, REAL)[0] == pytest.approx(1)  # x and k - 1 neighbours are inside x's open ball
+    assert density_coverage(REAL, REAL)[1].all()
+
+
+def test_density_and_coverage_on_a_line():
+    """k = 1, open balls of radii 1, 1, 7 about 0, 1, 8: 0.5 lies in two, 2 in the last alone, 15 on its border."""
+    density, covered = density_coverage(line(0, 1, 8), line(0.5, 2, 15), k=1)
+    assert density == pytest.approx(3 / 3)
+    assert covered.tolist() == [True, True, True]
+    density, covered = density_coverage(line(0, 1, 8), line(3, 4, 4.5, 15), k=1)
+    assert density == pytest.approx(3 / 4)
+    assert covered.tolist() == [False, False, True]
+
+
+def test_one_mode_may_be_dense_and_cover_little():
+    """Every fake picture in the middle of the first of two clusters, k = 2 of its 4 radii reach it."""
+    real = torch.cat([line(0, 1, 2, 3), line(100, 101, 102, 103)])
+    density, covered = density_coverage(real, line(1.5, 1.5, 1.5), k=2)
+    assert density == pytest.approx(4 * 3 / (2 * 3))  # radii 2, 1, 1, 2 about 0, 1, 2, 3
+    assert covered.tolist() == [True] * 4 + [False] * 4
+
+
+def test_they_are_the_formulas_of_their_authors():
+    """Naeem et al.: 1/(k m) sum_j sum_i 1[y_j in B_i], and mean_i of 1[some y_j in B_i], with plain matrices."""
+    radii = torch.cdist(REAL.double(), REAL.double()).kthvalue(6).values
+    inside = torch.cdist(REAL.double(), FAKE.double()) < radii[:, None]
+    density, covered = density_coverage(REAL, FAKE, k=5)
+    assert density == pytest.approx(inside.sum().item() / (5 * len(FAKE)))
+    assert torch.equal(covered, inside.any(dim=1))
+
+
+@pytest.mark.parametrize(
+    ("compare", "reason"),
+    [
+        (lambda: precision_recall(REAL[:3], FAKE), "the 3 nearest neighbours .* more than 3 real pictures, got 3"),
+        (lambda: precision_recall(REAL, FAKE[:1]), "the 3 nearest neighbours .* more than 3 fake pictures, got 1"),
+        (lambda: precision_recall(REAL, FAKE, k=0), "the 0 nearest .*"),
+        (lambda: density_coverage(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real pictures, got 1"),
+        (lambda: density_coverage(REAL, FAKE[:0]), "density and coverage need fake pictures, got none"),
+        (lambda: precision_recall(REAL, FAKE[:, :3]), "precision and recall: .* 16 numbers a picture, .* 3; .*"),
+        (lambda: density_coverage(REAL / 0, FAKE), "density and coverage: the real features hold NaN or infinity"),
+        (lambda: nearest(FAKE, REAL[:2], 3), "the 3 nearest .* at least 3 pictures to choose from, got 2"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_user_error(compare, reason):
+    with pytest.raises(UserError, match=f"^{reason}$"):
+        compare()

@@ -1,0 +1,122 @@
+"""The effective rank against known spectra and against its definition on the n x n covariance."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from uvit_decay.representations.effective_rank import effective_rank
+
+SIZES = [(6, 20), (20, 6), (15, 15), (2, 3)]
+
+
+def features(n, d, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, d, generator=g, dtype=torch.float64) * torch.linspace(0.1, 3, d) + torch.linspace(-2, 2, d)
+
+
+def entropy(spectrum):
+    p = np.asarray(spectrum, dtype=np.float64).clip(min=0)
+    p = p[p > 0] / p.sum()
+    return float(-(p * np.log(p)).sum())
+
+
+def with_spectrum(sigma, n=12, d=9, centre="sample"):
+    """A matrix whose centred singular values are `sigma`: its rows, or columns, have zero mean."""
+    g = torch.Generator().manual_seed(3)
+    left, right = (torch.randn(size, len(sigma), generator=g, dtype=torch.float64) for size in (n, d))
+    if centre == "sample":
+        right -= right.mean(dim=0)
+    else:
+        left -= left.mean(dim=0)
+    left, right = (torch.linalg.qr(side).Q for side in (left, right))
+    return left * torch.tensor(sigma, dtype=torch.float64) @ right.T
+
+
+@pytest.mark.parametrize("n", [2, 5, 16])
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_the_identity_has_all_directions_but_the_mean(n, centre):
+    assert effective_rank(torch.eye(n), centre) == pytest.approx(math.log(n - 1), abs=1e-10)
+    assert effective_rank(torch.eye(n), centre, exp=True) == pytest.approx(n - 1, abs=1e-8)
+
+
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_rank_one_has_no_entropy(centre):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(10, 1, generator=g, dtype=torch.float64) * torch.randn(1, 7, generator=g, dtype=torch.float64)
+    assert effective_rank(x, centre) == pytest.approx(0, abs=1e-10)
+    assert effective_rank(x, centre, exp=True) == pytest.approx(1, abs=1e-10)
+
+
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+@pytest.mark.parametrize("sigma", [(1.0, 1.0, 1.0), (3.0, 2.0, 1.0), (5.0, 0.5), (1e3, 1.0, 1e-3, 1e-3)])
+def test_a_known_spectrum_gives_its_entropy(sigma, centre):
+    x = with_spectrum(sigma, centre=centre)
+    assert effective_rank(x, centre) == pytest.approx(entropy(np.square(sigma)), rel=1e-9)
+
+
+@pytest.mark.parametrize(("n", "d"), SIZES)
+def test_it_is_the_definition_on_the_covariance_between_samples(n, d):
+    x = features(n, d)
+    spectrum = torch.linalg.svdvals(torch.cov(x))
+    assert torch.cov(x).shape == (n, n)
+    assert effective_rank(x) == pytest.approx(entropy(spectrum), abs=1e-8)
+    assert effective_rank(x, exp=True) == pytest.approx(math.exp(entropy(spectrum)), rel=1e-8)
+
+
+@pytest.mark.parametrize(("n", "d"), SIZES)
+def test_centred_features_have_the_spectrum_of_their_covariance(n, d):
+    x = features(n, d)
+    spectrum = np.linalg.eigvalsh(np.atleast_2d(np.cov(x.numpy(), rowvar=False)))
+    assert effective_rank(x, "feature") == pytest.approx(entropy(spectrum), abs=1e-8)
+
+
+def test_the_two_ways_to_centre_differ():
+    x = features(20, 6)
+    assert abs(effective_rank(x, "sample") - effective_rank(x, "feature")) > 0.05
+
+
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_scale_and_order_do_not_matter(centre):
+    x = features(15, 8)
+    wanted = effective_rank(x, centre)
+    g = torch.Generator().manual_seed(1)
+    shuffled = x[torch.randperm(15, generator=g)][:, torch.randperm(8, generator=g)]
+    assert effective_rank(shuffled, centre) == pytest.approx(wanted, abs=1e-10)
+    assert effective_rank(1e-4 * x, centre) == pytest.approx(wanted, abs=1e-10)
+    assert effective_rank(x + 5, centre) == pytest.approx(wanted, abs=1e-10)
+
+
+@pytest.mark.parametrize(("n", "d"), SIZES)
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_it_lies_between_zero_and_the_number_of_directions(n, d, centre):
+    directions = min(n, d - 1) if centre == "sample" else min(n - 1, d)
+    assert -1e-12 <= effective_rank(features(n, d), centre) <= math.log(directions) + 1e-12
+
+
+def test_float32_and_bfloat16_features_are_computed_in_float64():
+    x = features(30, 12).bfloat16()
+    wanted = effective_rank(x.double())
+    assert effective_rank(x.float()) == wanted
+    with torch.autocast("cpu", torch.bfloat16):
+        assert effective_rank(x) == wanted
+
+
+@pytest.mark.parametrize(("n", "d"), [*SIZES, (400, 30)])
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+def test_a_spectrum_that_falls_fast_is_that_of_the_singular_values(n, d, centre):
+    """The smaller Gram matrix loses tiny singular values, and the entropy does not notice."""
+    x = features(n, d) * torch.logspace(0, -9, d, dtype=torch.float64)
+    centred = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
+    wanted = entropy(torch.linalg.svdvals(centred).square())
+    assert effective_rank(x, centre) == pytest.approx(wanted, abs=1e-8)
+
+
+@pytest.mark.parametrize("centre", ["sample", "feature"])
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e6])
+@pytest.mark.parametrize(("n", "d"), SIZES)
+def test_constant_features_have_no_entropy(n, d, value, centre):
+    """Not even that of the rounding of their mean."""
+    assert effective_rank(torch.full((n, d), value, dtype=torch.float64), centre) == 0
+    assert effective_rank(torch.full((n, d), value), centre, exp=True) == 1

@@ -1,0 +1,132 @@
+"""Nearest neighbours against brute force and scikit-learn; how the training set is cut changes nothing."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+from uvit_decay.representations import knn
+from uvit_decay.representations.knn import NearestNeighbours, knn_accuracy
+from uvit_decay.runtime.errors import UserError
+
+CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Cells with a little more signal each."""
+    g = torch.Generator().manual_seed(0)
+    y, y2 = torch.randint(CLASSES, (N,), generator=g), torch.randint(CLASSES, (N2,), generator=g)
+    means, strength = torch.randn(CLASSES, D, generator=g), torch.tensor([0.0, 0.5, 1.0])[:, None, None]
+    train = torch.randn(CELLS, N, D, generator=g) + strength * means[y]
+    test = torch.randn(CELLS, N2, D, generator=g) + strength * means[y2]
+    return train, y, test, y2
+
+
+def predicted(train, y, test, sizes, k=20, **options):
+    neighbours = NearestNeighbours(test, k)
+    for x, part in zip(train.split(sizes, dim=1), y.split(sizes), strict=True):
+        neighbours.update(x, part)
+    return neighbours.predicted(**options)
+
+
+def brute_force(train, y, test, k, temperature, uniform):
+    """One cell, sample by sample, in float64."""
+    classes = []
+    for x in test.double().numpy():
+        cosine = train.double().numpy() @ x / (train.double().norm(dim=1).numpy() * np.linalg.norm(x))
+        nearest = np.argsort(-cosine, kind="stable")[:k]
+        votes = np.zeros(CLASSES)
+        for i in nearest:
+            votes[y[i]] += 1 if uniform else math.exp(cosine[i] / temperature)
+        classes.append(int(votes.argmax()))
+    return torch.tensor(classes)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.07), (20, 1.0), (203, 0.07)])
+def test_classes_are_those_of_brute_force(data, k, temperature, uniform):
+    train, y, test, _ = data
+    found = predicted(train, y, test, 50, k, temperature=temperature, uniform=uniform)
+    for m in range(CELLS):
+        assert torch.equal(found[m], brute_force(train[m], y, test[m], k, temperature, uniform))
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_classes_are_scikit_learns(data, uniform):
+    train, y, test, y2 = data
+    weights = "uniform" if uniform else lambda distance: np.exp((1 - distance) / 0.07)
+    accuracy = knn_accuracy(train.split(64, dim=1), y, test, y2, uniform=uniform)
+    assert accuracy.dtype == torch.float64
+    for m in range(CELLS):
+        classifier = KNeighborsClassifier(20, metric="cosine", weights=weights, algorithm="brute")
+        classifier.fit(train[m].numpy(), y.numpy())
+        wanted = classifier.predict(test[m].numpy())
+        assert (predicted(train, y, test, 203, uniform=uniform)[m].numpy() == wanted).all()
+        assert accuracy[m].item() == pytest.approx((wanted == y2.numpy()).mean(), abs=1e-12)
+
+
+def test_more_signal_is_seen_and_none_is_chance(data):
+    train, y, test, y2 = data
+    accuracy = knn_accuracy([train], y, test, y2)
+    assert accuracy[0] < 0.35
+    assert accuracy[0] < accuracy[1] < accuracy[2]
+
+
+@pytest.mark.parametrize("sizes", [1, 7, 20, 202, 1000])
+def test_the_chunks_change_nothing(data, sizes):
+    train, y, test, _ = data
+    assert torch.equal(predicted(train, y, test, sizes), predicted(train, y, test, N))
+
+
+def test_few_similarities_at_a_time_change_nothing(data, monkeypatch):
+    train, y, test, _ = data
+    wanted = predicted(train, y, test, N)
+    monkeypatch.setattr(knn, "SIMILARITIES", 10 * N2)
+    assert torch.equal(predicted(train, y, test, N), wanted)
+
+
+@pytest.mark.parametrize("sizes", [1, 3, 10, 40])
+def test_of_equally_near_samples_the_first_are_kept(sizes):
+    """Forty copies of two directions, exactly alike: the labels of the first five of the nearer one."""
+    train = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(20, 1)[None]
+    y = torch.arange(40)
+    neighbours = NearestNeighbours(torch.tensor([[[2.0, 0.0], [0.0, 3.0]]]), 5)
+    for x, part in zip(train.split(sizes, dim=1), y.split(sizes), strict=True):
+        neighbours.update(x, part)
+    assert neighbours.labels[0].tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert (neighbours.near == 1).all()
+    assert neighbours.predicted(uniform=True).tolist() == [[0, 1]]  # five votes of one each: the smallest class
+
+
+def test_lengths_do_not_matter_and_zeros_do_not_crash(data):
+    train, y, test, _ = data
+    wanted = predicted(train, y, test, 50)
+    lengths = torch.logspace(-3, 3, N)[:, None]
+    assert torch.equal(predicted(train * lengths, y, 100 * test, 50), wanted)
+    assert predicted(0 * train, y, 0 * test, 50).shape == (CELLS, N2)
+
+
+def test_a_near_neighbour_outweighs_many_far_ones():
+    train = torch.tensor([[[1.0, 0.0], [1.0, 0.6], [1.0, 0.6], [1.0, 0.6]]])
+    y, test = torch.tensor([1, 0, 0, 0]), torch.tensor([[[1.0, 0.0]]])
+    assert predicted(train, y, test, 4, k=4).item() == 1  # exp(1 / .07) against 3 exp(.857 / .07): a factor of 2.6
+    assert predicted(train, y, test, 4, k=4, uniform=True).item() == 0
+
+
+def test_half_precision_and_autocast_are_float32_inside(data):
+    train, y, test, _ = data
+    half, half_test = train.bfloat16(), test.bfloat16()
+    wanted = predicted(half.float(), y, half_test.float(), 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(predicted(half, y, half_test, 50), wanted)
+
+
+def test_too_few_samples_and_missing_labels_are_refused(data):
+    train, y, test, y2 = data
+    with pytest.raises(UserError, match="got 19"):
+        knn_accuracy([train[:, :19]], y[:19], test, y2)
+    with pytest.raises(UserError, match="200 training samples but 203 labels"):
+        knn_accuracy([train[:, :200]], y, test, y2)

@@ -1,0 +1,258 @@
+"""Colours, clusters and mIoU of patches against scikit-learn, brute force and planted groups."""
+
+import itertools
+
+import pytest
+import torch
+from sklearn.cluster import SpectralClustering
+from sklearn.decomposition import PCA
+from sklearn.metrics import adjusted_rand_score, jaccard_score
+
+from uvit_decay.representations import patches
+from uvit_decay.representations.patches import PatchPCA, segmentation_miou, spectral_clusters
+from uvit_decay.runtime.errors import UserError
+
+
+def patch_features(n=20, p=30, d=9, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(n, p, d, generator=g) * torch.linspace(3, 0.1, d) + torch.linspace(-50, 50, d)
+
+
+def fitted(features, size=7):
+    pca = PatchPCA()
+    for batch in features.split(size):
+        pca.update(batch)
+    return pca.colours()
+
+
+def planted(n=4, p=25, groups=3, d=16, noise=0.3, seed=0):
+    """Patches about `groups` orthogonal directions, and which they are about."""
+    g = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n * p).remainder(groups)[torch.randperm(n * p, generator=g)].reshape(n, p)
+    return torch.eye(d)[labels] + noise * torch.randn(n, p, d, generator=g) / d**0.5, labels
+
+
+# ---- colours
+
+
+def test_axes_are_scikit_learns_whatever_the_batches():
+    features = patch_features()
+    wanted = PCA(3, svd_solver="full").fit(features.double().flatten(0, 1).numpy())
+    for size in (1, 7, 20):
+        found = fitted(features, size)
+        torch.testing.assert_close(found.mean, torch.from_numpy(wanted.mean_))
+        cosines = (found.axes * torch.from_numpy(wanted.components_)).sum(1).abs()
+        torch.testing.assert_close(cosines, torch.ones(3, dtype=torch.float64))
+        torch.testing.assert_close(found.explained, torch.from_numpy(wanted.explained_variance_ratio_))
+        torch.testing.assert_close(found.low, fitted(features).low)
+        assert (found.axes.gather(1, found.axes.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_a_large_mean_costs_no_digits():
+    features = patch_features().double()
+    near, far = fitted(features), fitted(features + 1e6)
+    torch.testing.assert_close(far.axes, near.axes, atol=1e-7, rtol=0)
+    torch.testing.assert_close(far(features + 1e6), near(features), atol=1e-7, rtol=0)
+
+
+def test_colours_fill_the_range_and_one_odd_patch_does_not_matter():
+    features = patch_features(p=60)
+    wanted = fitted(features)(features)
+    assert wanted.shape == (20, 60, 3)
+    assert wanted.min() == 0
+    assert wanted.max() == 1
+    saturated = ((wanted == 0) | (wanted == 1)).double().mean(dim=(0, 1))
+    assert ((saturated > 0.01) & (saturated < 0.04)).all()
+    odd = features.clone()
+    odd[0, 0, 0] += 50
+    assert (fitted(odd)(features) - wanted).abs().mean() < 0.02
+
+
+def test_the_percentiles_of_some_patches_are_nearly_those_of_all(monkeypatch):
+    features = patch_features(n=40, p=256)
+    wanted = fitted(features)
+    monkeypatch.setattr(patches, "SAMPLED", 256)
+    torch.testing.assert_close(fitted(features).low, wanted.low, rtol=0.1, atol=0)
+    assert torch.equal(fitted(features).axes, wanted.axes)
+
+
+def test_colours_are_those_of_float64_and_do_not_change_with_the_type():
+    features = patch_features().bfloat16()
+    assert torch.equal(fitted(features)(features), fitted(features.double())(features.double()))
+
+
+def test_constant_features_are_grey():
+    constant = torch.full((2, 4, 5), 3.0)
+    found = fitted(constant)
+    assert found.explained.tolist() == [0, 0, 0]
+    assert (found(constant) == 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (torch.zeros(2, 4, 2), "only 2 numbers"),
+        (torch.full((2, 4, 5), float("nan")), "NaN or infinity"),
+        (torch.zeros(1, 1, 5), "two patches or more, got 1"),
+    ],
+)
+def test_what_has_no_components_is_refused(features, message):
+    with pytest.raises(UserError, match=message):
+        fitted(features)
+
+
+# ---- clusters
+
+
+def test_planted_groups_are_found_and_in_all_pictures_the_same():
+    features, labels = planted()
+    found = spectral_clusters(features, 3, neighbours=10)
+    assert found.eigenvectors.shape == (4, 25, 3)
+    assert adjusted_rand_score(labels.flatten(), found.labels.flatten()) == 1
+    again = spectral_clusters(features, 3, neighbours=10)
+    assert torch.equal(again.labels, found.labels)
+    assert torch.equal(again.eigenvectors, found.eigenvectors)
+
+
+def test_lengths_and_a_common_vector_do_not_matter():
+    features, _ = planted()
+    found = spectral_clusters(features, 3, neighbours=10)
+    moved = spectral_clusters(5 * features + 100, 3, neighbours=10)
+    assert adjusted_rand_score(found.labels.flatten(), moved.labels.flatten()) == 1
+
+
+def test_clusters_are_scikit_learns_on_the_same_graph():
+    features, labels = planted(noise=1.5)
+    weights = patches._affinity(features, 10)
+    assert abs(weights - weights.T).max() == 0
+    assert weights.diagonal().max() == 0
+    assert weights.data.min() > patches.FLOOR / 2
+    wanted = SpectralClustering(3, affinity="precomputed", assign_labels="kmeans", random_state=0).fit(
+        weights.toarray()
+    )
+    found = spectral_clusters(features, 3, neighbours=10)
+    assert adjusted_rand_score(wanted.labels_, found.labels.flatten()) > 0.9
+    assert adjusted_rand_score(labels.flatten(), found.labels.flatten()) > 0.8
+
+
+def test_eigenvectors_solve_the_random_walk_and_lanczos_finds_the_same(monkeypatch):
+    features, _ = planted(noise=3.0)
+    dense = spectral_clusters(features, 3, neighbours=10)
+    weights = torch.from_numpy(patches._affinity(features, 10).toarray())
+    v = dense.eigenvectors.flatten(0, 1)
+    walked = weights @ v / weights.sum(1, keepdim=True)
+    eigenvalues = (walked * v).sum(0) / v.square().sum(0)
+    torch.testing.assert_close(walked, eigenvalues * v)
+    assert (eigenvalues.diff() < 0).all()
+    assert eigenvalues[0] < 1 - 1e-6
+    monkeypatch.setattr(patches, "DENSE", 10)
+    lanczos = spectral_clusters(features, 3, neighbours=10)
+    torch.testing.assert_close(lanczos.eigenvectors, dense.eigenvectors, atol=1e-7, rtol=0)
+    assert torch.equal(lanczos.labels, dense.labels)
+    assert dense.rgb().shape == (4, 25, 3)
+    assert (dense.rgb().amin(dim=(0, 1)) == 0).all()
+    assert (dense.rgb().amax(dim=(0, 1)) == 1).all()
+
+
+def test_neighbours_are_brute_forces():
+    """Of each patch: the k most similar ones of its own picture, and of the others."""
+    features, _ = planted(n=3, p=7, noise=3.0)
+    x = features.double().flatten(0, 1)
+    x = torch.nn.functional.normalize(x - x.mean(0), dim=1)
+    picture = torch.arange(21) // 7
+    wanted = torch.zeros(21, 21, dtype=torch.float64)
+    for i, j in itertools.permutations(range(21), 2):
+        rivals = [k for k in range(21) if k != i and (picture[k] == picture[i]) == (picture[j] == picture[i])]
+        rank = sorted(rivals, key=lambda k: -float(x[i] @ x[k])).index(j)
+        if rank < 3 and x[i] @ x[j] > patches.FLOOR:
+            wanted[i, j] = x[i] @ x[j]
+    torch.testing.assert_close(torch.from_numpy(patches._affinity(features, 3).toarray()), (wanted + wanted.T) / 2)
+
+
+def test_a_single_picture_and_patches_without_neighbours_are_clustered():
+    features, labels = planted(n=1, p=60)
+    features = features.double()
+    features = torch.cat([features, features.mean(dim=(0, 1), keepdim=True)], dim=1)  # the mean: of no direction
+    found = spectral_clusters(features, 3, neighbours=100)
+    assert adjusted_rand_score(labels.flatten(), found.labels[0, :60]) == 1
+    assert found.eigenvectors.isfinite().all()
+    assert found.eigenvectors[0, 60].abs().max() == 0
+    with pytest.raises(UserError, match="no patch is like another one"):
+        spectral_clusters(torch.ones(2, 10, 4), 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "clusters", "neighbours", "message"),
+    [
+        ((2, 4, 5), 1, 5, "2 clusters and 1 neighbour or more, got 1, 5"),
+        ((2, 4, 5), 2, 0, "2 clusters and 1 neighbour or more, got 2, 0"),
+        ((2, 4, 5), 8, 5, "8 spectral clusters need more than 8 patches, got 8"),
+        ((1, 4, 5), 2, 5, "2 spectral clusters need more than 4 patches, got 4"),
+    ],
+)
+def test_what_cannot_be_clustered_is_refused(shape, clusters, neighbours, message):
+    with pytest.raises(UserError, match=message):
+        spectral_clusters(torch.randn(shape), clusters, neighbours)
+    with pytest.raises(UserError, match="NaN or infinity"):
+        spectral_clusters(torch.full((2, 9, 4), float("inf")), 2)
+
+
+# ---- mIoU
+
+
+def segments(clusters, classes, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    masks = torch.randint(classes, (3, 8, 8), generator=g)
+    predicted = torch.where(
+        torch.rand(3, 8, 8, generator=g) < 0.6, masks % clusters, torch.randint(clusters, (3, 8, 8))
+    )
+    return predicted, masks
+
+
+def test_renamed_classes_are_found_again():
+    _, masks = segments(4, 4)
+    names = torch.tensor([7, 100, 3, 254])
+    for matching in ("hungarian", "greedy"):
+        found = segmentation_miou(masks, names[masks], matching)
+        assert found.miou == 1
+        assert found.matched.tolist() == names.tolist()
+        assert found.classes.tolist() == [3, 7, 100, 254]
+
+
+@pytest.mark.parametrize(("clusters", "classes"), [(4, 4), (3, 5), (5, 3)])
+def test_hungarian_is_the_best_of_all_pairings(clusters, classes):
+    predicted, masks = segments(clusters, classes)
+    names = torch.tensor([*range(classes), *[-1] * clusters])
+    renamings = torch.stack(
+        [names[list(order)] for order in itertools.permutations(range(max(clusters, classes)), clusters)]
+    )
+    best = max(int((renaming[predicted] == masks).sum()) for renaming in renamings)
+    found = segmentation_miou(predicted, masks)
+    assert int((found.matched[predicted] == masks).sum()) == best
+    wanted = jaccard_score(
+        masks.flatten(), found.matched[predicted].flatten(), average=None, labels=list(range(classes)), zero_division=0
+    )
+    torch.testing.assert_close(found.iou, torch.from_numpy(wanted))
+    assert found.miou == pytest.approx(wanted.mean())
+
+
+def test_greedy_takes_the_majority():
+    predicted, masks = torch.tensor([0, 0, 0, 1, 1, 1, 2, 2]), torch.tensor([0, 0, 1, 0, 0, 1, 1, 1])
+    greedy = segmentation_miou(predicted, masks, "greedy")
+    assert greedy.matched.tolist() == [0, 0, 1]
+    assert greedy.iou.tolist() == [4 / 6, 2 / 4]
+    hungarian = segmentation_miou(predicted, masks)
+    assert sorted(hungarian.matched.tolist()) == [-1, 0, 1]
+    assert hungarian.iou.tolist() == [2 / 5, 2 / 4]
+
+
+def test_what_masks_ignore_does_not_count():
+    predicted, masks = segments(4, 4)
+    ignored = torch.rand(masks.shape, generator=torch.Generator().manual_seed(5)) < 0.3
+    for matching in ("hungarian", "greedy"):
+        wanted = segmentation_miou(predicted[~ignored], masks[~ignored], matching)
+        found = segmentation_miou(predicted, torch.where(ignored, 255, masks), matching)
+        assert found.miou == wanted.miou
+        assert torch.equal(found.matched, wanted.matched)
+    with pytest.raises(UserError, match="no pixel that is not 255"):
+        segmentation_miou(predicted, torch.full_like(masks, 255))

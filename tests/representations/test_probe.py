@@ -1,0 +1,227 @@
+"""Probes find a planted signal and nothing else, agree with scikit-learn, and never choose on the test set."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from uvit_decay.data import Digits
+from uvit_decay.representations import logistic, probe
+from uvit_decay.representations.probe import GRID_RIDGES, logistic_grid
+from uvit_decay.runtime.errors import UserError
+
+CLASSES = 4
+LAYERS, LEVELS = 6, 4
+GRID_FIELDS = ("held_out", "test", "ridge", "every_test")
+
+
+def labels(n, seed):
+    return torch.randint(CLASSES, (n,), generator=torch.Generator().manual_seed(seed))
+
+
+def noise(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def planted(n, y, strength, d=10, seed=0):
+    """Noise around a mean for each class."""
+    return noise(n, d, seed=seed) + strength * noise(CLASSES, d, seed=99)[y]
+
+
+def easy(strength=1.2, cells=1):
+    y, y2 = labels(400, 1), labels(300, 2)
+    train = torch.stack([planted(400, y, strength, seed=10 + m) for m in range(cells)])
+    test = torch.stack([planted(300, y2, strength, seed=50 + m) for m in range(cells)])
+    return train, y, test, y2
+
+
+def scikit_learn(train, y, test, y2, ridge):
+    """Accuracy and weights, the bias last, of the standard solver on standardised features, converged."""
+    train, test = train.double().numpy(), test.double().numpy()
+    scaler = StandardScaler().fit(train)
+    fitted = LogisticRegression(C=1 / ridge, max_iter=5000, tol=1e-8).fit(scaler.transform(train), y.numpy())
+    return fitted.score(scaler.transform(test), y2.numpy()), np.c_[fitted.coef_, fitted.intercept_]
+
+
+def converged(x, y, ridges, iterations=200):
+    """Weights (m, r, k, d + 1) of standardised features, in their own coordinates."""
+    frame = logistic.Frame.of(x)
+    problem = logistic.Logistic(x, frame, y, torch.tensor(ridges), int(y.max()) + 1)
+    w = logistic.minimised(problem, problem.start, iterations, 1e-6)
+    return torch.cat([w[..., :-1] @ frame.axes.mT[:, None], w[..., -1:]], dim=-1)
+
+
+def equal(one, other, cells=slice(None)):
+    return all(torch.equal(getattr(one, name)[cells], getattr(other, name)) for name in GRID_FIELDS)
+
+
+@pytest.fixture(scope="module")
+def overlapping():
+    """Cells of mixed difficulty, correlated features of very different sizes, classes of uneven frequency."""
+    y, y2 = labels(500, 1), labels(400, 2)
+    y[:150], y2[:100] = 0, 0
+    mix = noise(12, 12, seed=7) * torch.logspace(-2, 2, 12)
+    cells = [
+        [planted(len(part), part, s, 12, seed=20 + i) @ mix for part in (y, y2)] for i, s in enumerate((0.2, 0.6, 1.5))
+    ]
+    train, test = (torch.stack(side) for side in zip(*cells, strict=True))
+    return train, y, test, y2
+
+
+def test_weights_are_scikit_learns(overlapping):
+    train, y, test, y2 = overlapping
+    found = converged(train, y, GRID_RIDGES)
+    for m in range(3):
+        for r, ridge in enumerate(GRID_RIDGES):
+            wanted = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, ridge)[1])
+            ours = found[m, r].double()
+            ours[:, -1] -= ours[:, -1].mean()  # a bias common to all classes is nothing
+            wanted[:, -1] -= wanted[:, -1].mean()
+            assert (ours - wanted).norm() < 0.01 * wanted.norm()
+
+
+@pytest.mark.parametrize("distance", [3.0, 30.0])
+def test_the_minimum_is_found_from_anywhere(overlapping, distance):
+    """There, far off, the curvature has nothing to do with the one that preconditions."""
+    train, y, _, _ = overlapping
+    problem = logistic.Logistic(train, logistic.Frame.of(train), y, torch.tensor([1.0, 10.0]), CLASSES)
+    wanted = logistic.minimised(problem, problem.start, 300, 1e-6)
+    found = logistic.minimised(problem, distance * noise(*wanted.shape), 300, 1e-6)
+    assert (found - wanted)[..., :-1].norm() < 0.01 * wanted[..., :-1].norm()
+
+
+def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
+    train, y, _, _ = overlapping
+    frame, ridges = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
+    problem = logistic.Logistic(train, frame, y, ridges, CLASSES)
+    w = noise(3, 2, CLASSES, 13).requires_grad_()
+    scores = torch.einsum("mnd,mrkd->mrkn", frame.coordinates(train), w).log_softmax(dim=2)
+    likelihood = scores.gather(2, y.expand(3, 2, 1, -1)).mean(dim=-1).sum()
+    penalty = (ridges[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
+    (wanted,) = torch.autograd.grad(penalty - likelihood, w)
+    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr(logistic, "LOGITS", 7 * 3 * 2 * CLASSES)  # seven samples at a time
+    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_grid_agrees_with_scikit_learn_on_the_digits():
+    """Pixels, and random features of them, few of which are constant: the default iterations, within a point."""
+    data = Digits()
+    data.load()
+    y, y2 = data.train.labels, data.test.labels
+    pixels, unseen = (part.images.flatten(1).float() for part in (data.train, data.test))
+    maps = [torch.eye(64), *(noise(64, 64, seed=i) for i in range(3))]
+    bias = [0.0, *(1000 * noise(64, seed=i) for i in range(3))]
+    train, test = (torch.stack([(x @ a + b).relu() for a, b in zip(maps, bias, strict=True)]) for x in (pixels, unseen))
+    scores = logistic_grid(train, y, test, y2)
+    differences = [
+        [scores.every_test[m, r].item() - scikit_learn(train[m], y, test[m], y2, ridge)[0] for m in range(4)]
+        for r, ridge in enumerate(GRID_RIDGES[1:], start=1)
+    ]
+    assert np.abs(differences).mean() < 0.01
+    assert scores.test.min() > 0.9
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_a_signal_is_found_at_its_layer_and_level_only(shuffled):
+    y, y2 = labels(400, 1), labels(400, 2)
+    train, test = noise(LAYERS * LEVELS, 400, 10, seed=3), noise(LAYERS * LEVELS, 400, 10, seed=4)
+    planted_at = 3 * LEVELS + 2
+    train[planted_at], test[planted_at] = planted(400, y, 2.0, seed=5), planted(400, y2, 2.0, seed=6)
+    if shuffled:
+        y = y[torch.randperm(400, generator=torch.Generator().manual_seed(0))]
+    scores = logistic_grid(train, y, test, y2)
+    others = torch.arange(LAYERS * LEVELS) != planted_at
+    if shuffled:
+        others[planted_at] = True
+    else:
+        assert scores.held_out.argmax() == planted_at
+        assert scores.held_out[planted_at] > 0.95
+        assert scores.test[planted_at] > 0.95
+    assert (scores.test[others] - 1 / CLASSES).abs().max() < 0.1  # 4.6 standard errors
+    assert (scores.held_out[others] < 0.45).all()
+
+
+def test_the_grids_choice_never_sees_the_test_set(overlapping):
+    train, y, test, y2 = overlapping
+    scores = logistic_grid(train, y, test, y2)
+    for other in (logistic_grid(train, y, noise(3, 50, 12), labels(50, 9)), logistic_grid(train, y, 1e6 * test, y2)):
+        assert torch.equal(other.held_out, scores.held_out)
+        assert torch.equal(other.ridge, scores.ridge)
+        assert not torch.equal(other.test, scores.test)
+    columns = [GRID_RIDGES.index(ridge) for ridge in scores.ridge.tolist()]
+    assert scores.test.tolist() == [
+        row[column] for row, column in zip(scores.every_test.tolist(), columns, strict=True)
+    ]
+
+
+def test_a_weak_signal_in_many_features_needs_the_larger_ridge():
+    y, y2 = labels(120, 1), labels(400, 2)
+    train, test = planted(120, y, 0.25, d=100, seed=3)[None], planted(400, y2, 0.25, d=100, seed=4)[None]
+    scores = logistic_grid(train, y, test, y2, ridges=(0.001, 10.0), iterations=(40, 20))
+    assert scores.ridge.item() == 10.0
+    assert scores.test.item() == scores.every_test.max().item()
+
+
+@pytest.mark.parametrize("cells", [1, 2, 100])
+def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, cells):
+    train, y, test, y2 = overlapping
+    wanted = logistic_grid(train, y, test, y2)
+    sizes, accuracies = [], probe._accuracies
+    monkeypatch.setattr(
+        probe, "_accuracies", lambda frame, x, *rest: sizes.append(len(x)) or accuracies(frame, x, *rest)
+    )
+    one = probe._cell_bytes(len(y), len(y2), 12, CLASSES, len(GRID_RIDGES))
+    scores = logistic_grid(train, y, test, y2, budget=cells * one)
+    assert max(sizes) == min(cells, 3)
+    for name in GRID_FIELDS[:2]:  # sums over other shapes may turn a sample
+        torch.testing.assert_close(getattr(scores, name), getattr(wanted, name), rtol=0, atol=0.011)
+
+
+def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
+    assert probe._cell_bytes(50_000, 10_000, 512, 100, len(GRID_RIDGES)) < 2**29
+
+
+def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
+    torch.manual_seed(0)
+    wanted = torch.rand(3)
+    torch.manual_seed(0)
+    scores = logistic_grid(*overlapping)
+    assert torch.equal(torch.rand(3), wanted)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert equal(scores, logistic_grid(*overlapping))
+    with torch.inference_mode():
+        assert equal(scores, logistic_grid(*overlapping))
+
+
+def test_useless_features_and_absent_classes_do_no_harm():
+    train, y, test, y2 = easy()
+    wanted = logistic_grid(train, y, test, y2)
+    for useless in (lambda x: 0 * x[..., :5] + 1e4, lambda x: x, lambda x: 0 * x):
+        both = (torch.cat([x, useless(x)], dim=-1) for x in (train, test))
+        scores = logistic_grid(next(both), y, next(both), y2)
+        assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+    scores = logistic_grid(train, 3 * y + 2, test, 3 * y2 + 2)  # 8 of 12 classes have no sample
+    assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+    scores = logistic_grid(torch.zeros_like(train), y, torch.zeros_like(test), y2)
+    assert scores.test.item() == pytest.approx((y2 == y.bincount().argmax()).double().mean().item())
+    alone = logistic_grid(train, y * 0, test, y2 * 0)
+    assert alone.test.item() == 1.0
+
+
+def test_separable_classes_stay_finite():
+    """Without an end to how far the weights may grow, but for the ridge."""
+    y, y2 = labels(200, 1), labels(200, 2)
+    train, test = planted(200, y, 30.0, seed=1)[None], planted(200, y2, 30.0, seed=2)[None]
+    assert converged(train, y, (1e-6, 1.0), 100).isfinite().all()
+    scores = logistic_grid(train, y, test, y2, ridges=(1e-6, 1.0), iterations=(200, 200))
+    assert (scores.every_test == 1).all()
+
+
+def test_too_little_to_choose_on_is_refused():
+    train, y, test, y2 = easy()
+    with pytest.raises(UserError, match="five training samples"):
+        logistic_grid(train[:, :4], y[:4], test, y2)
+    with pytest.raises(UserError, match="ridge"):
+        logistic_grid(train, y, test, y2, ridges=())

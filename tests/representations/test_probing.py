@@ -1,0 +1,155 @@
+"""The grid of probes: planted signals are found where they are, and many processes find what one does."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, tiny_net
+from evaluations import evaluate, refused
+
+from uvit_decay.data import Digits
+from uvit_decay.data.batches import InMemory
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.nn.intermediates import Stage, Tapped
+from uvit_decay.representations import probing
+from uvit_decay.representations.probing import Prober, Probing, check_probed
+from uvit_decay.runtime.distributed import Processes
+
+CPU = torch.device("cpu")
+
+
+class Planted(torch.nn.Module):
+    """Five layers of noise; only layer 3, and only at t = 0.1, shows what the first pixel of the picture says."""
+
+    stages = tuple(Stage(f"blocks.{i}", "encoder") for i in range(5))
+    extras, dim, num_classes, null_label = 1, 12, 3, True
+
+    def trunk(self, x, t, y=None):
+        assert y is None
+        for layer in range(5):
+            state = torch.randn(len(x), 5, self.dim, generator=torch.Generator().manual_seed(layer))
+            if layer == 3:
+                told = x[:, 0, 0, :3] / 0.99 * (t == 0.1)[:, None]  # alpha_t of VP is near 1 there
+                state[:, 1:, :3] += 3 * told[:, None]
+            yield state
+
+
+def planted_data(shuffled: bool) -> Digits:
+    """600 pictures of three classes whose first three pixels are the one-hot class."""
+    data, random = Digits(), torch.Generator().manual_seed(1)
+    data.class_names = ("a", "b", "c")
+    for split in ("train", "test"):
+        labels = torch.randint(3, (600,), generator=random)
+        images = torch.randint(100, (600, 1, 8, 8), generator=random, dtype=torch.uint8)
+        images[:, 0, 0, :3] = 255 * torch.nn.functional.one_hot(labels, 3).to(torch.uint8)
+        order = torch.randperm(600, generator=random) if shuffled else torch.arange(600)
+        setattr(data, split, InMemory(images, labels[order]))
+    return data
+
+
+def planted_grid(shuffled=False):
+    prober = Prober(Planted(), VP(), planted_data(shuffled), Probing(times=(0.05, 0.1, 0.3)), CPU)
+    return prober.grid(Processes())
+
+
+def test_a_planted_signal_is_found_there_and_nowhere_else():
+    assert isinstance(Planted(), Tapped)
+    grid = planted_grid()
+    assert grid.best() == (1, 3)
+    for name in ("test_accuracy", "knn_accuracy"):
+        found = grid.scores[name]
+        assert found[1, 3] > 0.9, name
+        elsewhere = found.flatten()[torch.arange(15) != 8]
+        assert (elsewhere - 1 / 3).abs().max() < 0.1, name
+
+
+def test_shuffled_labels_give_chance():
+    assert (planted_grid(shuffled=True).scores["test_accuracy"] - 1 / 3).abs().max() < 0.1
+
+
+def test_chosen_layers_and_small_memory_give_the_same_cells(monkeypatch):
+    data, net = Digits(), tiny_net().eval()
+    data.setup()
+    small = {"times": (0.1, 0.4), "max_train": 200, "max_test": 100}
+    whole = Prober(net, VP(), data, Probing(**small), CPU).grid(Processes())
+    part = Prober(net, VP(), data, Probing(**small, layers=("2", net.stages[0].name)), CPU).grid(Processes())
+    assert list(part.stages) == [0, 2]
+    monkeypatch.setattr(probing, "FEATURES", 4 * 300 * net.dim)  # one layer at a time
+    split = Prober(net, VP(), data, Probing(**small), CPU).grid(Processes())
+    for name, found in whole.scores.items():
+        torch.testing.assert_close(part.scores[name], found[:, [0, 2]])
+        torch.testing.assert_close(split.scores[name], found)
+
+
+def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():
+    data, net = Digits(), tiny_net().eval()
+    data.setup()
+    probing = Probing(times=(0.1,), max_train=60, max_test=30)
+    exact, half = (Prober(net, VP(), data, probing, CPU, precision) for precision in ("float32", "bf16"))
+    (wanted, *_), (found, *_) = exact.features(0), half.features(0)
+    assert not torch.equal(found, wanted)
+    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
+    assert (exact.protocol().get("precision"), half.protocol()["precision"]) == (None, "bf16")
+
+
+def test_the_script_writes_table_protocol_and_picture(trained, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--times", "0.05,0.3", "--max-train", 300, "--max-test", 100, "--out", "found"]
+    evaluate(monkeypatch, tmp_path, "probe", *options)
+    lines = (tmp_path / "found" / "probes.csv").read_text().splitlines()
+    assert lines[0].split(",")[:7] == [
+        *("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "best_on_test_accuracy")
+    ]
+    assert [line.split(",")[2] for line in lines[1:5]] == ["embeddings", "encoder", "middle", "decoder"]
+    report = json.loads((tmp_path / "found" / "probes.json").read_text())
+    assert report["protocol"]["weights"] == "ema"
+    assert report["protocol"]["label"] == "null"
+    assert report["protocol"]["train"] == 300
+    assert report["best"]["best_on_test_accuracy_of_all_cells"] >= report["best"]["test_accuracy"]
+    assert (tmp_path / "found" / "probes.png").stat().st_size > 1000
+    assert "best on test, as papers report it" in capsys.readouterr().out
+
+
+def test_the_folder_of_another_precision_has_another_name(trained, tmp_path, monkeypatch):
+    options = ["--ckpt", trained, "--times", "0.3", "--max-train", 60, "--max-test", 30, "--precision"]
+    for precision in ("float32", "bf16"):
+        evaluate(monkeypatch, tmp_path, "probe", *options, precision)
+    names = {path.name for path in (tmp_path / "probes").iterdir()}
+    assert names == {"last-step12-ema-digits", "last-step12-ema-digits-bf16"}
+
+
+@pytest.mark.slow
+def test_two_processes_find_the_same_grid(trained, tmp_path):
+    options = ["--ckpt", trained, "--times", "0.05,0.1,0.3", "--max-train", 300, "--max-test", 100]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for processes in (1, 2):
+        launcher = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", ROOT / "evaluate.py", "probe"]
+        command = [sys.executable, *launcher, *options, "--out", tmp_path / str(processes)]
+        ended = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr
+    one, two = ((tmp_path / str(processes) / "probes.csv").read_text() for processes in (1, 2))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--times", "0.1,x"], "--times takes numbers such as 0.05,0.1"),
+        (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
+        (["--layers", "99"], "no layer 99: there are 0 to 3"),
+        (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
+        (["--max-test", "0"], "must be at least 1"),
+        (["--max-train", "7"], "20 nearest neighbours need as many training pictures"),
+    ],
+)
+def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
+    assert message in refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", trained, *options)
+
+
+def test_a_network_without_a_null_label_is_refused():
+    data = Digits()
+    data.setup()
+    with pytest.raises(Exception, match="under the null label"):
+        check_probed(tiny_net(null_label=False), data, Probing())

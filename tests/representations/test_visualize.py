@@ -1,0 +1,226 @@
+"""Pictures of features: what is drawn is what the network sees, where it sees it, and masks fit their pictures."""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_net, tiny_trainer
+from evaluations import evaluate, refused
+from PIL import Image
+
+from uvit_decay import checkpoint
+from uvit_decay.data.image_files import centre_crop
+from uvit_decay.data.latents import Latents
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.evaluation.sources import open_pictures
+from uvit_decay.nn import UViT
+from uvit_decay.representations.masks import Masks
+from uvit_decay.representations.patch_features import PatchFeatures, on_grid
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import normal
+from uvit_decay.tasks import DiffusionTask
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def halves(tmp_path_factory):
+    """Two classes of 16 grey pictures, dark left and light right, or the other way, and masks that say where."""
+    folder = tmp_path_factory.mktemp("halves")
+    for i in range(16):
+        values = np.zeros((8, 8), dtype=np.uint8)
+        values[:, 4:] = 255
+        mask = (values > 0).astype(np.uint8) * 3
+        for kind, content in (("pictures", values), ("masks", mask)):
+            path = folder / kind / ("left", "right")[i % 2] / f"{i:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(content[:, :: -1 if i % 2 else 1].copy()).save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def latent_checkpoint(encoded, tmp_path_factory):
+    """Of a network of latents."""
+    folder = tmp_path_factory.mktemp("latent")
+    torch.manual_seed(0)
+    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
+    task = DiffusionTask(net, sampling=Sampling("dpm++", 3))
+    tiny_trainer(folder, max_steps=2).fit(task, Latents(str(encoded), batch_size=11, num_workers=0))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def features_of(path, name, batch_size=64, time=0.2):
+    return PatchFeatures.of(checkpoint.load(path), str(name), CPU, time, 3, batch_size, None)
+
+
+def drawn(path):
+    with Image.open(path) as image:
+        return np.asarray(image.convert("RGB"))
+
+
+def test_states_are_the_trunks_without_the_extra_tokens(trained):
+    features = features_of(trained, "digits:test")
+    (states,) = features.states([5, 2], [1, 2])
+    assert states.shape == (2, 2, 16, 16)
+    x = features.pictures.read([5, 2]).float() / 127.5 - 1
+    noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
+    t = torch.full((2,), 0.2)
+    with torch.no_grad():
+        wanted = list(features.net.trunk(features.path.noised(x, noise, t), t))
+    torch.testing.assert_close(states, torch.stack([wanted[i][:, 2:] for i in (1, 2)]))
+
+
+def test_batches_change_nothing_and_later_blocks_never_run(trained, monkeypatch):
+    whole = torch.cat(list(features_of(trained, "digits:test").states(range(7), [1])), dim=1)
+    features = features_of(trained, "digits:test", batch_size=3)
+    monkeypatch.setattr(features.net.out_blocks[0], "forward", None)
+    torch.testing.assert_close(torch.cat(list(features.states(range(7), [1])), dim=1), whole)
+
+
+def test_patches_lie_where_they_were():
+    picture = torch.arange(64.0).reshape(1, 1, 8, 8)
+    patches = torch.nn.functional.unfold(picture, 2, stride=2).mT.mean(dim=2)
+    assert torch.equal(on_grid(patches), torch.nn.functional.avg_pool2d(picture, 2)[0])
+    large = on_grid(patches, 8)
+    assert large.shape == (1, 8, 8)
+    assert torch.equal(large[0, ::2, ::2], on_grid(patches)[0])
+    assert torch.equal(large[0, 1::2, 1::2], on_grid(patches)[0])
+
+
+def test_the_script_draws_digits(trained, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--pictures", "digits:test", "--layer", "1,mid_block", "--views", "pca,spectral,tsne"]
+    for out in ("a.png", "b.png"):
+        evaluate(monkeypatch, tmp_path, "features", *options, "--fit", 20, "--points", 40, "--num", 3, "--out", out)
+    output = capsys.readouterr().out
+    assert "1 in_blocks.0: three components hold" in output
+    assert "2 mid_block: three components hold" in output
+    assert "of the variance of 320 patches of 20 pictures" in output
+    assert "wrote a.png: 3 pictures of digits-test" in output
+    assert "wrote a_tsne.png: 40 pictures of 10 classes, perplexity 13" in output
+    for name in ("{}.png", "{}_tsne.png"):
+        first, second = (drawn(tmp_path / name.format(out)) for out in "ab")
+        assert (first == second).all()
+        assert len(np.unique(first.reshape(-1, 3), axis=0)) > 30
+
+
+def test_colours_of_the_first_layer_tell_dark_from_light(trained, halves, tmp_path, monkeypatch, capsys):
+    """The embedded patches of two kinds are two clusters, and these are the masks."""
+    options = ["--layer", 0, "--time", 0.001, "--num", 16, "--views", "pca,spectral", "--masks", halves / "masks"]
+    evaluate(monkeypatch, tmp_path, "features", "--ckpt", trained, "--pictures", halves / "pictures", *options)
+    found = re.findall(r"mIoU (\S+) %, (\w+) matching, 2 clusters, 2 classes, 16 pictures", capsys.readouterr().out)
+    assert [matching for _, matching in found] == ["greedy", "hungarian"]
+    assert all(float(score) == 100 for score, _ in found)
+    assert (tmp_path / "features.png").stat().st_size > 1000
+
+
+def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, pictures, encoded, tmp_path, monkeypatch):
+    features = features_of(latent_checkpoint, pictures)
+    assert features.pictures.shape == (3, 32, 32)
+    stored = Latents(str(encoded), batch_size=11, num_workers=0)
+    stored.setup()
+    wanted = stored.network_input(stored.train[[0, 3]][0])
+    torch.testing.assert_close(features._input(features.pictures.read([0, 3])), wanted, atol=2e-2, rtol=1e-2)
+    options = ["--num", 3, "--fit", 10, "--clusters", 2, "--views", "pca,spectral"]
+    evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--pictures", pictures, *options)
+    assert (tmp_path / "features.png").stat().st_size > 1000
+
+
+# ---- masks
+
+
+@pytest.mark.parametrize(("width", "height"), [(8, 8), (40, 48), (17, 9), (100, 33), (5, 7)])
+def test_masks_are_cropped_as_pictures_are(tmp_path, width, height):
+    """A mask that is its own picture, of four large areas, agrees with it wherever the picture is not blended."""
+    values = np.zeros((height, width), dtype=np.uint8)
+    values[height // 3 :, :] += 100
+    values[:, width // 3 :] += 50
+    for folder in ("pictures", "masks"):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(values).save(tmp_path / folder / "a.png")
+    found = Masks.of(tmp_path / "masks", open_pictures(str(tmp_path / "pictures"), 1, 8)).read([0], 8)
+    wanted = np.asarray(centre_crop(Image.fromarray(values), 8)).astype(int)
+    assert found.shape == (1, 8, 8)
+    assert (np.abs(found[0].numpy() - wanted) < 25).mean() > 0.6
+    if (width, height) == (8, 8):
+        assert (found[0].numpy() == wanted).all()
+
+
+def test_palettes_are_classes_and_only_pictures_with_masks_are_taken(halves, tmp_path):
+    mask = Image.fromarray(np.full((8, 8), 2, dtype=np.uint8), mode=None)
+    mask.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0])
+    (tmp_path / "right").mkdir()
+    mask.save(tmp_path / "right" / "03.png")
+    found = Masks.of(tmp_path, open_pictures(str(halves / "pictures"), 1, 8))
+    assert [found.listing.members[i] for i in found.members] == ["right/03.png"]
+    assert (found.read(found.members, 8) == 2).all()
+
+
+def write_mask(folder, values):
+    (folder / "left").mkdir(parents=True)
+    Image.fromarray(values).save(folder / "left" / "00.png")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: None, "no such folder"),
+        (lambda f: f.mkdir(), "no mask of any of the pictures; the first would be masks/left/00.png"),
+        (lambda f: write_mask(f, np.zeros((8, 8, 3), np.uint8)), "has colours (mode RGB)"),
+        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "is 9x8, its picture 8x8: make them equal"),
+        (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), "the masks have no pixel that is not 255"),
+        (
+            lambda f: write_mask(f, np.zeros((8, 8), np.uint8)) or (f / "left" / "00.png").write_bytes(b"no"),
+            "masks/left/00.png: not a picture that PIL knows",
+        ),
+    ],
+)
+def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypatch, capsys, make, message):
+    make(tmp_path / "masks")
+    options = ["--ckpt", trained, "--pictures", halves / "pictures", "--masks", "masks"]
+    assert message in refused(monkeypatch, tmp_path, capsys, "features", *options)
+
+
+# ---- wrong options
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--views", "umap"], "--views takes some of pca,spectral,tsne, got 'umap'"),
+        (["--views", "pca", "--masks", "x"], "add spectral to --views"),
+        (["--layer", "9"], "no layer 9: there are 0 to 3"),
+        (["--time", "1"], "probe times must lie in (0, 1)"),
+        (["--clusters", "1"], "--clusters must be at least 2 and at most 255"),
+        (["--clusters", "200"], "200 spectral clusters need more than 200 patches, got 128"),
+        (["--neighbours", "0"], "--neighbours must be at least 1"),
+        (["--num", "0"], "--num must be at least 1"),
+        (["--fit", "0"], "--fit must be at least 1"),
+        (["--seed", "4294967296"], "--seed must be at least 0 and at most 4294967295"),
+        (["--views", "tsne", "--points", "4"], "t-SNE needs 5 pictures or more, got 4"),
+        (["--pictures", "nowhere"], "nowhere: nothing there"),
+        (["--masks", "x"], "--masks needs pictures with names"),
+        (["--vae", "x"], "this checkpoint sees pixels"),
+        (["--out", "folder"], "it is a folder"),
+    ],
+)
+def test_wrong_options_are_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
+    (tmp_path / "folder").mkdir()
+    base = ["--ckpt", trained, "--pictures", "digits:test"]
+    assert message in refused(monkeypatch, tmp_path, capsys, "features", *base, *options)
+
+
+def test_pictures_without_classes_have_no_map(trained, halves, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--pictures", halves / "pictures" / "left", "--views", "tsne"]
+    assert "leave tsne out of --views" in refused(monkeypatch, tmp_path, capsys, "features", *options)
+
+
+def test_pictures_and_networks_that_do_not_fit_are_refused(trained):
+    wide = checkpoint.load(trained)
+    wide.net.image_size = 16
+    with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):
+        PatchFeatures.of(wide, "digits:test", CPU, 0.1, 0, 8, None)
+    without = replace(wide, net=tiny_net(null_label=False))
+    with pytest.raises(UserError, match="under the null label"):
+        PatchFeatures.of(without, "digits:test", CPU, 0.1, 0, 8, None)

@@ -1,0 +1,212 @@
+"""One program on several processes does what one process does, or ends with a line."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+from conftest import ROOT
+
+from uvit_decay.runtime import distributed as processes
+from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.errors import UserError, user_errors
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
+ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
+REALLY = ["--multi_gpu", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+
+
+def run(*command, cwd):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [str(word) for word in command]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=200)
+
+
+def errors(result):
+    return [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 63, 64, 65, 200, 1000])
+@pytest.mark.parametrize("size", [1, 8, 64])
+def test_batches_are_all_in_order_and_for_every_process(count, size):
+    alone = batches(count, size, 1)
+    assert alone == [range(i, min(i + size, count)) for i in range(0, count, size)]
+    for many in (2, 3, 8):
+        parts = batches(count, size, many)
+        assert [i for part in parts for i in part] == list(range(count))
+        assert max(map(len, parts)) <= size
+        if count >= many * size:
+            assert parts == alone
+        elif count % many == 0:
+            assert len(parts) == many
+
+
+def test_one_process_works_in_order_and_alone():
+    alone = Processes.joined()
+    assert (alone.rank, alone.size, alone.first) == (0, 1, True)
+    assert list(alone.in_order("abc", str.upper)) == ["A", "B", "C"]
+    assert alone.share("a") == "a"
+    alone.end()
+
+
+def test_results_come_before_the_next_job_is_begun():
+    begun = []
+    results = Processes.joined().in_order([1, 2, 3], begun.append)
+    next(results)
+    assert begun == [1]
+
+
+@pytest.mark.slow
+def test_three_processes_have_their_results_in_order_on_the_first(tmp_path):
+    result = run(*TORCHRUN, 3, ROOT / "tests" / "launched.py", 8, "-", tmp_path / "r", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    ranks = [json.loads((tmp_path / f"r.{rank}").read_text()) for rank in range(3)]
+    assert ranks[0]["done"] == [[job, job % 3] for job in range(8)]
+    for rank, found in enumerate(ranks):
+        assert found["seen"] == [rank, 3, rank, 3, rank]
+        assert found["shared"] == {"from": 0}
+        assert not [name for name in found["threads"] if "gloo" in name]  # they would abort Python's exit now and then
+        assert rank == 0 or not found["done"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", ["job 3", "result 1"])  # on the second process in its second round; on the first
+def test_an_error_on_one_process_ends_all_with_its_line(tmp_path, fails):
+    start = time.monotonic()
+    result = run(*TORCHRUN, 2, ROOT / "tests" / "launched.py", 100, fails, tmp_path / "r", cwd=tmp_path)
+    assert result.returncode != 0
+    assert time.monotonic() - start < 60
+    assert f"error: {fails} has failed" in errors(result)
+    assert result.stderr.count("Traceback") == 1  # torchrun's own
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture(scope="module")
+def one(trained, tmp_path_factory):
+    """What one process makes: pictures, classes."""
+    folder = tmp_path_factory.mktemp("one")
+    result = run(sys.executable, ROOT / "sample.py", *small(trained, "--num"), "--out", "one.npz", cwd=folder)
+    assert result.returncode == 0, result.stderr
+    with np.load(folder / "one.npz") as file:
+        return file["arr_0"], file["arr_1"]
+
+
+def small(trained, name, count=11):
+    return ["--ckpt", trained, name, count, "--steps", 2, "--batch-size", 3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "name", "count"),
+    [
+        ([*TORCHRUN, 2, "--"], "--num", 11),
+        ([*TORCHRUN, 3], "-n", 11),  # torchrun has no such option itself, and needs no -- before the script
+        ([*ACCELERATE, "--num_processes", 2, *REALLY], "--num", 11),
+        ([*ACCELERATE, "--num_processes", 3, *REALLY], "--num", 2),
+    ],
+    ids=["torchrun 2", "torchrun 3", "accelerate 2", "accelerate 3, two images"],
+)
+def test_any_number_of_processes_samples_what_one_does(one, trained, tmp_path, launcher, name, count):
+    many = next(word for word in launcher if isinstance(word, int))
+    options = [*small(trained, name, count), "--processes", many]
+    result = run(*launcher, ROOT / "sample.py", *options, "--out", "many.npz", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("wrote") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["many.npz"]
+    with np.load(tmp_path / "many.npz") as file:
+        assert np.array_equal(file["arr_0"], one[0][:count])
+        assert np.array_equal(file["arr_1"], one[1][:count])
+
+
+@pytest.mark.slow
+def test_accelerate_that_starts_one_process_for_two_is_refused(trained, tmp_path):
+    command = [*ACCELERATE, "--num_processes", 2, "--cpu", ROOT / "sample.py", *small(trained, "--num")]
+    result = run(*command, "--out", "never.npz", cwd=tmp_path)
+    assert result.returncode != 0
+    (line,) = errors(result)
+    assert "accelerate launch asks for 2 processes, but this program has 1" in line
+    assert "accelerate launch --multi_gpu --num_processes 2 --num_machines 1" in line
+    assert not list(tmp_path.iterdir())
+
+
+class Parent:
+    def __init__(self, *words):
+        self.words = words
+
+    def cmdline(self):
+        if not self.words:
+            raise psutil.AccessDenied
+        return list(self.words)
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["python", "/bin/accelerate", "launch", "--num_processes", "2", "sample.py", "--num", "5"], 2),
+        (["python", "/bin/accelerate", "launch", "--cpu", "--num-processes=3", "sample.py"], 3),
+        (["accelerate-launch", "--num_processes", "4", "sample.py"], 4),
+        (["python", "-m", "accelerate.commands.launch", "--config_file", "two.yaml", "sample.py"], 2),
+        (["python", "-m", "accelerate.commands.accelerate_cli", "launch", "--num_processes", "2", "x.py"], 2),
+        (["python", "/lib/accelerate/commands/launch.py", "--num_processes", "2", "x.py"], 2),
+        (["/bin/accelerate", "launch", "--cpu", "sample.py"], 1),
+        (["/bin/accelerate", "launch", "--num_processes", "1", "sample.py"], 1),
+        (["bash", "-c", "accelerate launch --num_processes 2 sample.py"], 1),
+        (["python", "launch.py", "--num_processes", "2"], 1),
+    ],
+)
+def test_what_accelerate_was_asked_for_is_found(words, asked, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = ["compute_environment: LOCAL_MACHINE", "distributed_type: MULTI_CPU", "num_processes: 2", "use_cpu: true"]
+    lines += ["num_machines: 1", "machine_rank: 0", "mixed_precision: 'no'", "debug: false"]
+    (tmp_path / "two.yaml").write_text("\n".join(lines))
+    monkeypatch.setattr(psutil.Process, "parents", lambda self: [Parent(), Parent("bash"), Parent(*words)])
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
+    assert processes.asked_for()[0] == asked
+    monkeypatch.delenv("ACCELERATE_MIXED_PRECISION")
+    assert processes.asked_for()[0] == 1
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
+def test_fewer_processes_than_the_environment_says_are_refused_unless_so_wanted(name, monkeypatch):
+    monkeypatch.setenv(name, "2")
+    with pytest.raises(UserError, match="asks for 2 processes, but this program has 1: start it with `torchrun"):
+        Processes()._check(None)
+    Processes()._check(1)
+    Processes(1, 2)._check(None)
+    with pytest.raises(UserError, match="--processes asks for 3 processes, but this program has 2"):
+        Processes(1, 2)._check(3)
+    with pytest.raises(UserError, match="has 2: start it with python"):
+        Processes(1, 2)._check(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "abc"), ("PMI_SIZE", "0"), ("LOCAL_RANK", "x"), ("MASTER_PORT", "99999"), ("MASTER_PORT", "")],
+)
+def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop, user_errors():
+        pytest.fail("the script has begun")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
+
+
+def test_processes_that_cannot_meet_are_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")  # of a launcher that does not say where the first process is
+    result = run(sys.executable, ROOT / "sample.py", "-n", 2, cwd=tmp_path)
+    assert result.returncode == 2
+    (line,) = errors(result)
+    assert "the processes of this program cannot meet" in line
+    assert "Traceback" not in result.stderr
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    Processes(1, 2)._check(None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"):
+        Processes(1, 2)._check(None)

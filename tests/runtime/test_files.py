@@ -1,0 +1,139 @@
+"""Files: found impossible to write before the work, one program at a time, and replaced whole or not at all."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable, claimed, replacing
+
+
+@pytest.mark.parametrize(("name", "folder"), [("out.png", False), ("a/b/out.png", False), ("a/b/out", True)])
+def test_a_check_makes_missing_folders_and_leaves_nothing_else_behind(tmp_path, name, folder):
+    path = tmp_path / name
+    for _ in range(2):
+        check_writable(path, folder=folder)
+    parents = {p for p in [path, *path.parents] if tmp_path in p.parents}
+    assert set(tmp_path.rglob("*")) == (parents if folder else parents - {path})
+
+
+def test_a_check_leaves_an_existing_file_as_it_is(tmp_path):
+    path = tmp_path / "out.png"
+    path.write_bytes(b"precious")
+    check_writable(path)
+    assert path.read_bytes() == b"precious"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "reason"),
+    [
+        ("file/out.png", False, "File exists|Not a directory"),
+        ("file/deep/out.png", False, "Not a directory"),
+        ("file", True, "File exists"),
+        ("file/out", True, "Not a directory"),
+        ("folder", False, "it is a folder"),
+        ("x" * 300 + ".png", False, "File name too long"),
+    ],
+)
+def test_a_path_that_cannot_be_written_is_a_user_error_and_leaves_nothing_behind(tmp_path, name, folder, reason):
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match=rf"^cannot write {re.escape(str(tmp_path / name))}: ({reason})$"):
+        check_writable(tmp_path / name, folder=folder)
+    assert set(tmp_path.rglob("*")) == {tmp_path / "file", tmp_path / "folder"}
+    assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_file_is_replaced_when_it_is_complete_and_not_before(tmp_path):
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+    with replacing(path) as file:
+        file.write(b"new")
+        assert path.read_bytes() == b"old"
+    assert path.read_bytes() == b"new"
+    with pytest.raises(UserError, match="cannot write .*model: Invalid argument"), replacing(path) as file:
+        file.seek(-1)  # fails half-way
+    assert path.read_bytes() == b"new"
+
+
+def test_a_replaced_file_may_be_read_by_whoever_the_umask_lets(tmp_path):
+    (tmp_path / "usual").touch()
+    with replacing(tmp_path / "model") as file:
+        file.write(b"x")
+    assert (tmp_path / "model").stat().st_mode == (tmp_path / "usual").stat().st_mode
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, UserError, torch.OutOfMemoryError])
+def test_whatever_stops_the_writing_leaves_the_old_file_and_nothing_else(tmp_path, error):
+    path = tmp_path / "model"
+    path.write_bytes(b"old")
+
+    def write():
+        with replacing(path) as file:
+            file.write(b"new")
+            raise error("stop")
+
+    with pytest.raises(error, match="stop"):
+        write()
+    assert [*tmp_path.iterdir()] == [path]
+    assert path.read_bytes() == b"old"
+
+
+def test_two_that_write_one_file_at_once_do_not_mix(tmp_path):
+    path = tmp_path / "model"
+    with replacing(path) as first:
+        first.write(b"first")
+        first.flush()
+        with replacing(path) as second:
+            second.write(b"2nd")
+        assert path.read_bytes() == b"2nd"
+    assert path.read_bytes() == b"first"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+CLAIM = """
+import sys
+from pathlib import Path
+from uvit_decay.runtime.files import claimed
+from uvit_decay.runtime.errors import user_errors
+with user_errors(), claimed(Path(sys.argv[1])):
+    print("claimed", flush=True)
+    sys.stdin.read()
+"""
+
+
+def claim(path):
+    """A program that writes `path` until its input ends."""
+    command = [sys.executable, "-c", CLAIM, str(path)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_second_program_is_refused_what_another_one_is_writing(tmp_path, folder):
+    path = tmp_path / "out"
+    if folder:
+        path.mkdir()
+    with claim(path) as first:
+        assert first.stdout.readline() == "claimed\n"
+        with claim(path) as second:
+            assert second.wait(60) == 2
+            wanted = f"error: another program is writing {path}: wait for its end, or choose another name\n"
+            assert second.stderr.read() == wanted
+        first.kill()
+    with claim(path) as third:  # a kill leaves the lock's file, but no lock
+        assert third.stdout.readline() == "claimed\n"
+        third.communicate("")
+    assert {*tmp_path.rglob("*")} == ({path} if folder else set())
+
+
+def test_what_a_kill_left_of_a_file_is_removed_by_the_next_program_and_nothing_else(tmp_path):
+    left, others = tmp_path / ".out[1].npz.01234567.partial", [".out[1].npz2.01234567.partial", "out[1].npz", ".out"]
+    for path in (left, *(tmp_path / name for name in others)):
+        path.touch()
+    with claimed(tmp_path / "out[1].npz"):
+        assert not left.exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)

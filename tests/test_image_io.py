@@ -1,0 +1,173 @@
+"""Pictures at the borders: the uint8 conversion, grids, files."""
+
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from uvit_decay.image_io import (
+    grid_columns,
+    labelled_grid,
+    save_npz,
+    save_pngs,
+    to_float,
+    to_pil,
+    to_uint8,
+)
+from uvit_decay.runtime.errors import UserError
+
+ALL = torch.arange(256, dtype=torch.uint8)
+GAP, HEADER = 4, 22
+
+
+def pictures(n, channels, side, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
+
+
+def test_all_values_survive_the_round_trip():
+    assert torch.equal(to_uint8(to_float(ALL)), ALL)
+    assert torch.equal(to_uint8(to_float(ALL).double()), ALL)
+
+
+def test_float_pictures_span_minus_one_to_one():
+    x = to_float(ALL)
+    assert x.dtype == torch.float32
+    assert x[0] == -1.0
+    assert x[255] == 1.0
+    assert torch.allclose(x.diff(), torch.full((255,), 1 / 127.5), atol=1e-6)
+
+
+def test_conversion_rounds_to_the_nearest_value():
+    exact = ALL[1:-1].float()
+    for shift in (-0.49, 0.49):
+        assert torch.equal(to_uint8((exact + shift) / 127.5 - 1), ALL[1:-1])
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [(1.01, 255), (-1.01, 0), (7.0, 255), (-1e30, 0), (1e30, 255)],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_values_out_of_range_are_clamped(value, wanted, dtype):
+    assert to_uint8(torch.tensor([value], dtype=dtype)).tolist() == [wanted]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_values_that_are_not_finite_are_refused(value):
+    with pytest.raises(UserError, match="the pictures hold NaN or infinite values"):
+        to_uint8(torch.tensor([0.0, value]))
+
+
+@pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
+def test_pil_pictures_hold_the_same_pixels(channels, mode):
+    image = pictures(1, channels, 5)[0, :, :4]  # not square: height 4, width 5
+    picture = to_pil(image)
+    assert (picture.mode, picture.size) == (mode, (5, 4))
+    array = np.asarray(picture).reshape(4, 5, channels)
+    assert np.array_equal(array, image.permute(1, 2, 0).numpy())
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(("n", "columns", "rows"), [(6, 3, 2), (7, 3, 3), (2, 5, 1), (1, 1, 1)])
+@pytest.mark.parametrize(("cell", "scale"), [(64, 8), (17, 2), (8, 1), (3, 1)])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_grid_holds_the_right_pixels_at_the_right_places(channels, n, columns, rows, cell, scale, named):
+    images = pictures(n, channels, 8)
+    names = [str(i) for i in range(columns)] if named else ()
+    grid = np.asarray(labelled_grid(images, columns, names, cell)).copy()
+    side, top = 8 * scale, HEADER if named else 0
+    assert grid.shape == (top + rows * (side + GAP) + GAP, columns * (side + GAP) + GAP, 3)
+    for i, image in enumerate(images):
+        y, x = top + GAP + i // columns * (side + GAP), GAP + i % columns * (side + GAP)
+        wanted = image.expand(3, -1, -1).permute(1, 2, 0).numpy().repeat(scale, 0).repeat(scale, 1)
+        assert np.array_equal(grid[y : y + side, x : x + side], wanted), i
+        grid[y : y + side, x : x + side] = 255
+    assert (grid[top:] == 255).all(), "gaps and empty cells are white"
+
+
+def test_names_stand_above_their_columns():
+    images = pictures(8, 1, 8)
+    grid = np.asarray(labelled_grid(images, 4, ["cat", "", "a name far too long for its column", "dog"]))
+    ink = (grid[:HEADER] < 128).any(axis=(0, 2))
+    ends = [GAP + column * (64 + GAP) for column in range(5)]
+    inked = [ink[a : b - GAP].any() for a, b in zip(ends[:-1], ends[1:], strict=True)]
+    assert inked == [True, False, True, True]
+    gaps = [ink[a - GAP : a] for a in ends]
+    assert not np.concatenate(gaps).any(), "long names are cut to their columns"
+
+
+def test_names_differ_and_surplus_names_are_left_out():
+    images = pictures(2, 1, 8)
+    cat, dog = (np.asarray(labelled_grid(images, 2, [name, name])) for name in ("cat", "dog"))
+    assert not np.array_equal(cat, dog)
+    assert np.array_equal(cat, np.asarray(labelled_grid(images, 2, ["cat", "cat", "extra"])))
+
+
+@pytest.mark.parametrize(
+    ("classes", "wanted", "columns"),
+    [(0, 10, 10), (0, 3, 3), (10, 10, 10), (3, 10, 9), (4, 10, 8), (1, 10, 10), (100, 10, 100), (7, 10, 7), (2, 5, 4)],
+)
+def test_a_grid_has_whole_turns_of_classes(classes, wanted, columns):
+    assert grid_columns(classes, wanted) == columns
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
+    images = pictures(5, channels, 8)[:, :, :6]
+    save_npz(tmp_path / "samples.npz", images.split(2), 5)
+    with np.load(tmp_path / "samples.npz") as file:
+        assert file.files == ["arr_0"]
+        array = file["arr_0"]
+    assert (array.dtype, array.shape) == (np.uint8, (5, 6, 8, channels))
+    assert np.array_equal(array, images.permute(0, 2, 3, 1).numpy())
+
+
+def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
+    images, labels, alive = pictures(40, 3, 8), [*range(40)], []
+
+    def batches():
+        for i in range(0, 40, 2):
+            batch = images[i : i + 2].clone()
+            alive.append(weakref.ref(batch))
+            yield batch
+            assert sum(ref() is not None for ref in alive) <= 3
+
+    save_npz(tmp_path / "ours.npz", batches(), 40, labels)
+    arrays = images.permute(0, 2, 3, 1).numpy(), np.array(labels)
+    np.savez(tmp_path / "theirs.npz", *arrays)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
+
+
+def test_an_npz_is_whole_or_not_there(tmp_path):
+    def stops():
+        yield pictures(2, 1, 8)
+        raise UserError("stopped")
+
+    for batches, error in ((stops(), UserError), ([pictures(2, 1, 8)], ValueError)):
+        with pytest.raises(error):
+            save_npz(tmp_path / "samples.npz", batches, 4)
+        assert not (tmp_path / "samples.npz").exists()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
+    images = pictures(11, channels, 8)
+    save_pngs(tmp_path, images.split(4))
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"{i:06d}.png" for i in range(11)]
+    for file, image in zip(files, images, strict=True):
+        read = torch.from_numpy(np.asarray(Image.open(file)).copy()).reshape(8, 8, channels)
+        assert torch.equal(read.permute(2, 0, 1), image)
+
+
+def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
+    with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
+        save_pngs(tmp_path / "gone", [pictures(2, 1, 8)])
+
+
+def test_a_name_is_written_smaller_before_it_is_cut():
+    whole, cut = (labelled_grid(pictures(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
+    assert not np.array_equal(np.asarray(whole), np.asarray(cut))

@@ -1,0 +1,63 @@
+"""Official U-ViT files (Bao et al., CVPR 2023; github.com/baofff/U-ViT): recognition and settings.
+
+A decayed U-ViT has the same names and shapes, so no file determines alpha_min. Names are those of `UViT`, except for
+the buffer `alphas`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uvit_decay.checkpoint.official.recognized import Bare, Hints, Official
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn.sizes import UVIT_SIZES
+from uvit_decay.nn.uvit import UViT
+from uvit_decay.runtime.errors import UserError
+
+NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, a tenth of it, CIFAR-10
+GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
+
+
+def recognise(bare: Bare, hints: Hints) -> Official:
+    """Return the network of a file that resembles a U-ViT's.
+
+    Raises:
+        UserError: names or shapes that are not a U-ViT's, or hints that do not fit.
+    """
+    if hints.wiring:
+        raise UserError(f"{bare.where} is a U-ViT, which has one wiring only: leave out --wiring")
+    config = _sizes(bare)
+    size, heads = bare.size(config, hints.heads, UVIT_SIZES)
+    num_classes, null_label = bare.labels("label_emb.weight", hints.num_classes, NULL_LABELLED)
+    path = hints.path or ("sd-discrete" if size == "uvit-h" else "vp")
+    alpha_min = 1.0 if hints.alpha_min is None else hints.alpha_min
+    time_scale = 1000.0 if path == "sd-discrete" else 999.0
+    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min, time_scale=time_scale)
+    latents = bare.latents(config["channels"], hints.vae)
+    with torch.device("meta"):  # names and shapes only
+        net = UViT(**config, heads=heads, **rest)
+    return Official(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net, path), latents)
+
+
+def _sizes(bare: Bare) -> dict[str, Any]:
+    """Return the arguments of `UViT` that names and shapes determine."""
+    picture = bare.picture("patch_embed.proj", extras=2 if "label_emb.weight" in bare.state else 1)
+    return picture | {
+        "depth": 2 * bare.blocks("in_blocks", "out_blocks"),
+        "mlp_ratio": bare.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / picture["dim"],
+        "skip": "out_blocks.0.skip_linear.weight" in bare.state,
+        "conv": "final_layer.weight" in bare.state,
+        "mlp_time_embed": "time_embed.0.weight" in bare.state,
+        "qkv_bias": "in_blocks.0.attn.qkv.bias" in bare.state,
+    }
+
+
+def _sampling(net: UViT, path: str) -> Sampling:
+    """Return sampler, steps and guidance of the official evaluation (its scale plus 1), which never clips."""
+    if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
+        return Sampling("uvit-em", 1000, clip=False)
+    sampler = "uvit-dpm++" if path == "sd-discrete" else "uvit-dpm"
+    guidance = GUIDANCE.get((net.channels, net.image_size), 1.0) if net.null_label else 1.0
+    return Sampling(sampler, 50, guidance, clip=False)

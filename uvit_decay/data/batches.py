@@ -1,0 +1,202 @@
+"""Batches as a function of (seed, step): shuffling, mirroring, sharding over ranks and exact resumption in one place.
+
+Global batch k is the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one piece
+or, if that is too large for a device, in several pieces whose gradients are accumulated. The training data therefore do
+not depend on the number of devices, and a run resumed in the middle of an epoch continues with the next batch.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import generator, uniform
+
+
+class ImageSet(ABC):
+    """Images of one size in their stored form, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
+
+    `labels` (n,) are those of all images, on the CPU.
+    """
+
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]: ...
+
+    def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `self[indices]` with images mirrored (left to right) where the bool tensor `mirror` (b,) is True."""
+        images, labels = self[indices]
+        mirror = mirror.to(images.device, non_blocking=True)[:, None, None, None]
+        return torch.where(mirror, images.flip(-1), images), labels
+
+
+class InMemory(ImageSet):
+    """An ImageSet in memory: uint8 images (n, c, h, w), on any device, and int64 labels (n,) on the CPU."""
+
+    def __init__(self, images: Tensor, labels: Tensor) -> None:
+        self.images, self.labels = images, labels
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        chosen = torch.tensor(indices, dtype=torch.int64)  # the dtype is needed for an empty list
+        return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
+
+
+class Batch(NamedTuple):
+    """A piece of global batch `number`: positions first, first + 1, ... of `total`.
+
+    `images` have their stored form (see ImageSet) until the data module moves them to the network's device and converts
+    them to its input: float32 (b, c, h, w), about [-1, 1].
+    """
+
+    images: Tensor
+    labels: Tensor
+    number: int
+    first: int
+    total: int
+
+    @property
+    def rows(self) -> Tensor:
+        """Positions of the images in the whole run, which key their random numbers: int64 (b,) on their device."""
+        start = self.number * self.total + self.first
+        return torch.arange(start, start + len(self.images), device=self.images.device)
+
+
+def subset(images: ImageSet, limit: int, name: str) -> list[int]:
+    """Return all indices, or `limit` random ones fixed by `name`, since the first of a folder are of few classes."""
+    if len(images) <= limit:
+        return list(range(len(images)))
+    return torch.randperm(len(images), generator=generator("subset", name))[:limit].sort().values.tolist()
+
+
+class _Slice(NamedTuple):
+    indices: list[int]
+    number: int
+    first: int
+    total: int
+
+
+def pieces(share: int, limit: int | None) -> int:
+    """Return the least number of equal pieces of a device's `share` of a batch such that none exceeds `limit`."""
+    return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= (limit or share))
+
+
+class StepSampler(DistributedSampler):
+    """A sampler of this rank's share of every global batch, from `start` to the end of its epoch, piece by piece.
+
+    It subclasses DistributedSampler only so that Lightning does not replace it by another one.
+
+    Args:
+        size: number of images in the set.
+        batch_size: the global batch size.
+        seed: random seed of the order.
+        rank: index of this process.
+        ranks: number of processes.
+        shuffle: a new order in each epoch; otherwise always the order of the set.
+        limit: most images per piece; None takes the whole share at once.
+
+    Raises:
+        UserError: the global batch is below 1, above `size` or not divisible by the ranks, or `limit` is below 1.
+    """
+
+    def __init__(
+        self, size: int, batch_size: int, seed: int, rank: int, ranks: int, shuffle: bool, limit: int | None = None
+    ) -> None:
+        super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
+        if batch_size < 1:
+            raise UserError(f"{size} pictures in batches of {batch_size} leave nothing for {ranks} devices")
+        if batch_size % ranks:
+            raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
+        if batch_size > size:
+            raise UserError(f"the global batch size {batch_size} is larger than the {size} pictures of the set")
+        if limit is not None and limit < 1:
+            raise UserError(f"device_batch_size must be at least 1, got {limit}")
+        self.size, self.batch_size, self.start = size, batch_size, 0
+        self.share = batch_size // ranks
+        self.pieces = pieces(self.share, limit)
+
+    def __len__(self) -> int:
+        return self.size // self.batch_size * self.pieces
+
+    def __iter__(self) -> Iterator[_Slice]:
+        batches, step = self.size // self.batch_size, self.share // self.pieces
+        epoch, position = divmod(self.start, batches)
+        order = torch.arange(self.size)
+        if self.shuffle:
+            order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
+        for k in range(position, batches):
+            for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
+                begin = k * self.batch_size + first
+                indices = order[begin : begin + step].tolist()
+                yield _Slice(indices, epoch * batches + k, first, self.batch_size)
+
+
+class _Batches(Dataset):
+    def __init__(self, images: ImageSet, flip_seed: int | None) -> None:
+        self.images, self.flip_seed = images, flip_seed
+
+    def __getitem__(self, part: _Slice) -> Batch:
+        return Batch(*self._read(part), part.number, part.first, part.total)
+
+    def _read(self, part: _Slice) -> tuple[Tensor, Tensor]:
+        if self.flip_seed is None:
+            return self.images[part.indices]
+        start = part.number * part.total + part.first
+        rows = torch.arange(start, start + len(part.indices))
+        return self.images.mirrored(part.indices, uniform("flip", self.flip_seed, rows=rows) < 0.5)
+
+
+class StepLoader(DataLoader):
+    """A DataLoader of whole batches that counts those it yields, so that Lightning can save and restore its position.
+
+    Args:
+        images: the set.
+        sampler: the order and division of the batches.
+        flip_seed: mirror half of the images, drawn with this seed; None mirrors none.
+        num_workers: reader processes; 0 for sets in memory.
+        pin_memory: put batches into pinned memory, for asynchronous copies to a GPU.
+    """
+
+    def __init__(
+        self,
+        images: ImageSet,
+        sampler: StepSampler,
+        flip_seed: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(
+            _Batches(images, flip_seed),
+            sampler=sampler,
+            batch_size=None,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            persistent_workers=num_workers > 0,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Batch]:
+        start = self.sampler.start
+        for count, batch in enumerate(super().__iter__(), 1):
+            if self.sampler.shuffle:  # an evaluation loader always begins at batch 0
+                self.sampler.start = start + count // self.sampler.pieces
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of the next global batch; Lightning stores it in checkpoints."""
+        return {"start": self.sampler.start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with the global batch of a `state_dict`."""
+        self.sampler.start = state["start"]

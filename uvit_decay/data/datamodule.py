@@ -1,0 +1,133 @@
+"""The base class of all data modules: training and test sets, classes and step-indexed loaders."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.data.batches import Batch, ImageSet, InMemory, StepLoader, StepSampler
+from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.runtime.errors import UserError, check_whole
+
+ON_DEVICE = 2**30  # bytes up to which an in-memory set is copied to each GPU
+
+
+class ImageData(LightningDataModule):
+    """Images for training and testing: `setup` sets `train`, `test` (or None) and `class_names`.
+
+    Args:
+        image_size: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        batch_size: global batch size, over all devices.
+        flip: mirror half of the training images.
+        seed: random seed of the image order and the flips.
+        num_workers: reader processes per device, at most one per CPU core; 0 for sets in memory.
+        device_batch_size: most images per forward pass on a device; a larger share of the global batch is split into
+            equal pieces, whose gradients are accumulated. Null: the whole share at once.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        channels: int,
+        batch_size: int,
+        flip: bool,
+        seed: int,
+        num_workers: int = 0,
+        device_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_whole(0, num_workers=num_workers)
+        check_whole(1, batch_size=batch_size)
+        if device_batch_size is not None:
+            check_whole(1, device_batch_size=device_batch_size)
+        self.image_size, self.channels, self.batch_size = image_size, channels, batch_size
+        self.flip, self.seed, self.num_workers, self.device_batch_size = flip, seed, num_workers, device_batch_size
+        self.train: ImageSet | None = None
+        self.test: ImageSet | None = None
+        self.class_names: tuple[str, ...] = ()
+        self.latents: LatentSpace | None = None  # None for pixels
+        self.pieces = 1  # accumulated on each device for a global batch
+
+    @property
+    def name(self) -> str:
+        """Name of the training set in reports."""
+        return type(self).__name__.lower()
+
+    @abstractmethod
+    def load(self) -> None:
+        """Read the images and set `train`, `test` and `class_names`."""
+
+    def network_input(self, stored: Tensor) -> Tensor:
+        """Convert stored images to the input of networks: float32 (b, c, h, w)."""
+        return to_float(stored)
+
+    def preview(self, x: Tensor) -> Tensor:
+        """Convert images in the scale of networks to images for display: uint8 (b, 1 or 3, h, w)."""
+        return to_uint8(x)
+
+    def setup(self, stage: str | None = None) -> None:
+        if self.train is None:
+            self.load()
+        if stage == "validate" and self.test is None:
+            raise UserError("validate needs test data: set --data.test_path or, where the data have it, --data.holdout")
+        sampler = self._train_sampler()  # checks the batch size before any slow work
+        if stage == "fit" and self.trainer is not None:
+            self._accumulate(sampler)
+
+    def teardown(self, stage: str) -> None:
+        """Reset the accumulation of the trainer, which may be used for another fit."""
+        if stage == "fit":
+            self.trainer.accumulate_grad_batches = 1
+
+    def _accumulate(self, sampler: StepSampler) -> None:
+        """Let the trainer accumulate the pieces of a global batch, and print how the batch is divided.
+
+        Raises:
+            UserError: the trainer is configured to accumulate batches already.
+        """
+        asked, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
+        if asked != 1:
+            raise UserError(
+                f"--trainer.accumulate_grad_batches {asked} divides the last step of an epoch wrongly: leave it out, "
+                "and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
+            )
+        self.trainer.accumulate_grad_batches = sampler.pieces
+        made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} pictures"
+        if sampler.pieces > 1:
+            made_of += f" x {sampler.pieces} accumulated"
+        rank_zero_info(f"global batch {self.batch_size} = {made_of}")
+
+    def _sampler(self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None) -> StepSampler:
+        rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        return StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle, limit)
+
+    def _train_sampler(self) -> StepSampler:
+        return self._sampler(self.train, self.batch_size, True, self.device_batch_size)
+
+    def _loader(self, images: ImageSet, sampler: StepSampler, flip_seed: int | None = None) -> StepLoader:
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        if device.type != "cpu" and isinstance(images, InMemory) and images.images.nbytes <= ON_DEVICE:
+            return StepLoader(InMemory(images.images.to(device), images.labels), sampler, flip_seed)
+        workers = min(self.num_workers, os.cpu_count() or 1)
+        return StepLoader(images, sampler, flip_seed, workers, pin_memory=device.type == "cuda")
+
+    def train_dataloader(self) -> StepLoader:
+        return self._loader(self.train, self._train_sampler(), self.seed if self.flip else None)
+
+    def val_dataloader(self) -> StepLoader | list[StepLoader]:
+        """Return a loader of the test set in order, whole global batches only, or [] without a test set."""
+        if self.test is None:
+            return []
+        ranks = self.trainer.world_size if self.trainer else 1
+        share = min(self.batch_size // ranks, len(self.test) // ranks, self.device_batch_size or self.batch_size)
+        return self._loader(self.test, self._sampler(self.test, share * ranks, False, None))
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        return batch._replace(images=self.network_input(batch.images))

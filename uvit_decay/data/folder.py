@@ -1,0 +1,121 @@
+"""The data module for image folders, zips and tars."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor
+
+from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.classes import class_list
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.image_files import Listing, list_pictures, read
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import generator
+
+
+class OnDisk(ImageSet):
+    """An ImageSet that decodes its images, those at the indices `chosen` of a listing, anew for every batch."""
+
+    def __init__(self, listing: Listing, chosen: list[int], image_size: int, channels: int) -> None:
+        self.listing, self.chosen, self.image_size, self.channels = listing, chosen, image_size, channels
+        self.labels = torch.tensor(listing.labels)[chosen]
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        wanted = [self.chosen[i] for i in indices]
+        return read(self.listing, self.image_size, self.channels, wanted), self.labels[indices]
+
+
+class Images(ImageData):
+    """A folder, zip or tar of class folders (`<class>/<image>`), or of images without classes, in any of `FORMATS`.
+
+    The official ImageNet tar of tars is read directly. Tars must not be compressed, and nothing is unpacked to disk.
+    Images are scaled and cropped by the centre crop of ADM, DiT, SiT and U-ViT; as there, the EXIF orientation is
+    ignored.
+
+    Args:
+        path: folder, zip or tar of the training images.
+        test_path: folder, zip or tar with the same classes, for validation loss and probes.
+        holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
+        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
+        image_size: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        batch_size: global batch size, over all devices.
+        device_batch_size: most images per forward pass on a device, see `ImageData`.
+        flip: mirror half of the training images.
+        memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
+        num_workers: reader processes per device for larger sets.
+        seed: random seed of the image order and the flips; the held-out images do not depend on it.
+
+    Raises:
+        UserError: there are no images, images cannot be read, the two paths have different classes, or one of them
+            lacks a class of `classes`.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        test_path: str | None = None,
+        holdout: float = 0.0,
+        classes: str | None = None,
+        image_size: int = 32,
+        channels: int = 3,
+        batch_size: int = 128,
+        device_batch_size: int | None = None,
+        flip: bool = True,
+        memory_gb: float = 4.0,
+        num_workers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
+        if not 0.0 <= holdout < 1.0:
+            raise UserError(f"holdout is a share in [0, 1), got {holdout}")
+        self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
+        self.classes = classes
+
+    @property
+    def name(self) -> str:
+        """Name of the training set in reports: that of the folder or archive, with the class list if any."""
+        name = Path(self.path).stem
+        return name if self.classes is None else f"{name}, classes {self.classes}"
+
+    def load(self) -> None:
+        """List the images, split them, and read the sets that fit into memory."""
+        wanted = None if self.classes is None else class_list(self.classes)
+        listing = list_pictures(self.path, wanted)
+        self.class_names = listing.class_names
+        training, held_out = self._split(listing)
+        self.train = self._set(listing, training)
+        if self.test_path is not None:
+            test = list_pictures(self.test_path, wanted)
+            if test.class_names != listing.class_names:
+                raise UserError(f"{self.test_path} and {self.path} have different classes")
+            self.test = self._set(test, list(range(len(test.members))))
+        elif held_out:
+            self.test = self._set(listing, held_out)
+        if isinstance(self.train, InMemory):
+            self.num_workers = 0
+
+    def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
+        """Return sorted indices for training and held-out ones, the same share of every class."""
+        if self.test_path is not None or self.holdout == 0.0:
+            return list(range(len(listing.members))), []
+        labels = np.array(listing.labels)
+        held_out: list[int] = []
+        for label in np.unique(labels):
+            members = np.flatnonzero(labels == label)
+            shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
+            held_out += members[shuffled[: round(self.holdout * len(members))]].tolist()
+        if len(held_out) in (0, len(labels)):
+            raise UserError(f"holdout {self.holdout} of {len(labels)} pictures leaves one part empty")
+        return sorted(set(range(len(labels))) - set(held_out)), sorted(held_out)
+
+    def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
+        size = len(chosen) * self.channels * self.image_size**2
+        if size <= self.memory_gb * 2**30:
+            return InMemory(read(listing, self.image_size, self.channels, chosen), torch.tensor(listing.labels)[chosen])
+        rank_zero_info(f"{len(chosen)} pictures are read from disk at every epoch ({size / 2**30:.1f} GiB)")
+        return OnDisk(listing, chosen, self.image_size, self.channels)

@@ -1,0 +1,253 @@
+"""Noise paths between data and noise, and the equations between x, eps, velocity and score.
+
+Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t = 1 noise,
+
+    x_t = alpha_t x + sigma_t eps.
+
+The velocity is that of the flow from noise to data, from t = 1 to t = 0:
+
+    v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
+
+SiT's networks predict the same v; SiT's convention differs in the direction of time only, t_SiT = 1 - t.
+
+Every t below is a float tensor (b,) and every coefficient has its shape; `expand` makes it broadcast over a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from uvit_decay.runtime.errors import UserError
+
+Times = Float[Tensor, " b"]
+Batch = Float[Tensor, "b c h w"]
+
+
+def expand(coefficient: Tensor, x: Tensor) -> Tensor:
+    """Append dimensions of size one, so that a coefficient (b,) broadcasts over the batch x (b, ...)."""
+    return coefficient.reshape(-1, *(1,) * (x.ndim - 1))
+
+
+class Path(ABC):
+    """Gaussian noise path, given by alpha_t and sigma_t (abstract)."""
+
+    @abstractmethod
+    def alpha(self, t: Times) -> Times:
+        """Return alpha_t, which falls from 1 to about 0."""
+
+    @abstractmethod
+    def sigma(self, t: Times) -> Times:
+        """Return sigma_t, which rises from 0 to about 1."""
+
+    @abstractmethod
+    def alpha_slope(self, t: Times) -> Times:
+        """Return alpha_t' = d alpha_t / dt."""
+
+    @abstractmethod
+    def sigma_slope(self, t: Times) -> Times:
+        """Return sigma_t' = d sigma_t / dt; infinite at t = 0 for `VariancePreserving` paths."""
+
+    def drift(self, t: Times) -> Times:
+        """Return f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW; infinite where alpha_t = 0."""
+        return self.alpha_slope(t) / self.alpha(t)
+
+    def diffusion2(self, t: Times) -> Times:
+        """Return g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2 = 2 sigma_t (sigma_t' - f(t) sigma_t)."""
+        return 2 * self.sigma(t) * (self.sigma_slope(t) - self.drift(t) * self.sigma(t))
+
+    def times(self, uniform: Times) -> Times:
+        """Map numbers uniform on [0, 1) to training times; a path with a discrete grid rounds them up to it."""
+        return uniform
+
+    def noised(self, x: Batch, eps: Batch, t: Times) -> Batch:
+        """Return x_t = alpha_t x + sigma_t eps."""
+        return expand(self.alpha(t), x) * x + expand(self.sigma(t), x) * eps
+
+    def data_from_noise(self, x_t: Batch, eps: Batch, t: Times) -> Batch:
+        """Return x = (x_t - sigma_t eps) / alpha_t."""
+        return (x_t - expand(self.sigma(t), x_t) * eps) / expand(self.alpha(t), x_t)
+
+    def noise_from_data(self, x_t: Batch, x: Batch, t: Times) -> Batch:
+        """Return eps = (x_t - alpha_t x) / sigma_t; t > 0."""
+        return (x_t - expand(self.alpha(t), x_t) * x) / expand(self.sigma(t), x_t)
+
+    def score(self, eps: Batch, t: Times) -> Batch:
+        """Return grad log p_t(x_t) = -eps / sigma_t; t > 0."""
+        return -eps / expand(self.sigma(t), eps)
+
+    def noise_from_score(self, score: Batch, t: Times) -> Batch:
+        """Return eps = -sigma_t score."""
+        return -expand(self.sigma(t), score) * score
+
+    def velocity(self, x: Batch, eps: Batch, t: Times) -> Batch:
+        """Return v = -(alpha_t' x + sigma_t' eps)."""
+        return -(expand(self.alpha_slope(t), x) * x + expand(self.sigma_slope(t), x) * eps)
+
+    def split(self, x_t: Batch, velocity: Batch, t: Times) -> tuple[Batch, Batch]:
+        """Return (x, eps) of x_t and v, with D = alpha_t sigma_t' - sigma_t alpha_t':
+
+        x = (sigma_t' x_t + sigma_t v) / D and eps = -(alpha_t' x_t + alpha_t v) / D.
+        """
+        alpha, sigma, alpha_slope, sigma_slope = (
+            expand(f(t), x_t) for f in (self.alpha, self.sigma, self.alpha_slope, self.sigma_slope)
+        )
+        determinant = alpha * sigma_slope - sigma * alpha_slope
+        x = (sigma_slope * x_t + sigma * velocity) / determinant
+        return x, -(alpha_slope * x_t + alpha * velocity) / determinant
+
+
+class Interpolant(Path):
+    """Path with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
+
+    The drift is infinite at t = 1, where eps and the score do not determine x.
+    """
+
+
+@dataclass(frozen=True)
+class Linear(Interpolant):
+    """SiT's linear interpolant (Ma et al. 2024), rectified flow: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
+
+    def alpha(self, t: Times) -> Times:
+        return 1 - t
+
+    def sigma(self, t: Times) -> Times:
+        return t
+
+    def alpha_slope(self, t: Times) -> Times:
+        return -torch.ones_like(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return torch.ones_like(t)
+
+
+@dataclass(frozen=True)
+class GVP(Interpolant):
+    """SiT's generalised variance-preserving interpolant: alpha_t = cos(pi t / 2), sigma_t = sin(pi t / 2)."""
+
+    def alpha(self, t: Times) -> Times:
+        return torch.cos(0.5 * math.pi * t)
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sin(0.5 * math.pi * t)
+
+    def alpha_slope(self, t: Times) -> Times:
+        return -0.5 * math.pi * self.sigma(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return 0.5 * math.pi * self.alpha(t)
+
+
+class VariancePreserving(Path):
+    """Path with sigma_t^2 = 1 - alpha_t^2 and a given drift f, so that alpha' = f alpha and g^2 = -2 f (abstract)."""
+
+    @abstractmethod
+    def drift(self, t: Times) -> Times: ...
+
+    def diffusion2(self, t: Times) -> Times:
+        """Return g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f."""
+        return -2 * self.drift(t)
+
+    def alpha_slope(self, t: Times) -> Times:
+        return self.drift(t) * self.alpha(t)
+
+    def sigma_slope(self, t: Times) -> Times:
+        return -self.drift(t) * self.alpha(t).square() / self.sigma(t)
+
+
+@dataclass(frozen=True)
+class VP(VariancePreserving):
+    """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
+
+    alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
+
+    Raises:
+        UserError: not 0 < beta_min <= beta_max < infinity.
+    """
+
+    beta_min: float = 0.1
+    beta_max: float = 20.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_min <= self.beta_max < math.inf:
+            raise UserError(f"VP needs 0 < beta_min <= beta_max, got {self.beta_min} and {self.beta_max}")
+
+    def beta(self, t: Times) -> Times:
+        """Return beta(t), the rate at which noise is added."""
+        return self.beta_min + (self.beta_max - self.beta_min) * t
+
+    def _integral(self, t: Times) -> Times:
+        """Return the integral of beta from 0 to t."""
+        return self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square()
+
+    def alpha(self, t: Times) -> Times:
+        return torch.exp(-0.5 * self._integral(t))
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sqrt(-torch.expm1(-self._integral(t)))
+
+    def drift(self, t: Times) -> Times:
+        return -0.5 * self.beta(t)
+
+
+LEVELS = 1000  # noise levels of Stable Diffusion's schedule, n = 1..LEVELS at t_n = n / LEVELS
+ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent t_n exactly
+
+
+@dataclass(frozen=True)
+class SDDiscrete(VariancePreserving):
+    """The discrete schedule of Stable Diffusion, the path of U-ViT-H; log alpha_t is linear between its levels.
+
+    alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
+    alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training uses the t_n only; a network that was trained
+    with n as its time has time_scale = 1000.
+
+    Raises:
+        UserError: not 0 < beta_start <= beta_end < 1.
+    """
+
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+
+    def __post_init__(self) -> None:
+        if not 0 < self.beta_start <= self.beta_end < 1:
+            raise UserError(
+                f"SDDiscrete needs 0 < beta_start <= beta_end < 1, got {self.beta_start} and {self.beta_end}"
+            )
+
+    def times(self, uniform: Times) -> Times:
+        return self._level(uniform, rounding=0.0).to(uniform.dtype) / LEVELS
+
+    def alpha(self, t: Times) -> Times:
+        return torch.exp(self._log_alpha(t))
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sqrt(-torch.expm1(2 * self._log_alpha(t)))
+
+    def drift(self, t: Times) -> Times:
+        _, steps = _tables(self, t.device, t.dtype)
+        return LEVELS * steps[self._level(t) - 1]
+
+    def _log_alpha(self, t: Times) -> Times:
+        """Return log alpha_t, interpolated between the levels around t."""
+        before = self._level(t) - 1
+        starts, steps = _tables(self, t.device, t.dtype)
+        return starts[before] + steps[before] * (LEVELS * t - before)
+
+    def _level(self, t: Times, rounding: float = ROUNDING) -> Int[Tensor, " b"]:
+        """Return the n of the interval (t_{n-1}, t_n] that contains t; 1 at t = 0."""
+        return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
+
+
+@cache
+def _tables(path: SDDiscrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return log alpha at t_0 .. t_{LEVELS - 1} and its differences to the next level; computed in float64."""
+    roots = torch.linspace(path.beta_start**0.5, path.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
+    steps = 0.5 * torch.log1p(-roots.square())
+    return (steps.cumsum(0) - steps).to(device, dtype), steps.to(device, dtype)

@@ -1,0 +1,293 @@
+"""Sampling of images from a network; image i depends only on (seed, i) and its label, not on the batch size.
+
+Notation as in path.py; b = batch, c = channels.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay.diffusion.denoiser import Denoiser, Flow, sampling_interval
+from uvit_decay.diffusion.guidance import Guided
+from uvit_decay.diffusion.loss import Network, Prediction
+from uvit_decay.diffusion.noise_path import Path
+from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, of_sde
+from uvit_decay.diffusion.sde import SDE, short
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.precision import Precision, chosen_precision, computing
+from uvit_decay.runtime.random import normal
+
+ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler, for estimates of the cost
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Options of sampling.
+
+    Args:
+        sampler: a name in `uvit_decay.diffusion.samplers.SAMPLERS`.
+        steps: steps of the sampler, 1 to 1000; null means the sampler's default, such as 25 for dpm++. Most call the
+            network once a step, Heun's method twice; dopri5 chooses its steps itself, for any number here.
+        guidance: scale w of uncond + w (cond - uncond), 0 to a million; 1 is none.
+        clip: clamp the denoised image to [-1, 1] at every step; null means for pixels, but not for latents, nor with a
+            sampler that is named after a paper.
+        guidance_channels: guide only this number of first channels; null means all. SiT's code guides 3 of 4.
+        guidance_interval: guide at these times only, 0 is data and 1 is noise; null means at all times.
+        sde: the SDE to integrate, for the samplers of an SDE; null means the sampler's default.
+        precision: precision of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere.
+            The sampler itself computes in float32.
+
+    Raises:
+        UserError: unknown sampler, or a number out of range.
+    """
+
+    sampler: str = "dpm++"
+    steps: int | None = None
+    guidance: float = 1.0
+    clip: bool | None = None
+    guidance_channels: int | None = None
+    guidance_interval: tuple[float, float] | None = None
+    sde: SDE | None = None
+    precision: Precision | None = None
+
+    def __post_init__(self) -> None:
+        if self.sampler not in SAMPLERS:
+            raise UserError(f"unknown sampler {self.sampler!r}: one of {', '.join(SAMPLERS)}")
+        if self.steps is not None and not 1 <= self.steps <= 1000:
+            raise UserError(f"steps must lie between 1 and 1000, got {self.steps}")
+        if not 0.0 <= self.guidance <= 1e6:
+            raise UserError(f"guidance must be a number from 0 to a million (1 is none), got {self.guidance}")
+        if self.guidance_channels is not None and self.guidance_channels < 1:
+            raise UserError(f"guidance_channels must be at least 1, got {self.guidance_channels}")
+        if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
+            raise UserError(f"guidance_interval must be two times from 0 to 1, got {self.guidance_interval}")
+        if self.sde and not SAMPLERS[self.sampler].sde:
+            names = ", ".join(name for name, sampler in SAMPLERS.items() if sampler.sde)
+            raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use one of {names}")
+
+    @property
+    def method(self) -> Sampler:
+        """The sampler, with the chosen SDE."""
+        named = SAMPLERS[self.sampler]
+        return of_sde(self.sde, named.steps, named.paper) if self.sde else named
+
+    @property
+    def step_count(self) -> int:
+        """`steps`, or the sampler's default."""
+        return self.steps or self.method.steps
+
+    @property
+    def evaluations(self) -> int | None:
+        """Network evaluations (NFE) for each image, a guided one counted once; None if adaptive (see `Counted`)."""
+        return self.method.evaluations(self.step_count)
+
+    def at_once(self, batch_size: int) -> int:
+        """Return the number of images of a batch that the network evaluates together."""
+        return 1 if self.method.alone else batch_size
+
+    def values(self) -> dict[str, Any]:
+        """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
+        return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
+
+    def describe(self) -> str:
+        """Return a short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
+        parts = [
+            self.sampler if self.evaluations is None else f"{self.sampler}{self.step_count}",
+            f"w{short(self.guidance)}",
+        ]
+        if self.clip or (self.clip is False and not self.method.paper):
+            parts.append("clip" if self.clip else "noclip")
+        if self.guidance_channels is not None:
+            parts.append(f"first{self.guidance_channels}")
+        if self.guidance_interval:
+            parts.append("t{}-{}".format(*map(short, self.guidance_interval)))
+        if self.sde:
+            parts.append(self.sde.describe())
+        if self.precision not in (None, "float32"):
+            parts.append(self.precision)
+        return "_".join(parts)
+
+
+class Counted:
+    """Wrapper of a network with the same call that counts per-image `evaluations`; a guided step counts as two."""
+
+    def __init__(self, net: Network) -> None:
+        self.net, self.evaluations = net, 0
+
+    def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+        self.evaluations += len(x)
+        return self.net(x, t, y)
+
+
+def _split(path: Path, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (x, eps) of x_t from the network's output."""
+    if prediction == "velocity":
+        return path.split(x_t, out, t)
+    if prediction == "x":
+        return out, path.noise_from_data(x_t, out, t)
+    eps = path.noise_from_score(out, t) if prediction == "score" else out
+    return path.data_from_noise(x_t, eps, t), eps
+
+
+def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None, clip: bool) -> Denoiser:
+    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
+
+    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        x, eps = _split(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
+        if not clip:
+            return x, eps
+        x = x.clamp(-1, 1)
+        return x, path.noise_from_data(x_t, x, t)
+
+    return denoise
+
+
+@dataclass(frozen=True)
+class Source:
+    """A trained network with its noise path, its prediction type and the shape (c, h, w) of an image.
+
+    `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
+    "no label" (= num_classes); `pixels` is false for latents.
+    """
+
+    net: Network
+    path: Path
+    prediction: Prediction
+    shape: tuple[int, int, int]
+    num_classes: int
+    null_label: bool
+    device: torch.device
+    pixels: bool = True
+
+    @classmethod
+    def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device, pixels: bool = True) -> Source:
+        """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`."""
+        shape = (net.channels, net.image_size, net.image_size)
+        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels)
+
+    def check(self, sampling: Sampling) -> None:
+        """Raise a UserError if the network does not support the options of `sampling`."""
+        sampling.method.check(self.path)
+        if sampling.guidance == 1.0:
+            return
+        if not self.num_classes:
+            raise UserError("guidance needs a class-conditional checkpoint, this one is unconditional: use guidance 1")
+        if not self.null_label:
+            raise UserError("guidance needs a network that was trained with a null label, this one was not")
+        if (sampling.guidance_channels or 1) > self.shape[0]:
+            raise UserError(
+                f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]} channels"
+            )
+
+    def flow(self, sampling: Sampling, labels: Sequence[int] | None) -> Flow:
+        """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
+        y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
+        net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
+        clip = self.clips(sampling)
+        guided, plain = (denoiser(either, self.path, self.prediction, y, clip) for either in (net, self.net))
+        flow = Flow(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
+        if sampling.guidance == 1.0 or sampling.guidance_interval is None:
+            return flow
+        return replace(flow, plain=plain, guided=sampling.guidance_interval)
+
+    def clips(self, sampling: Sampling) -> bool:
+        """Return whether the denoised image is clipped at every step."""
+        return self.pixels and not sampling.method.paper if sampling.clip is None else sampling.clip
+
+    def unguided(self, sampling: Sampling) -> Sampling:
+        """Return `sampling`, without guidance if the network cannot be guided (no classes or no null label)."""
+        return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
+
+    def in_precision(self, sampling: Sampling) -> Sampling:
+        """Return `sampling` with the precision filled in: the device's default if none is given.
+
+        Raises:
+            UserError: tf32 on a CPU.
+        """
+        return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
+
+
+def generate(
+    source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int, batch_size: int
+) -> Iterator[Tensor]:
+    """Yield the images with these `indices`, in order, as float32 batches (b, c, h, w) of about [-1, 1].
+
+    Args:
+        source: the network, in eval mode, with the weights to sample with.
+        sampling: sampler, steps, guidance.
+        indices: indices of the images within the sequence of this seed.
+        labels: an int for each index, num_classes is the null label; None for an unconditional network.
+        seed: the seed.
+        batch_size: images in a batch.
+
+    Raises:
+        UserError: the network does not support `sampling`.
+    """
+    source.check(sampling)
+    for start in range(0, len(indices), batch_size):
+        part = slice(start, start + batch_size)
+        yield _generate_batch(source, sampling, indices[part], None if labels is None else labels[part], seed)
+
+
+def pictures(
+    source: Source,
+    sampling: Sampling,
+    indices: Sequence[int],
+    labels: Sequence[int] | None,
+    seed: int,
+    finish: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Return one batch of `generate` as uint8 images (b, c, h, w), by `finish`, which may be an autoencoder's decoder.
+
+    `finish` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
+    """
+    full = chosen_precision(sampling.precision, source.device) == "float32"
+    with computing(source.device, "float32" if full else "tf32"):
+        made = generate(source, sampling, indices, labels, seed, len(indices))
+        return torch.cat([finish(batch) for batch in made])
+
+
+@torch.no_grad()
+def _generate_batch(
+    source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+) -> Tensor:
+    """Return the final states of one batch, or one sample at a time for samplers that need it (`alone`)."""
+    if sampling.method.alone and len(indices) > 1:
+        lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
+        return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
+    rows = torch.tensor(indices, dtype=torch.int64).to(source.device)
+    x = normal("sample", seed, rows=rows, shape=source.shape)
+
+    def noise(step: int) -> Tensor:
+        return normal("sample step", seed, step, rows=rows, shape=source.shape)
+
+    flow = source.flow(sampling, labels)
+    with computing(source.device, chosen_precision(sampling.precision, source.device)):
+        for _, state in sampling.method.run(flow, x, sampling.step_count, noise):
+            x = state
+    return x
+
+
+@torch.no_grad()
+def estimated_seconds(source: Source, evaluations: int, batch_size: int, precision: Precision | None = None) -> float:
+    """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
+    batch = max(1, min(batch_size, evaluations // 100))
+    x = torch.zeros(batch, *source.shape, device=source.device)
+    t = torch.full((batch,), 0.5, device=source.device)
+    y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
+    with computing(source.device, chosen_precision(precision, source.device)):
+        source.net(x, t, y).sum().item()  # a warm-up
+        start = time.perf_counter()
+        source.net(x, t, y).sum().item()
+    return evaluations * (time.perf_counter() - start) / batch
+
+
+def image_evaluations(count: int, sampling: Sampling) -> int:
+    """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
+    return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)

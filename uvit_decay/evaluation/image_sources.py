@@ -1,0 +1,200 @@
+"""Image sources for evaluation, read by index: a folder, zip or tar, an array, a data set."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from einops import repeat
+from torch import Tensor
+
+from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.folder import OnDisk
+from uvit_decay.data.image_files import Listing, list_pictures, read, size_of
+from uvit_decay.evaluation import npz
+from uvit_decay.runtime.errors import UserError
+
+LOSSY = (".jpg", ".jpeg")
+MOST_CLASSES = 100_000  # upper limit for the labels of an array
+
+
+class Pictures(ABC):
+    """A sequence of uint8 images of one `shape` (c, h, w).
+
+    `name` identifies them in keys and reports. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
+    `lossy` is true of JPEGs, whose artefacts affect every metric. `ahead` permits a thread to read the next part while
+    features of the last one are extracted.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    labels: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    lossy = False
+    ahead = True
+    calls = 0  # network evaluations so far, counted per image, if a network generates the images
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def read(self, indices: Sequence[int]) -> Tensor:
+        """Return the images at `indices`, uint8 (b, c, h, w), on any device."""
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return metadata for reports, as plain values."""
+        return {"name": self.name, "n": len(self), "size": f"{self.shape[2]}x{self.shape[1]}"}
+
+    def short(self) -> str:
+        """Return a short name for keys and file names."""
+        return f"{self.name}-{len(self)}"
+
+
+def as_channels(images: Tensor, channels: int) -> Tensor:
+    """Return images with grey (b, 1, h, w) expanded to `channels`, contiguous: rounding depends on strides."""
+    if images.shape[1] != channels:
+        images = repeat(images, "n 1 h w -> n c h w", c=channels)
+    return images.clone(memory_format=torch.contiguous_format)
+
+
+class OfFiles(Pictures):
+    """All images of a folder (at any depth), zip or tar, in the order of their names.
+
+    Args:
+        path: the folder or archive.
+        channels: 1 reads images as grey, 3 as RGB.
+        image_size: size that images are cropped to, as ADM does; with None they must be squares of one size.
+
+    Raises:
+        UserError: no images, or sizes that differ; later, images that cannot be read.
+    """
+
+    def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
+        self.listing = list_pictures(path)
+        self.exact = image_size is None
+        side = image_size or size_of(self.listing)
+        self.name, self.shape = path.resolve().stem, (channels, side, side)
+        self.lossy = any(name.lower().endswith(LOSSY) for name in self.listing.members)
+        if self.listing.class_names:
+            self.labels, self.class_names = torch.tensor(self.listing.labels), self.listing.class_names
+
+    def __len__(self) -> int:
+        return len(self.listing.members)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return read(self.listing, self.shape[1], self.shape[0], indices, progress=False, exact=self.exact)
+
+    def identity(self) -> dict[str, Any]:
+        return {"files": _files_hash(self.listing), "shape": list(self.shape)}
+
+
+def _files_hash(listing: Listing) -> str:
+    """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
+    path = listing.path.resolve()
+    names = (listing.tars or listing.members) if path.is_dir() else ("",)
+    found = hashlib.sha256(repr((str(path), listing.members)).encode())
+    for name in names:
+        stat = (path / name).stat()
+        found.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
+    return found.hexdigest()
+
+
+class OfArray(Pictures):
+    """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
+
+    An uncompressed array is mapped from the disk, after all of it has been compared with the zip's checksum.
+
+    Args:
+        path: the .npz file.
+        channels: 3 converts grey images to RGB.
+
+    Raises:
+        UserError: another kind of array, or a damaged file.
+    """
+
+    def __init__(self, path: Path, channels: int) -> None:
+        self.path = path
+        present = npz.names(path)
+        if "arr_0" not in present:
+            raise UserError(f"{path} has no arr_0: an .npz of pictures holds them there, uint8 (n, h, w, c)")
+        shape, _, dtype, _ = npz.header(path, "arr_0")
+        if dtype != np.uint8 or len(shape) != 4 or 0 in shape or shape[3] not in (1, channels):
+            raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {dtype} {shape}")
+        self.array = npz.read(path, "arr_0", mapped=True)
+        self.name, self.shape = path.stem, (channels, *shape[1:3])
+        if "arr_1" in present:
+            self._label(shape[0])
+
+    def _label(self, n: int) -> None:
+        shape, _, dtype, _ = npz.header(self.path, "arr_1")
+        problem = f"{self.path}: arr_1 must be labels, whole numbers from 0, ({n},), "
+        if shape != (n,) or not np.issubdtype(dtype, np.integer):
+            raise UserError(f"{problem}it is {dtype} {shape}")
+        labels = npz.read(self.path, "arr_1")
+        if labels.min() < 0 or labels.max() >= MOST_CLASSES:
+            raise UserError(f"{problem}below {MOST_CLASSES}; they are from {labels.min()} to {labels.max()}")
+        self.labels = torch.from_numpy(labels.astype(np.int64))
+        self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return as_channels(torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2), self.shape[0])
+
+    def identity(self) -> dict[str, Any]:
+        stat = self.path.stat()
+        return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
+
+
+class OfSet(Pictures):
+    """Images of a data set.
+
+    Args:
+        name: name in keys and reports, such as cifar100-train.
+        images: the data set.
+        channels: 3 converts grey images to RGB.
+        class_names: names of its labels; empty if it has none.
+        chosen: indices of the images to use; None takes all.
+
+    Raises:
+        UserError: images of other channels.
+    """
+
+    def __init__(
+        self, name: str, images: ImageSet, channels: int, class_names: tuple[str, ...], chosen: list[int] | None = None
+    ) -> None:
+        self.name, self.images, self.class_names = name, images, class_names
+        self.chosen = list(range(len(images))) if chosen is None else chosen
+        stored = images[self.chosen[:1]][0].shape[1:]
+        if stored[0] not in (1, channels):
+            raise UserError(f"{name} has {stored[0]} channels, these features are of {channels}")
+        self.shape = (channels, *stored[1:])
+        self.labels = images.labels[self.chosen] if class_names else None
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def read(self, indices: Sequence[int]) -> Tensor:
+        return as_channels(self.images[[self.chosen[i] for i in indices]][0], self.shape[0])
+
+    def identity(self) -> dict[str, Any]:
+        if isinstance(self.images, InMemory):
+            content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
+            chosen = self.chosen
+        elif isinstance(self.images, OnDisk):
+            content = _files_hash(self.images.listing)
+            chosen = [self.images.chosen[i] for i in self.chosen]
+        else:
+            raise UserError(f"{self.name} are no pictures: judge samples against a folder of pictures")
+        picked = hashlib.sha256(repr(chosen).encode()).hexdigest()
+        return {"set": content, "chosen": picked, "shape": list(self.shape)}

@@ -1,0 +1,118 @@
+"""Conversion of images between uint8 and float, grids, PNG and npz files.
+
+Networks take float images in [-1, 1]; on disk and in metrics images are uint8. Batches are (n, c, h, w).
+"""
+
+from __future__ import annotations
+
+import itertools
+import zipfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
+
+
+def to_float(images: Tensor) -> Tensor:
+    """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
+    return images.float() / 127.5 - 1.0
+
+
+def to_uint8(images: Tensor) -> Tensor:
+    """Convert float, about [-1, 1], to uint8, clamped and rounded.
+
+    Raises:
+        UserError: a value is NaN or infinite, which would become black or white.
+    """
+    if not images.isfinite().all():
+        raise UserError(
+            "the pictures hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "
+            "guidance or another checkpoint"
+        )
+    return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
+
+
+def to_pil(image: Tensor) -> Image.Image:
+    """Return a PIL image of one uint8 image (c, h, w); c = 1 is grey, c = 3 is RGB."""
+    pixels = image.cpu().numpy()
+    return Image.fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
+
+
+def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell: int = 64) -> Image.Image:
+    """Return a grid of uint8 images (n, c, h, w), filled row by row.
+
+    Args:
+        images: the images, all of one size and square.
+        columns: number of columns.
+        names: headings of the columns; they are shortened to fit.
+        cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
+    """
+    scale = max(1, cell // images.shape[-1])
+    side, gap, header = images.shape[-1] * scale, 4, 22 if names else 0
+    rows = -(-len(images) // columns)
+    canvas = Image.new("RGB", (columns * (side + gap) + gap, header + rows * (side + gap) + gap), "white")
+    for i, image in enumerate(images):
+        row, column = divmod(i, columns)
+        picture = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
+        canvas.paste(picture, (gap + column * (side + gap), header + gap + row * (side + gap)))
+    draw = ImageDraw.Draw(canvas)
+    for column, name in enumerate(names[:columns]):
+        sizes = (ImageFont.load_default(size=size) for size in range(14, 8, -1))
+        font = next((font for font in sizes if font.getlength(name) <= side), ImageFont.load_default(size=9))
+        while font.getlength(name) > side:  # a smaller font would not be legible
+            name = name[:-1]
+        draw.text((gap + column * (side + gap) + side // 2, header - 4), name, fill="black", font=font, anchor="ms")
+    return canvas
+
+
+def grid_columns(classes: int, wanted: int = 10) -> int:
+    """Return the number of columns with which images that take `classes` labels in turn have one class per column."""
+    return classes * max(1, wanted // classes) if classes else wanted
+
+
+def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:
+    """Write the layout of ADM's evaluation suite: `arr_0`, uint8 (n, h, w, c), and with labels `arr_1`, int64 (n).
+
+    The `count` images of all `batches`, uint8 (b, c, h, w), are written batch by batch: only one is in memory. The file
+    replaces `path` when it is complete.
+    """
+    batches = iter(batches)
+    first = next(batches)
+    channels, height, width = first.shape[1:]
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with archive.open("arr_0.npy", "w", force_zip64=True) as entry:  # as np.savez does: it may exceed 4 GiB
+            header = {"descr": "|u1", "fortran_order": False, "shape": (count, height, width, channels)}
+            np.lib.format.write_array_header_1_0(entry, header)
+            written = 0
+            for batch in itertools.chain([first], batches):
+                entry.write(batch.permute(0, 2, 3, 1).contiguous().cpu().numpy())
+                written += len(batch)
+        if written != count:
+            raise ValueError(f"{written} pictures instead of {count}")
+        if labels is not None:
+            with archive.open("arr_1.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
+
+
+def save_picture(path: Path, picture: Image.Image, sync: bool = True) -> None:
+    """Write a PNG atomically; see `replacing`."""
+    with replacing(path, sync) as file:
+        picture.save(file, "PNG")
+
+
+def png_name(number: int) -> str:
+    """Return the file name of an image: 000000.png, 000001.png, ..."""
+    return f"{number:06d}.png"
+
+
+def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
+    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ..."""
+    numbers = itertools.count() if numbers is None else numbers
+    for number, image in zip(numbers, itertools.chain.from_iterable(batches), strict=False):
+        save_picture(folder / png_name(number), to_pil(image), sync=False)

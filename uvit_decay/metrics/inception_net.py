@@ -1,0 +1,168 @@
+"""The Inception-v3 of FID: weights file and network of TensorFlow's model of 2015-12-05 in torch-fidelity's port.
+
+n = images.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
+
+from uvit_decay.metrics.resize import RESIZE, Protocol
+from uvit_decay.runtime.download import agrees, checksum, download
+from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.zips import check_records
+
+_HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
+_TO_6D = (
+    *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
+    *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d"),
+)
+_FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool")
+
+
+def weights_file(path: str | None) -> Path:
+    """Return the file of the weights; None means torch-fidelity's in torch's cache, downloaded if missing.
+
+    Raises:
+        UserError: the file cannot be downloaded, or its SHA-256 is not the one in its name.
+    """
+    if path is None:
+        return _cached()
+    file = Path(path)
+    named = _HASH.search(file.name)
+    if named and not agrees(found := checksum(file), named[1]):
+        reason = f"its sha256 is {found}, its name says {named[1]}"
+        raise UserError(f"the Inception weights {file} are damaged or another file: {reason}")
+    return file
+
+
+def _cached() -> Path:
+    """Return torch-fidelity's weights file in torch's cache; download it if missing and check its SHA-256."""
+    name = URL_INCEPTION_V3.rpartition("/")[2]
+    target = Path(torch.hub.get_dir()) / "checkpoints" / name
+    there = target.exists()
+    try:
+        download(URL_INCEPTION_V3, target, _HASH.search(name)[1])
+    except UserError as error:
+        option = "" if there else ", or name its place with --inception-weights PATH (in a config: init_args.weights)"
+        raise UserError(f"no Inception weights: {error}{option}") from error
+    return target
+
+
+class InceptionV3(nn.Module):
+    """Network from uint8 images to 2048 features after pool 3, 1008 logits without bias and optional spatial features.
+
+    The layers are torch-fidelity's, with each batch norm folded into its convolution: equal up to rounding, and faster.
+    """
+
+    def __init__(self, path: Path, protocol: Protocol, spatial: bool) -> None:
+        super().__init__()
+        self.resize, self.spatial = RESIZE[protocol], spatial
+        layers = _fold(_Layers(read_weights(path), path))
+        self.to_6d = nn.Sequential(*(getattr(layers, name) for name in _TO_6D))
+        self.from_6e = nn.Sequential(*(getattr(layers, name) for name in _FROM_6E))
+        self.register_buffer(
+            "head", layers.fc.weight.detach().T.clone()
+        )  # clone: the tensors of the file may be memory-mapped
+        self.eval().requires_grad_(False)
+
+    def place(self, device: torch.device) -> None:
+        """Move to `device`, on a CPU with channels last, which is 1.5 times as fast; on GPUs it was not measured."""
+        self.memory_format = torch.channels_last if device.type == "cpu" else torch.contiguous_format
+        self.to(device, memory_format=self.memory_format)
+
+    def forward(
+        self, images: UInt8[Tensor, "n 3 h w"]
+    ) -> tuple[Float32[Tensor, "n 2048"], Float32[Tensor, "n 1008"], Float32[Tensor, "n 2023"] | None]:
+        x = self.to_6d(self.resize(images).contiguous(memory_format=self.memory_format))
+        spatial = None
+        if self.spatial:  # TensorFlow's mixed_6/conv, the first branch of 6d, and of it ADM's 7 channels, channels last
+            spatial = x[:, :7].permute(0, 2, 3, 1).flatten(1)
+        features = self.from_6e(x).flatten(1)
+        return features, features @ self.head, spatial
+
+
+class _Layers(FeatureExtractorInceptionV3):
+    """torch-fidelity's network with tensors that `read_weights` has checked.
+
+    torch-fidelity's constructor can only unpickle a file without restrictions, then calls `load_state_dict`. So it gets
+    an empty checkpoint in memory, and the overridden `load_state_dict` loads the checked tensors instead.
+    """
+
+    def __init__(self, state: dict[str, Tensor], path: Path) -> None:
+        self.given, self.path = state, path
+        nothing = io.BytesIO()
+        torch.save({}, nothing)
+        nothing.seek(0)
+        with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
+            super().__init__("inception-v3-compat", ["2048"], nothing)
+
+    def load_state_dict(self, state: dict[str, Tensor], *args: Any, **options: Any) -> Any:
+        """Ignore the empty `state` of the constructor and load the given tensors after a check of their layout."""
+        _check_layout(self.given, self.state_dict(), self.path)
+        return super().load_state_dict(self.given, strict=False, assign=True)
+
+
+def _fold(module: nn.Module) -> nn.Module:
+    """Fold every batch norm below `module` into its convolution, in place, and return `module`."""
+    for name, child in module.named_children():
+        if isinstance(child, BasicConv2d):
+            setattr(module, name, nn.Sequential(fuse_conv_bn_eval(child.conv, child.bn), nn.ReLU(inplace=True)))
+        else:
+            _fold(child)
+    return module
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, floating-point ones as float32; code in the file is not executed.
+
+    Raises:
+        UserError: the file cannot be read, is damaged, or is not a flat dictionary of tensors.
+    """
+    try:
+        mapped = zipfile.is_zipfile(path)
+        if mapped:
+            check_records(path, whole=True)
+        with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused
+            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    except Exception as error:  # any type: an unpickler can fail with any exception on other data
+        raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
+    if not isinstance(state, dict):
+        raise _refused(path, f"it is no state_dict but a {type(state).__name__}")
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            reason = f"a state_dict in a wrapping, {name!r} is a {type(value).__name__}: save the inner one alone"
+            raise _refused(path, reason)
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def _check_layout(state: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
+    """Raise a UserError unless names and shapes are those of `wanted` and all values are finite."""
+    if any(name.startswith("AuxLogits.") for name in state):
+        raise _refused(path, f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}")
+    missing = [name for name in wanted if name not in state and not name.endswith(".num_batches_tracked")]
+    unknown = [name for name in state if name not in wanted]
+    for names, what in ((missing, "missing"), (unknown, "unknown")):
+        if names:
+            raise _refused(path, f"{len(names)} tensors are {what}, the first is {names[0]}")
+    for name, value in state.items():
+        if value.shape != wanted[name].shape:
+            raise _refused(path, f"{name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
+        if not value.isfinite().all():
+            raise _refused(path, f"{name} has values that are not finite")
+
+
+def _refused(path: Path, reason: str) -> UserError:
+    """Return the error for a file that does not hold the weights, with the reason."""
+    return UserError(f"{path} does not hold torch-fidelity's Inception weights: {reason}")

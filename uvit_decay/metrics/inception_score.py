@@ -1,0 +1,40 @@
+"""The Inception Score (Salimans et al., 2016): exp of the mean KL of p(y | x) from p(y); n = images, k = classes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from uvit_decay.runtime.errors import UserError
+
+# Seed of torch-fidelity's order of the images, on which its scores, and so published ones, depend.
+ORDER_SEED = 2020
+
+
+def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[float, float]:
+    """Return mean and standard deviation (ddof 0) of the score over `splits` parts, in float64.
+
+    Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
+    one part at a time.
+
+    Raises:
+        UserError: fewer images than splits; NaN or infinity.
+    """
+    n = len(logits)
+    if n < splits:
+        raise UserError(f"the Inception Score over {splits} splits needs as many pictures, got {n}")
+    if not logits.isfinite().all():
+        raise UserError("the Inception Score: the logits hold NaN or infinity")
+    order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - as torch-fidelity
+    shuffled = logits.cpu()[order]
+    scores = []
+    for i in range(splits):
+        log_p = shuffled[i * n // splits : (i + 1) * n // splits].double().log_softmax(dim=1)
+        log_marginal = log_p.logsumexp(dim=0) - math.log(len(log_p))
+        scores.append((log_p.exp() * (log_p - log_marginal)).sum(dim=1).mean().exp())
+    values = torch.stack(scores)
+    return float(values.mean()), float(values.std(correction=0))

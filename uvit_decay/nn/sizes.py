@@ -1,0 +1,44 @@
+"""Published network sizes by name: build("uvit-s/2", alpha_min=0.7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvit_decay.nn.sit import SiT
+from uvit_decay.nn.uvit import UViT
+from uvit_decay.runtime.errors import UserError
+
+UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 1 blocks
+    # name          width        depth        heads       final 3x3 convolution
+    "uvit-s": dict(dim=512, depth=12, heads=8, conv=True),
+    "uvit-s-deep": dict(dim=512, depth=16, heads=8, conv=True),
+    "uvit-m": dict(dim=768, depth=16, heads=12, conv=True),
+    "uvit-l": dict(dim=1024, depth=20, heads=16, conv=True),
+    "uvit-h": dict(dim=1152, depth=28, heads=16, conv=False),
+}
+
+
+SIT_SIZES: dict[str, dict[str, Any]] = {  # the sizes of DiT
+    # name          width       depth        heads
+    "sit-s": dict(dim=384, depth=12, heads=6),
+    "sit-b": dict(dim=768, depth=12, heads=12),
+    "sit-l": dict(dim=1024, depth=24, heads=16),
+    "sit-xl": dict(dim=1152, depth=28, heads=16),
+}
+CLASSES = ((UViT, UVIT_SIZES, {"zero_init": True}), (SiT, SIT_SIZES, {}))  # the same initialisation for every alpha_min
+
+
+def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
+    """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
+
+    Residual branches are initialised to output 0 with and without decay; `zero_init=False` gives the official U-ViT.
+
+    Raises:
+        UserError: unknown name.
+    """
+    size, _, patch = name.partition("/")
+    for net, sizes, start in CLASSES:
+        if size in sizes and patch.isdecimal():
+            return net(patch_size=int(patch), alpha_min=alpha_min, **sizes[size] | start | options)
+    known = [size for _, sizes, _ in CLASSES for size in sizes]
+    raise UserError(f"unknown network {name!r}: use <size>/<patch>, sizes {', '.join(known)}")

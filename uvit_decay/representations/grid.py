@@ -1,0 +1,91 @@
+"""Probe scores over layers and noise levels, saved as a table, a figure and a JSON file with the protocol."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from uvit_decay.nn.intermediates import Stage
+from uvit_decay.plots import heat_map
+from uvit_decay.runtime.files import replacing
+
+SCORES = (
+    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "ridge"),
+    *("knn_accuracy", "effective_rank", "dimensions"),
+)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Probe scores: `scores[name]` is (levels, layers), float64, for each name in SCORES; accuracies lie in [0, 1].
+
+    `best_on_test_accuracy` uses the ridge (L2 penalty) that is best on the test set, as papers report it: it is biased
+    upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
+    the images: without centring, what all images have in common outweighs their differences. `stages` are the layers by
+    number: 0 the embeddings, i the output of block i.
+    """
+
+    stages: Mapping[int, Stage]
+    times: tuple[float, ...]
+    scores: Mapping[str, Tensor]
+    protocol: Mapping[str, Any]
+
+    def best(self) -> tuple[int, int]:
+        """Return (level, column) of the cell with the best accuracy on held-out training images."""
+        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.stages))
+
+    def watched(self, number: int) -> dict[str, float]:
+        """Return the scores of layer `number`, averaged over the noise levels."""
+        column = list(self.stages).index(number)
+        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
+        names |= {name: name for name in ("effective_rank", "dimensions")}
+        return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the best cell, and the best test scores of all cells, as plain values."""
+        level, column = self.best()
+        number, stage = list(self.stages.items())[column]
+        values = {name: float(self.scores[name][level, column]) for name in SCORES}
+        return {
+            "layer": number,
+            "name": stage.name,
+            "kind": stage.kind,
+            "t": self.times[level],
+            **values,
+            "best_on_test_accuracy_of_all_cells": float(self.scores["best_on_test_accuracy"].max()),
+            "best_knn_accuracy_of_all_cells": float(self.scores["knn_accuracy"].max()),
+        }
+
+    def _table(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("layer", "name", "kind", "t", *SCORES))
+        for level, t in enumerate(self.times):
+            for column, (number, stage) in enumerate(self.stages.items()):
+                values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
+                writer.writerow([number, stage.name, stage.kind, t, *values])
+        return text.getvalue()
+
+    def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
+        """Write probes.csv, probes.json and probes.png to `folder`."""
+        with replacing(folder / "probes.csv") as file:
+            file.write(self._table().encode())
+        content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
+        with replacing(folder / "probes.json") as file:
+            file.write((json.dumps(content, indent=2) + "\n").encode())
+        heat_map(
+            folder / "probes.png",
+            100 * self.scores["test_accuracy"].T,
+            rows=[f"{number} {stage.name}" for number, stage in self.stages.items()],
+            columns=[f"{t:g}" for t in self.times],
+            labels=("noise level t", "features after"),
+            title=title,
+            marked=self.best()[::-1],
+        )

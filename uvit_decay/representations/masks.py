@@ -1,0 +1,87 @@
+"""Segmentation masks of images: PNGs of the same names, whose values are classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+from uvit_decay.data.image_files import Listing, fetched, open_picture
+from uvit_decay.data.members import Found, opened
+from uvit_decay.evaluation.image_sources import OfFiles, Pictures
+from uvit_decay.runtime.errors import UserError
+
+MODES = ("L", "P", "1", "I", "I;16")  # of PIL; with a palette (P), the indices are the classes
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Masks in `folder` of the images in `listing`; `members` are the indices of the images that have one."""
+
+    folder: Path
+    listing: Listing
+    members: tuple[int, ...]
+
+    @classmethod
+    def of(cls, folder: Path, pictures: Pictures) -> Masks:
+        """Find the masks of `pictures`: cat/07.jpg has the mask cat/07.png.
+
+        Raises:
+            UserError: images without names, no such folder, or no mask in it.
+        """
+        if not isinstance(pictures, OfFiles):
+            raise UserError("--masks needs pictures with names: a folder, zip or tar of them")
+        if not folder.is_dir():
+            raise UserError(f"--masks {folder}: no such folder")
+        listing = pictures.listing
+        members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
+        if not members:
+            wanted = _mask(folder, listing.members[0])
+            raise UserError(f"--masks {folder}: no mask of any of the pictures; the first would be {wanted}")
+        return cls(folder, listing, members)
+
+    def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
+        """Read the masks of the images at `indices`, cropped as the images are, by nearest pixels.
+
+        Raises:
+            UserError: a mask that cannot be read, has colours instead of classes, or another size than its image.
+        """
+        with opened(self.listing.path, Found(self.listing.members, self.listing.tars, self.listing.spans)) as fetch:
+            return torch.stack([self._one(i, fetch, side) for i in indices])
+
+    def _one(self, index: int, fetch: Callable[[int], bytes], side: int) -> Int64[Tensor, "side side"]:
+        name = self.listing.members[index]
+        path = _mask(self.folder, name)
+        with open_picture(fetched(fetch, index, name), name) as picture:
+            wanted = picture.size
+        with path.open("rb") as file, open_picture(file, str(path)) as mask:
+            mode, values = mask.mode, np.asarray(mask)
+        if mode not in MODES:
+            raise UserError(f"{path} has colours (mode {mode}): the values of a mask are classes, 255 is ignored")
+        if values.shape != wanted[::-1]:
+            sizes = f"{values.shape[1]}x{values.shape[0]}, its picture {wanted[0]}x{wanted[1]}"
+            raise UserError(f"{path} is {sizes}: make them equal")
+        return torch.from_numpy(_cropped(values.astype(np.int64), side))
+
+
+def _mask(folder: Path, name: str) -> Path:
+    return folder / PurePosixPath(name).with_suffix(".png")
+
+
+def _cropped(values: np.ndarray, side: int) -> np.ndarray:
+    """Return the values at the pixel centres of `centre_crop`, which scales the shorter side to `side`, then crops."""
+    height, width = values.shape
+    scale = side / min(height, width)
+    rows, columns = (_places(length, max(side, round(length * scale)), side) for length in (height, width))
+    return values[np.ix_(rows, columns)]
+
+
+def _places(length: int, scaled: int, side: int) -> np.ndarray:
+    """Return indices in `length` of the centres of the `side` middle ones of `scaled` pixels."""
+    first = (scaled - side) // 2
+    return ((np.arange(first, first + side) + 0.5) * length / scaled).astype(np.int64)

@@ -1,0 +1,188 @@
+"""Probes of a network's features: linear classifiers, kNN and effective rank at every layer and noise level.
+
+The network is frozen, in eval mode, and gets the null label, so that no class leaks; an image has one fixed noise for
+each level. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the classifiers of
+all layers are trained at once. Every choice, of a ridge or of the best cell, is made on held-out training images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from uvit_decay.data import ImageData
+from uvit_decay.data.batches import ImageSet, subset
+from uvit_decay.diffusion.noise_path import Path
+from uvit_decay.nn.intermediates import Pool, Tapped, places, pooled_features
+from uvit_decay.representations.effective_rank import effective_rank
+from uvit_decay.representations.grid import SCORES, Grid
+from uvit_decay.representations.knn import knn_accuracy
+from uvit_decay.representations.probe import logistic_grid
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.precision import Precision, computing
+from uvit_decay.runtime.random import normal
+
+FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
+CHUNK = 4096  # training samples compared with the test samples at a time
+TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+
+
+@dataclass(frozen=True)
+class Probing:
+    """Settings of the probes.
+
+    Args:
+        times: noise levels t in (0, 1).
+        layers: numbers or names of stages; None takes all.
+        pool: `mean` over the patch tokens, or over `all` tokens.
+        max_train: upper limit of training images, a fixed random choice.
+        max_test: upper limit of test images, likewise.
+        neighbours: k of the nearest neighbours.
+        uniform: one vote for each neighbour, instead of DINO's weights.
+        seed: seed of the noise.
+        batch_size: images at a time on each device.
+
+    Raises:
+        UserError: a time outside (0, 1), or numbers below 1.
+    """
+
+    times: Sequence[float] = TIMES
+    layers: Sequence[str] | None = None
+    pool: Pool = "mean"
+    max_train: int = 50_000
+    max_test: int = 10_000
+    neighbours: int = 20
+    uniform: bool = False
+    seed: int = 0
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if not self.times or not all(0.0 < t < 1.0 for t in self.times):
+            raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
+        names = ("max_train", "max_test", "neighbours", "batch_size")
+        check_whole(1, **{name: getattr(self, name) for name in names})
+        check_whole(0, MOST_SEED, seed=self.seed)
+
+    def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
+        """Return the indices of the training and the test images."""
+        return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
+
+
+def noised(path: Path, x: Tensor, time: float, numbers: Sequence[int], *key: str | int) -> tuple[Tensor, Tensor]:
+    """Return x (b, c, h, w) at noise level `time`, and times (b,); noise depends on `key` and an image's number."""
+    noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
+    t = torch.full((len(x),), time, device=x.device)
+    return path.noised(x, noise, t), t
+
+
+def check_probed(net: object, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError if the network cannot be probed on these data."""
+    if not isinstance(net, Tapped):
+        raise UserError(f"{type(net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
+    if net.num_classes and not net.null_label:
+        raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
+    if data.test is None or len(data.class_names) < 2:
+        raise UserError(
+            "probes need test pictures of two classes or more: name some (train.py: --data.test_path, or "
+            "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
+        )
+    places(net.stages, probing.layers)
+    if min(len(data.train), probing.max_train) < probing.neighbours:
+        raise UserError(f"{probing.neighbours} nearest neighbours need as many training pictures")
+
+
+@dataclass(frozen=True)
+class Prober:
+    """A network with the noise path of its input, the data to probe it on, and the precision of its features."""
+
+    net: Tapped
+    path: Path
+    data: ImageData
+    probing: Probing
+    device: torch.device
+    precision: Precision = "float32"
+
+    def grid(self, processes: Processes, show: bool = False) -> Grid | None:
+        """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
+        levels = range(len(self.probing.times))
+        bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.first))
+        rows = []
+        with bar:
+            for row in processes.in_order(levels, self._level):
+                rows.append(row)
+                bar.update()
+        if not processes.first:
+            return None
+        stages = {i: self.net.stages[i] for i in places(self.net.stages, self.probing.layers)}
+        scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
+        return Grid(stages, tuple(self.probing.times), scores, self.protocol())
+
+    def protocol(self) -> dict[str, Any]:
+        """Return everything that the numbers depend on, except the weights, as plain values."""
+        train, test = self.probing.chosen(self.data)
+        return {
+            "data": self.data.name,
+            "train": len(train),
+            "test": len(test),
+            **asdict(self.probing),
+            "times": list(self.probing.times),
+            "label": "null",
+            **({} if self.precision == "float32" else {"precision": self.precision}),
+            "classifier": "logistic regression, ridge chosen on a held-out fifth of the training pictures",
+            "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
+        }
+
+    def _level(self, level: int) -> Tensor:
+        """Return the scores of one noise level, (scores, layers), float64."""
+        parts = []
+        for layers in self._groups():
+            seen, labels, unseen, test_labels = self.features(level, layers)
+            found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
+            chunks = seen.split(CHUNK, dim=1)
+            vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
+            knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, **vote)
+            columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, knn, *self._ranks(unseen))
+            parts.append(torch.stack([column.double() for column in columns]))
+        return torch.cat(parts, dim=1)
+
+    def _ranks(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the effective rank as the paper defines it, and as a number of dimensions."""
+        cells = cells.to("cpu" if self.device.type == "mps" else self.device)  # Apple's GPUs lack float64
+        literal = [effective_rank(cell) for cell in cells]
+        return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in cells])
+
+    def _groups(self) -> list[list[int]]:
+        """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
+        layers, pictures = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
+        size = max(1, FEATURES // (4 * pictures * self.net.dim))
+        return [layers[i : i + size] for i in range(0, len(layers), size)]
+
+    def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return features, float32 (layers, n, d), and labels, int64 (n,), of training and of test images, on the CPU.
+
+        `level` is the index of the noise level; `layers` are numbers of stages, None for all that are probed.
+        """
+        train, test = self.probing.chosen(self.data)
+        layers = places(self.net.stages, self.probing.layers) if layers is None else layers
+        seen = self._features(self.data.train, train, "train", level, layers)
+        unseen = self._features(self.data.test, test, "test", level, layers)
+        return seen, self.data.train.labels[train], unseen, self.data.test.labels[test]
+
+    @torch.no_grad()
+    def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
+        """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place."""
+        out = torch.empty(len(layers), len(chosen), self.net.dim)
+        for start in range(0, len(chosen), self.probing.batch_size):
+            part = chosen[start : start + self.probing.batch_size]
+            x = self.data.network_input(images[part][0].to(self.device))
+            x_t, t = noised(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
+            with computing(self.device, self.precision):
+                features = pooled_features(self.net, x_t, t, self.probing.pool)[layers]
+            out[:, start : start + len(part)] = features.cpu()
+        return out

@@ -1,0 +1,248 @@
+"""Visualisation of features: principal components and spectral clusters of patches, t-SNE of pooled features.
+
+The clusters come from a light spectral clustering (`metrics/patches.py`), not from the full method of the paper's
+figure, which also learns a segmentation of attention values: their mIoU is not comparable with the paper's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uvit_decay.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvit_decay.nn.intermediates import Stage
+    from uvit_decay.representations.masks import Masks
+    from uvit_decay.representations.patch_features import PatchFeatures
+    from uvit_decay.runtime.distributed import Processes
+
+VIEWS = ("pca", "spectral", "tsne")
+ROWS = 16  # most images drawn; all are clustered
+CLASSES = 10  # most classes in t-SNE; a fixed random choice if there are more
+FEWEST = 5  # images that t-SNE needs
+CLUSTERS = 6  # number of clusters without masks
+UNMATCHED = 255  # grey level of clusters matched to no class, and of ignored pixels
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `evaluate.py features` to `parser`."""
+    parser.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
+    parser.add_argument("--pictures", required=True, help="folder, zip, tar, .npz or data set, such as digits:test")
+    parser.add_argument("--layer", help="comma-separated numbers or names; default: the middle one")
+    parser.add_argument("--time", type=float, default=0.1, help="noise level in (0, 1); default: 0.1")
+    parser.add_argument("--num", type=int, default=8, help="pictures to look at, the first 16 are drawn; default: 8")
+    parser.add_argument("--views", default="pca,spectral", help="of pca,spectral,tsne; default: pca,spectral")
+    parser.add_argument("--masks", type=Path, help="folder of PNGs named as the pictures: values are classes, 255 none")
+    parser.add_argument("--clusters", type=int, help="default: the number of classes in the masks, or 6")
+    parser.add_argument("--neighbours", type=int, default=50, help="of a patch in spectral clustering; default: 50")
+    parser.add_argument("--fit", type=int, default=256, help="pictures that the colours of pca are of; default: 256")
+    parser.add_argument("--points", type=int, default=1000, help="pictures in t-SNE; default: 1000")
+    parser.add_argument("--seed", type=int, default=0, help="of noise, k-means and t-SNE; default: 0")
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures at a time; default: 64")
+    parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
+    parser.add_argument("--vae", help="autoencoder that encodes for latents; default: the checkpoint's")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    parser.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
+    parser.add_argument("--out", type=Path, default=Path("features.png"), help="t-SNE's has _tsne in its name")
+
+
+def run(options: argparse.Namespace, processes: Processes) -> None:
+    """Write the figures and print a summary of each; only the first process works, others return at once.
+
+    Raises:
+        UserError: invalid options, or what the checkpoint, images and masks raise.
+    """
+    if not processes.first:
+        return
+    from uvit_decay import checkpoint
+    from uvit_decay.nn.intermediates import places
+    from uvit_decay.representations.masks import Masks
+    from uvit_decay.representations.patch_features import PatchFeatures
+    from uvit_decay.representations.probing import Probing
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.samples import pick_device
+
+    views = _views(options)
+    check_writable(options.out)
+    found = checkpoint.load(options.ckpt, options.weights, options.trust)
+    device = pick_device(options.device, processes.local_rank)
+    features = PatchFeatures.of(
+        found, options.pictures, device, options.time, options.seed, options.batch_size, options.vae
+    )
+    stages = found.net.stages
+    layers = options.layer.split(",") if options.layer else (str(len(stages) // 2),)
+    Probing((options.time,))  # raises a UserError for a time outside (0, 1)
+    chosen = {i: stages[i] for i in places(stages, layers)}
+    masks = Masks.of(options.masks, features.pictures) if options.masks else None
+    classes, points = _points(options, features.pictures) if "tsne" in views else ([], [])
+    with claimed(options.out):
+        if set(views) != {"tsne"}:
+            _table(options, views, features, chosen, masks)
+        if points:
+            _map(options, features, chosen, classes, points)
+
+
+def _views(options: argparse.Namespace) -> tuple[str, ...]:
+    views = tuple(word.strip() for word in options.views.split(",") if word.strip())
+    if not views or set(views) - set(VIEWS):
+        raise UserError(f"--views takes some of {','.join(VIEWS)}, got {options.views!r}")
+    if options.masks and "spectral" not in views:
+        raise UserError("--masks are compared with spectral clusters: add spectral to --views")
+    return views
+
+
+def _order(count: int) -> list[int]:
+    """Return image indices in a fixed random order: folders are sorted by class, so the first are of few classes."""
+    import torch
+
+    from uvit_decay.runtime.random import generator
+
+    return torch.randperm(count, generator=generator("subset", "features")).tolist()
+
+
+# ---- patches
+
+
+def _table(
+    options: argparse.Namespace,
+    views: Sequence[str],
+    features: PatchFeatures,
+    chosen: dict[int, Stage],
+    masks: Masks | None,
+) -> None:
+    """Draw the figure of patches, one row for each image."""
+    import torch
+
+    from uvit_decay.plots import picture_table
+    from uvit_decay.representations.patch_features import on_grid
+
+    pictures, order = features.pictures, _order(len(features.pictures))
+    candidates = range(len(order)) if masks is None else set(masks.members)
+    shown = [i for i in order if i in candidates][: options.num]
+    truth = masks.read(shown, pictures.shape[1]) if masks else None
+    states = torch.cat(list(features.states(shown, list(chosen))), dim=1)
+    names = [f"{i} {stage.name}" for i, stage in chosen.items()]
+    colours = _colours(options, features, order, list(chosen), names) if "pca" in views else []
+    columns = {"picture": _rgb(pictures.read(shown[:ROWS]))}
+    for k, name in enumerate(names):
+        if colours:
+            columns[f"PCA\n{name}"] = on_grid(_bytes(colours[k](states[k, :ROWS])))
+        if "spectral" in views:
+            columns |= _clusters(options, states[k], name, truth)
+    if truth is not None:
+        columns["mask"] = _painted(truth[:ROWS], truth)
+    rows = [pictures.class_names[int(pictures.labels[i])] if pictures.labels is not None else str(i) for i in shown]
+    about = f"{options.ckpt.name}, {pictures.name}, t = {options.time:g}"
+    picture_table(options.out, columns, rows[:ROWS], about)
+    print(f"wrote {options.out}: {len(rows[:ROWS])} pictures of {pictures.name}")
+
+
+def _colours(
+    options: argparse.Namespace, features: PatchFeatures, order: list[int], places: list[int], names: list[str]
+) -> list[Colours]:
+    """Fit a PCA colour map per layer in one pass over the images."""
+    from uvit_decay.representations.patches import PatchPCA
+
+    fits, fitted = [PatchPCA() for _ in places], order[: options.fit]
+    for states in features.states(fitted, places):
+        for fit, layer in zip(fits, states, strict=True):
+            fit.update(layer)
+    found = [fit.colours() for fit in fits]
+    for name, colours in zip(names, found, strict=True):
+        share, patches = 100 * float(colours.explained.sum()), f"{fits[0].count:,} patches of {len(fitted)} pictures"
+        print(f"{name}: three components hold {share:.1f} % of the variance of {patches}")
+    return found
+
+
+def _clusters(options: argparse.Namespace, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
+    """Return columns of eigenvectors and clusters; with masks, print the mIoU and give clusters the masks' colours."""
+    import torch
+
+    from uvit_decay.representations.patch_features import on_grid
+    from uvit_decay.representations.patches import IGNORED, segmentation_miou, spectral_clusters
+
+    count = options.clusters or (CLUSTERS if truth is None else max(2, len(truth[truth != IGNORED].unique())))
+    found = spectral_clusters(states, count, options.neighbours, options.seed)
+    columns = {f"eigenvectors 2 to 4\n{name}": on_grid(_bytes(found.rgb()[:ROWS]))}
+    if truth is None:
+        return {**columns, f"{count} clusters\n{name}": on_grid(_painted(found.labels[:ROWS], torch.arange(count)))}
+    predicted = on_grid(found.labels, truth.shape[-1])
+    for matching in ("greedy", "hungarian"):
+        score = segmentation_miou(predicted, truth, matching)
+        sizes = f"{count} clusters, {len(score.classes)} classes, {len(truth)} pictures"
+        print(f"{name}: mIoU {100 * score.miou:.2f} %, {matching} matching, {sizes}, light spectral clustering")
+    named = torch.where(score.matched < 0, IGNORED, score.matched)[found.labels[:ROWS]]
+    return {**columns, f"{count} clusters\n{name}": on_grid(_painted(named, truth))}
+
+
+def _painted(labels: Tensor, every: Tensor) -> Tensor:
+    """Return uint8 RGB with a colour for each value in `every`, except 255, which is ignored."""
+    import torch
+
+    from uvit_decay.plots import distinct
+    from uvit_decay.representations.patches import IGNORED
+
+    values = every[every != IGNORED].unique()
+    colours = torch.full((int(max(values.max(), IGNORED)) + 1, 3), UNMATCHED, dtype=torch.uint8)
+    colours[values] = distinct(len(values))
+    return colours[labels]
+
+
+def _bytes(rgb: Tensor) -> Tensor:
+    """Convert [0, 1] to uint8."""
+    return (255 * rgb).round().byte()
+
+
+def _rgb(pictures: Tensor) -> Tensor:
+    """Convert images (n, 1 or 3, h, w) to (n, h, w, 3)."""
+    return pictures.cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+
+
+# ---- t-SNE
+
+
+def _points(options: argparse.Namespace, pictures: Pictures) -> tuple[list[int], list[int]]:
+    """Choose at most CLASSES classes, and images of them."""
+    if pictures.labels is None or len(pictures.class_names) < 2:
+        raise UserError(f"t-SNE colours classes, which {options.pictures} has not: leave tsne out of --views")
+    classes = sorted(_order(len(pictures.class_names))[:CLASSES])
+    points = [i for i in _order(len(pictures)) if int(pictures.labels[i]) in classes][: max(0, options.points)]
+    if len(points) < FEWEST:
+        raise UserError(f"t-SNE needs {FEWEST} pictures or more, got {len(points)}: see --pictures and --points")
+    return classes, points
+
+
+def _map(
+    options: argparse.Namespace,
+    features: PatchFeatures,
+    chosen: dict[int, Stage],
+    classes: list[int],
+    points: list[int],
+) -> None:
+    """Draw the t-SNE of pooled features, one panel for each layer."""
+    import torch
+    from sklearn.manifold import TSNE
+
+    from uvit_decay.plots import scatter
+
+    pictures = features.pictures
+    labels = torch.tensor([classes.index(int(pictures.labels[i])) for i in points])
+    pooled = torch.cat([states.mean(dim=2) for states in features.states(points, list(chosen))], dim=1)
+    if not pooled.isfinite().all():
+        raise UserError("features with NaN or infinity have no t-SNE")
+    perplexity = min(30.0, (len(points) - 1) / 3)
+    tsne = TSNE(perplexity=perplexity, init="pca", random_state=options.seed)
+    panels = {
+        f"{i} {stage.name}": torch.from_numpy(tsne.fit_transform(x.numpy()))
+        for (i, stage), x in zip(chosen.items(), pooled, strict=True)
+    }
+    out = options.out.with_stem(f"{options.out.stem}_tsne")
+    names = [pictures.class_names[label] for label in classes]
+    title = f"t-SNE of mean patch features: {options.ckpt.name}\n{len(points)} of {pictures.name}, t = {options.time:g}"
+    scatter(out, panels, labels, names, title)
+    print(f"wrote {out}: {len(points)} pictures of {len(classes)} classes, perplexity {perplexity:g}")

@@ -1,0 +1,66 @@
+"""Conversion of objects to plain values, class path and constructor arguments, and back, for checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.plain import typed
+
+
+@dataclass(frozen=True)
+class Spec:
+    """An object as plain values: the full path of its class, and its constructor arguments."""
+
+    class_path: str
+    init_args: dict[str, object]
+
+    def is_from(self, package: str) -> bool:
+        """Return whether the class is defined in this package."""
+        return self.class_path.startswith(f"{package}.")
+
+
+def spec(kind: type, init_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the plain values of an object of class `kind` that was built with `init_args`."""
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(init_args)}
+
+
+def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any:
+    """Build the object that a checkpoint describes.
+
+    Args:
+        spec: class path and arguments.
+        base: required base class.
+        home: package whose classes may be built; their arguments must have the annotated types.
+        trusted: class paths from elsewhere that are allowed, too.
+
+    Raises:
+        UserError: a class from elsewhere, one that does not exist or is no `base`, or arguments that are unknown, of
+            the wrong type or out of range.
+    """
+    name, arguments = spec.class_path, dict(spec.init_args)
+    if not spec.is_from(home) and name not in trusted:
+        raise UserError(
+            f"the checkpoint names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it"
+        )
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"the checkpoint names the class {name}, which cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise UserError(f"the checkpoint names {name}, which is no {base.__name__}")
+    kinds = get_type_hints(found.__init__) if spec.is_from(home) else {}
+    for argument in arguments.keys() & kinds.keys():
+        arguments[argument] = typed(kinds[argument], arguments[argument], f"the checkpoint's {name}: {argument}")
+    try:
+        return found(**arguments)
+    except UserError:
+        raise
+    except TypeError as error:
+        raise UserError(f"the checkpoint describes {name} as another version knew it: {one_line(error)}") from error
+    except Exception as error:  # any error: the constructor may not check these arguments
+        raise UserError(f"the checkpoint describes a {name} that cannot be: {one_line(error)}") from error

@@ -1,0 +1,143 @@
+"""Reading plain values of untrusted JSON and YAML files: sizes are bounded, and types are checked."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from uvit_decay.runtime.errors import UserError, one_line
+
+MOST_VALUES, DEEPEST = 200_000, 50  # far beyond any file of this project
+
+
+def read_text(path: Path, most: int) -> str:
+    """Return the text of a regular file of at most `most` bytes; raise a UserError if there is none."""
+    if not path.is_file():
+        raise UserError(f"{path} {'is no file' if path.exists() else 'is not there'}")
+    try:
+        if path.stat().st_size > most:
+            raise UserError(f"{path} is larger than {most >> 20} MiB: it is another kind of file")
+        return path.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {one_line(error)}") from error
+
+
+def read_json(path: Path, kind: Any) -> Any:
+    """Return the contents of a JSON file as `kind`, see `typed`; raise a UserError if it is damaged or does not fit."""
+    return typed(kind, parse(read_text(path, 2**24), path), str(path))
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file; raise a UserError if it holds none, or endless aliases."""
+
+    def load(text: str) -> Any:
+        check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases and merges are followed
+        return yaml.safe_load(text)
+
+    return typed(dict[str, object], parse(read_text(path, 2**20), path, load), str(path))
+
+
+def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
+    """Return the values that `load` parses from `text`; raise a UserError that names `source` if it fails."""
+    try:
+        values = load(text)
+        check_size(values)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise UserError(f"cannot read {source}: {one_line(error)}") from error
+    return values
+
+
+def check_size(root: Any) -> None:
+    """Raise a ValueError for a tree of values or YAML nodes that is too large or too deep; one with a loop is."""
+    waiting, count = [(root, 0)], 0
+    while waiting:
+        item, depth = waiting.pop()
+        count += 1
+        if depth > 2 * DEEPEST or count > MOST_VALUES:  # a key-value pair of YAML nodes counts as a level, too
+            raise ValueError(f"more than {MOST_VALUES:,} values, or nested more than {DEEPEST} deep")
+        if isinstance(item, yaml.CollectionNode):
+            item = item.value
+        elif isinstance(item, dict):
+            item = list(item.values())
+        if isinstance(item, list | tuple):
+            waiting.extend((inner, depth + 1) for inner in item)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value of a pickle has a JSON form of bounded size; one list may occur in it a million times."""
+    try:
+        check_size(value)
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of all values in nested dicts; a list of classes counts as a dict by class name.
+
+    `init_args` is left out of the names, as on the command line.
+    """
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        named: dict[str, Any] = {}
+        for i, item in enumerate(value):
+            of_class = isinstance(item, dict) and "class_path" in item
+            own = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
+            named[f"{own}{i}" if own in named else own] = item
+        value = named
+    if isinstance(value, dict) and value:
+        for key, item in value.items():
+            yield from flat(item, name if key == "init_args" else f"{name}.{key}".lstrip("."))
+    else:
+        yield name, value
+
+
+def typed(kind: Any, value: Any, where: str) -> Any:
+    """Return `value` as `kind`; its type must match exactly, and numbers must be finite.
+
+    Args:
+        kind: a dataclass, bool, int, float, str, object (anything), `Literal`, `X | None`, or tuple[X, ...],
+            tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which `value` is an instance.
+        value: a value of JSON, YAML or a pickle of plain values.
+        where: name of the value in errors.
+
+    Raises:
+        UserError: a value of another type, or a field that is missing or unknown.
+    """
+    origin, args = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _dataclass(kind, typed(dict[str, object], value, where), where)
+    if NoneType in args:
+        return None if value is None else typed(next(arg for arg in args if arg is not NoneType), value, where)
+    if origin is dict and isinstance(value, dict):
+        return {typed(str, key, where): typed(args[1], item, f"{where}: {key}") for key, item in value.items()}
+    several = origin not in (None, dict, Literal) and isinstance(value, list | tuple)
+    if several and (origin is not tuple or ... in args or len(value) == len(args)):
+        return tuple(typed(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if kind is float and type(value) is int and abs(value) < 2**53:
+        value = float(value)
+    right = kind is object or (origin is None and type(value) is kind)
+    if origin is Literal:
+        right = type(value) is str and value in args
+    if not right or (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**63):
+        wanted = " or ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", str(kind))
+        short = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
+        shown = f"{str(value)[:60]!r} " if short else ""
+        raise UserError(f"{where} must be {wanted}, it is {shown}({type(value).__name__})")
+    return value
+
+
+def _dataclass(kind: type, values: dict[str, Any], where: str) -> Any:
+    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    required = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
+    for names, what in ((required - values.keys(), "lacks"), (values.keys() - known.keys(), "has the unknown field")):
+        if names:
+            raise UserError(f"{where} {what} {min(names)}: it is damaged or of another version of this project")
+    return kind(**{name: typed(hints[name], value, f"{where}: {name}") for name, value in values.items()})

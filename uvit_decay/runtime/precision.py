@@ -1,0 +1,85 @@
+"""The floating-point precision of networks in sampling and evaluation.
+
+float32 is true float32 (no autocast, no TF32, no bfloat16), so that results are reproducible elsewhere; tf32 rounds the
+factors of matrix products and convolutions to 10 bits of mantissa, on CUDA GPUs; bf16 is autocast to bfloat16, 7 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal
+
+import torch
+
+from uvit_decay.runtime.errors import UserError
+
+Precision = Literal["float32", "tf32", "bf16"]
+
+
+def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:
+    """Return `precision`, or if it is None tf32 on CUDA GPUs and float32 elsewhere.
+
+    float32 is several times slower on GPUs; bf16 is never the default because many networks were not trained in it.
+
+    Raises:
+        UserError: tf32 on another device.
+    """
+    if precision == "tf32" and device.type != "cuda":
+        raise UserError(f"precision tf32 is of CUDA GPUs, this device is {device}: use float32 or bf16")
+    return precision or ("tf32" if device.type == "cuda" else "float32")
+
+
+def full_float32(device: torch.device) -> AbstractContextManager[None]:
+    """Return the context manager `computing` for float32."""
+    return computing(device, "float32")
+
+
+@contextmanager
+def computing(device: torch.device, precision: Precision) -> Iterator[None]:
+    """Make networks on `device` compute in this precision within the context, whatever the trainer or user has set.
+
+    The settings are torch's and hold for the whole process, other threads included; they are restored afterwards.
+    """
+    backends, tf32 = torch.backends, precision == "tf32"
+    knobs = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
+    before = [knob.fp32_precision for knob in knobs]
+    matmul, cudnn = _legacy()
+    try:
+        if matmul is not None:
+            torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        if cudnn is not None:
+            backends.cudnn.allow_tf32 = tf32
+        for knob in knobs:
+            knob.fp32_precision = "tf32" if tf32 and knob in knobs[:2] else "ieee"
+        with _autocast(device, precision == "bf16"):
+            yield
+    finally:
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if cudnn is not None:
+            backends.cudnn.allow_tf32 = cudnn
+        for knob, value in zip(knobs, before, strict=True):
+            knob.fp32_precision = value
+
+
+def _autocast(device: torch.device, enabled: bool) -> AbstractContextManager[None]:
+    """Return autocast to bfloat16 on devices that support it; the meta device does not."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, torch.bfloat16, enabled=enabled) if available else nullcontext()
+
+
+def _legacy() -> tuple[str | None, bool | None]:
+    """Return the older forms of these settings (matmul, cuDNN); None if torch refuses to read one as ambiguous.
+
+    They are set along with the new ones because torch.compile reads them and fails if old and new disagree.
+    """
+    try:
+        matmul = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        matmul = None
+    try:
+        cudnn = torch.backends.cudnn.allow_tf32
+    except RuntimeError:
+        cudnn = None
+    return matmul, cudnn
