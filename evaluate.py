@@ -1,6 +1,6 @@
-"""Judge generated pictures: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
+"""Judge generated images: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
 
-X is a folder, zip or tar of pictures, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they
+X is a folder, zip or tar of images, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they
 are made. Y is one of these too, a data set such as cifar100:train, one of a configuration (configs/digits.yaml:train),
 or an .npz of statistics, which `python evaluate.py statistics Y --out stats.npz` writes. On several GPUs:
 torchrun --nproc_per_node 8 -- evaluate.py ...
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uvit_decay.representations import visualize as feature_pictures
+from uvit_decay.representations import visualize as feature_images
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.sampling_options import add_precision_option, add_sampling_options, check_numbers
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.image_sources import Pictures
+    from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.metrics.extractors import Extractor
     from uvit_decay.runtime.distributed import Processes
 
@@ -33,12 +33,12 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     generation = commands.add_parser("generation", help="FID, IS, KID, precision and recall, sFID, and a report")
     judged = generation.add_argument_group("what is judged").add_mutually_exclusive_group(required=True)
-    judged.add_argument("--samples", help="folder, zip, tar, .npz or data set of pictures")
+    judged.add_argument("--samples", help="folder, zip, tar, .npz or data set of images")
     judged.add_argument("--ckpt", type=Path, help="a .ckpt or .safetensors: its samples, made now")
-    generation.add_argument("--reference", required=True, help="pictures or statistics to compare with")
+    generation.add_argument("--reference", required=True, help="images or statistics to compare with")
     generation.add_argument("--metrics", help="of fid,is,kid,prc,sfid; default: all but sfid that the reference allows")
-    generation.add_argument("--kid-subset", type=int, default=1000, help="pictures in each subset; default: 1000")
-    generation.add_argument("--allow-few", action="store_true", help="allow FID of fewer pictures than features")
+    generation.add_argument("--kid-subset", type=int, default=1000, help="images in each subset; default: 1000")
+    generation.add_argument("--allow-few", action="store_true", help="allow FID of fewer images than features")
     generation.add_argument("--out", type=Path, help="report.json, with report.html beside it; default: a telling name")
     sampling = generation.add_argument_group("how a checkpoint samples")
     sampling.add_argument("-n", "--num", type=int, help="samples; default: 50,000")
@@ -48,19 +48,19 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     statistics.add_argument("reference", help="folder, zip, tar, .npz, data set or configuration")
     statistics.add_argument("--out", type=Path, required=True, help="stats.npz")
     statistics.add_argument("--spatial", action="store_true", help="with those of sFID")
-    statistics.add_argument("--batch-size", type=int, default=64, help="pictures at a time; default: 64")
+    statistics.add_argument("--batch-size", type=int, default=64, help="images at a time; default: 64")
     statistics.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     probe = commands.add_parser("probe", help="linear probes, nearest neighbours, rank: every layer and noise level")
     probe.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
     probe.add_argument("--data", help="digits, cifar10, cifar100, a configuration, or class folders; default: its own")
-    probe.add_argument("--test", help="test pictures beside class folders; default: a tenth is held out")
+    probe.add_argument("--test", help="test images beside class folders; default: a tenth is held out")
     probe.add_argument("--layers", default="all", help="comma-separated numbers or names; default: all")
     probe.add_argument("--times", help="comma-separated noise levels in (0, 1); default: 0.01 to 0.5, eight of them")
     probe.add_argument("--pool", choices=("mean", "all"), default="mean", help="mean of patch tokens, or of all tokens")
-    probe.add_argument("--max-train", type=int, default=50_000, help="training pictures at most; default: 50,000")
-    probe.add_argument("--max-test", type=int, default=10_000, help="test pictures at most; default: 10,000")
+    probe.add_argument("--max-train", type=int, default=50_000, help="training images at most; default: 50,000")
+    probe.add_argument("--max-test", type=int, default=10_000, help="test images at most; default: 10,000")
     probe.add_argument("--seed", type=int, default=0, help="of the noise; default: 0")
-    probe.add_argument("--batch-size", type=int, default=256, help="pictures at a time; default: 256")
+    probe.add_argument("--batch-size", type=int, default=256, help="images at a time; default: 256")
     probe.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
     probe.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     add_precision_option(probe)
@@ -71,7 +71,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     probe.add_argument(
         "--out", type=Path, help="folder for probes.csv, .json, .png; default: in probes/, a telling name"
     )
-    feature_pictures.add_options(commands.add_parser("features", help="patch features as colours, clusters, t-SNE"))
+    feature_images.add_options(commands.add_parser("features", help="patch features as colours, clusters, t-SNE"))
     for command in (generation, statistics):
         _add_feature_options(command.add_argument_group("features"))
     return parser.parse_args(args)
@@ -85,12 +85,12 @@ def _add_feature_options(group: argparse._ArgumentGroup) -> None:
         "--protocol",
         choices=("pytorch-fid", "adm", "clean"),
         default="pytorch-fid",
-        help="how Inception's pictures are resized: pytorch-fid as U-ViT, adm as SiT; default: pytorch-fid",
+        help="how Inception's images are resized: pytorch-fid as U-ViT, adm as SiT; default: pytorch-fid",
     )
     group.add_argument(
         "--inception-weights", help="the file that torch-fidelity uses; default: torch's cache, or download"
     )
-    group.add_argument("--image-size", type=int, help="crop pictures of files to this size, as ADM does")
+    group.add_argument("--image-size", type=int, help="crop images of files to this size, as ADM does")
     group.add_argument("--compile", action="store_true", help="torch.compile for Inception")
 
 
@@ -103,7 +103,7 @@ def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
     return SmallClassifier() if options.features == "digits" else CustomExtractor(options.features)
 
 
-def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device") -> None:
+def prepare(extractor: "Extractor", images: "ImageSource", device: "torch.device") -> None:
     """Load the extractor for images of this shape, or train the digit classifier."""
     from uvit_decay.data import Digits
     from uvit_decay.metrics.extractors import load
@@ -113,7 +113,7 @@ def prepare(extractor: "Extractor", pictures: "Pictures", device: "torch.device"
         digits.setup()
         extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
     else:
-        load(extractor, pictures.shape, device)
+        load(extractor, images.shape, device)
 
 
 def _refuse_sampling(options: argparse.Namespace) -> None:
@@ -125,15 +125,15 @@ def _refuse_sampling(options: argparse.Namespace) -> None:
         raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
 
 
-def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "Pictures":
+def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "ImageSource":
     """Return the images to evaluate: those of --samples, or samples of --ckpt."""
     from uvit_decay.evaluation.generated import OfCheckpoint
-    from uvit_decay.evaluation.sources import open_pictures
+    from uvit_decay.evaluation.sources import open_images
     from uvit_decay.samples import Sampled
 
     if options.ckpt is None:
         _refuse_sampling(options)
-        return open_pictures(options.samples, channels, options.image_size)
+        return open_images(options.samples, channels, options.image_size)
     sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
     return OfCheckpoint(options.ckpt, sampled, options.num or 50_000, channels)
 
@@ -179,7 +179,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
     save_json(out, comparison, report)
     write_html(out.with_suffix(".html"), report)
     if options.save_samples is not None:
-        save_npz(options.save_samples, store.iterate("pictures"), len(store), comparison.samples.labels)
+        save_npz(options.save_samples, store.iterate("images"), len(store), comparison.samples.labels)
     store.remove()
     for name, value in report.metrics.items():
         print(f"{name} {value:.6g}")
@@ -191,7 +191,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     """Write an .npz of reference statistics with its metadata."""
     from uvit_decay.evaluation.generation import cached_features
-    from uvit_decay.evaluation.sources import open_pictures
+    from uvit_decay.evaluation.sources import open_images
     from uvit_decay.evaluation.statistics import save_statistics
     from uvit_decay.runtime.files import check_writable
     from uvit_decay.samples import pick_device
@@ -201,14 +201,14 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
         raise UserError("--spatial features are Inception's")
     device = pick_device(options.device, processes.local_rank)
     extractor = extractor_for(options, options.spatial)
-    pictures = open_pictures(options.reference, extractor.channels or GREY, options.image_size)
-    prepare(extractor, pictures, device)
+    images = open_images(options.reference, extractor.channels or GREY, options.image_size)
+    prepare(extractor, images, device)
     keep = ["features", *(["spatial"] if options.spatial else [])]
-    store = cached_features(pictures, extractor, keep, options.batch_size, processes, device)
+    store = cached_features(images, extractor, keep, options.batch_size, processes, device)
     if processes.first:
-        about = {"extractor": extractor.identity(), **pictures.describe()}
+        about = {"extractor": extractor.identity(), **images.describe()}
         save_statistics(options.out, {kind: store.statistics(kind) for kind in keep}, about)
-        print(f"wrote {options.out}: {len(pictures):,} pictures of {pictures.name}, {extractor.identity()}")
+        print(f"wrote {options.out}: {len(images):,} images of {images.name}, {extractor.identity()}")
 
 
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
@@ -266,7 +266,7 @@ def main(args: Sequence[str]) -> None:
     from uvit_decay.runtime.distributed import Processes
 
     processes = Processes.launched()
-    commands = {"generation": generation, "statistics": statistics, "probe": probe, "features": feature_pictures.run}
+    commands = {"generation": generation, "statistics": statistics, "probe": probe, "features": feature_images.run}
     try:
         commands[options.command](options, processes)
     finally:

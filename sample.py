@@ -57,7 +57,7 @@ def check(options: argparse.Namespace) -> None:
         check_folder(out)
 
 
-def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iterator[Tensor]") -> None:
+def write(out: Path, sampled: "Sampled", numbers: Sequence[int], images: "Iterator[Tensor]") -> None:
     """Write the images with these indices; batch by batch, except a grid, which is assembled in memory."""
     import torch
 
@@ -65,13 +65,13 @@ def write(out: Path, sampled: "Sampled", numbers: Sequence[int], pictures: "Iter
 
     form, classes, names = out.suffix.lower(), sampled.classes, sampled.found.class_names
     if not form:
-        image.save_pngs(out, pictures, numbers)
+        image.save_pngs(out, images, numbers)
     elif form == ".npz":
-        image.save_npz(out, pictures, len(numbers), sampled.labels(numbers))
+        image.save_npz(out, images, len(numbers), sampled.labels(numbers))
     else:
         columns = min(image.grid_columns(len(classes)), len(numbers))
         header = [] if sampled.at_random else [names[label] for label in sampled.labels(range(columns)) or ()]
-        image.save_picture(out, image.labelled_grid(torch.cat(list(pictures)), columns, header))
+        image.save_image(out, image.labelled_grid(torch.cat(list(images)), columns, header))
 
 
 def main(args: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
     if not options.out.suffix:
         numbers = processes.share(missing(options.out, sampled, num) if processes.first else [])
     jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), options.batch_size, processes.size)]
-    parts = processes.in_order(jobs, lambda part: sampled.pictures(part).cpu())
+    parts = processes.in_order(jobs, lambda part: sampled.images(part).cpu())
     if not processes.first:
         list(parts)  # yields nothing on this rank, but does its share of the work
         return

@@ -1,4 +1,4 @@
-"""What the data paths deliver: pictures in memory, cached latents, and the memory of an ImageNet-sized index.
+"""What the data paths deliver: images in memory, cached latents, and the memory of an ImageNet-sized index.
 
 python benchmarks/data_speed.py [--threads 1] [--batches 40]; random data, temporary files; medians after a warm-up.
 """
@@ -121,7 +121,7 @@ def imagenet_index(folder: Path) -> None:
     order = iter(data.sampler)
     next(order)
     print(
-        f"index of {IMAGENET} pictures in {len(manifest.shards)} shards: opened and shuffled in "
+        f"index of {IMAGENET} images in {len(manifest.shards)} shards: opened and shuffled in "
         f"{time.perf_counter() - start:.2f} s; MiB before {before}, after {megabytes()}"
     )
 
@@ -139,7 +139,7 @@ def main() -> None:
             found = rate(latents(Path(folder), 8192, 256, verify), options.batches)
             print(f"cached latents, batch 256, {'' if verify else 'not '}verified: {found:,.0f} images/s")
     read, trained = rate(pixels(), options.batches), training_rate()
-    print(f"pictures in memory: {read:,.0f} images/s; U-ViT-S/2 trains at {trained:.2f}: ratio {read / trained:,.0f}")
+    print(f"images in memory: {read:,.0f} images/s; U-ViT-S/2 trains at {trained:.2f}: ratio {read / trained:,.0f}")
 
 
 if __name__ == "__main__":

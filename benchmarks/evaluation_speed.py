@@ -1,8 +1,8 @@
-"""The whole evaluation, FID, IS, KID, precision and recall, against torch-fidelity's on the same pictures and weights.
+"""The whole evaluation, FID, IS, KID, precision and recall, against torch-fidelity's on the same images and weights.
 
 python benchmarks/evaluation_speed.py [--weights FILE] [--images 128] [--size 32] [--threads 2] [--repeats 3]
 
-Random pictures as PNGs; without --weights random ones in the file's layout: the work is the same. Each repeat runs
+Random images as PNGs; without --weights random ones in the file's layout: the work is the same. Each repeat runs
 both, one after the other, with nothing cached; medians are of the repeats.
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch_fidelity
 
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.sources import open_pictures
+from uvit_decay.evaluation.sources import open_images
 from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
 from uvit_decay.metrics.extractors import load
@@ -48,8 +48,8 @@ def random_weights(path: Path) -> Path:
     return path
 
 
-def pictures(folder: Path, seed: int, count: int, size: int) -> Path:
-    """Smooth noise: unlike white noise its features differ from picture to picture."""
+def write_images(folder: Path, seed: int, count: int, size: int) -> Path:
+    """Smooth noise: unlike white noise its features differ from image to image."""
     random = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, 3, 6, 6, generator=random)
     images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
@@ -65,7 +65,7 @@ def ours(
         os.environ["XDG_CACHE_HOME"] = folder
         extractor = Inception(str(weights), "adm")
         load(extractor, (3, 1, 1), device)
-        sides = open_pictures(str(samples), 3), None, open_pictures(str(reference), 3)
+        sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
         options = {"batch_size": batch, "kid_subset": subset, "allow_few": True}
         comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, **options)
         store, against = comparison.extracted(Path(folder) / "samples", Processes(), show=False)
@@ -106,7 +106,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         weights = options.weights or random_weights(root / "inception.pth")
-        sides = [pictures(root / str(seed), seed, options.images, options.size) for seed in (1, 2)]
+        sides = [write_images(root / str(seed), seed, options.images, options.size) for seed in (1, 2)]
         subset = min(1000, options.images // 2)
         times: dict[str, list[float]] = {"ours": [], "theirs": []}
         for _ in range(options.repeats):

@@ -28,12 +28,10 @@ CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"
 
 
 def features(ckpt: Path, data: str, max_train: int, max_test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Float32 (levels * layers, n, d) and labels (n,), of training and test pictures."""
+    """Float32 (levels * layers, n, d) and labels (n,), of training and test images."""
     found = load(ckpt)
-    pictures = open_data(data, None, found.net.image_size, found.net.channels)
-    prober = Prober(
-        found.net, found.path, pictures, Probing(max_train=max_train, max_test=max_test), torch.device("cpu")
-    )
+    images = open_data(data, None, found.net.image_size, found.net.channels)
+    prober = Prober(found.net, found.path, images, Probing(max_train=max_train, max_test=max_test), torch.device("cpu"))
     levels = [prober.features(level) for level in range(len(TIMES))]
     train, test = (torch.cat([level[side] for level in levels]) for side in (0, 2))
     return train, levels[0][1], test, levels[0][3]

@@ -79,7 +79,7 @@ WRITERS = {
 
 
 def contents(cifar) -> dict[str, dict]:
-    """The dicts of a tiny set by file name: five pictures in each batch, noise under labels that reach both ends."""
+    """The dicts of a tiny set by file name: five images in each batch, noise under labels that reach both ends."""
     official, rng, files = SETS[cifar], np.random.default_rng(0), {}
     keys = ["labels"] if cifar is CIFAR10 else ["fine_labels", "coarse_labels"]
     for name, _ in official.train_list + official.test_list:

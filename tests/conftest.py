@@ -120,9 +120,9 @@ def vae(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def pictures(tmp_path_factory) -> Path:
-    """Two classes of eleven smooth pictures."""
-    folder, random = tmp_path_factory.mktemp("pictures"), torch.Generator().manual_seed(0)
+def image_dir(tmp_path_factory) -> Path:
+    """Two classes of eleven smooth image_dir."""
+    folder, random = tmp_path_factory.mktemp("images"), torch.Generator().manual_seed(0)
     for i in range(COUNT):
         coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
         path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.png"
@@ -132,6 +132,6 @@ def pictures(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def encoded(pictures, vae, tmp_path_factory) -> Path:
-    """Latents of the pictures."""
-    return encode(pictures, tmp_path_factory.mktemp("latents") / "train", vae)
+def encoded(image_dir, vae, tmp_path_factory) -> Path:
+    """Latents of the image_dir."""
+    return encode(image_dir, tmp_path_factory.mktemp("latents") / "train", vae)

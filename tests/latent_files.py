@@ -1,4 +1,4 @@
-"""The latents of twenty-two small pictures, for the tests of latents; conftest.py has the fixtures."""
+"""The latents of twenty-two small images, for the tests of latents; conftest.py has the fixtures."""
 
 import json
 
@@ -9,12 +9,12 @@ from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.tensor_files import load_tensors
 
-SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 pictures in shards of 4 are 6 shards, the last one half full
+SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 images in shards of 4 are 6 shards, the last one half full
 FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "--workers", "0"]
 
 
-def encode(pictures, target, vae, *flags):
-    main(["encode", str(pictures), str(target), "--vae", str(vae), *FLAGS, *flags])
+def encode(image_dir, target, vae, *flags):
+    main(["encode", str(image_dir), str(target), "--vae", str(vae), *FLAGS, *flags])
     return target
 
 

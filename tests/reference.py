@@ -34,7 +34,7 @@ def random_values(shapes, seed):
 
 
 def random_inputs(image_size, channels, num_classes, times):
-    """Pictures of noise, a time for each, and a label for each if there are classes."""
+    """Images of noise, a time for each, and a label for each if there are classes."""
     generator, count = torch.Generator().manual_seed(1), len(times)
     x = torch.randn(count, channels, image_size, image_size, generator=generator)
     return x, torch.tensor(times), torch.arange(count) % num_classes if num_classes else None

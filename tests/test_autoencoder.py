@@ -25,7 +25,7 @@ def tiny(tmp_path_factory):
     return folder
 
 
-def pictures(count=3, size=64):
+def random_images(count=3, size=64):
     return torch.randint(256, (count, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
 
 
@@ -41,16 +41,16 @@ def changed(folder, target, **values):
 
 
 def test_moments_are_those_of_the_library(vae):
-    moments = Autoencoder(str(vae)).encode(pictures())
+    moments = Autoencoder(str(vae)).encode(random_images())
     with torch.no_grad():
-        posterior = AutoencoderKL.from_pretrained(vae).encode(to_float(pictures())).latent_dist
+        posterior = AutoencoderKL.from_pretrained(vae).encode(to_float(random_images())).latent_dist
     torch.testing.assert_close(moments[:, :4], posterior.mean)
     torch.testing.assert_close(moments[:, 4:], posterior.logvar)
 
 
 def test_a_copy_on_another_device_leaves_the_first_where_it_is(vae):
     home = Autoencoder(str(vae))
-    x = home.space.mean(home.encode(pictures()))
+    x = home.space.mean(home.encode(random_images()))
     before, away = home.decode(x), home.on("meta")
     assert {value.device.type for value in away.net.state_dict().values()} == {"meta"}
     assert torch.equal(home.decode(x), before)
@@ -58,14 +58,14 @@ def test_a_copy_on_another_device_leaves_the_first_where_it_is(vae):
 
 def test_networks_see_the_scaled_latents_and_decoding_takes_the_scale_back(vae):
     found = Autoencoder(str(vae))
-    z = found.encode(pictures())[:, :4]
-    x = found.space.mean(found.encode(pictures()))
+    z = found.encode(random_images())[:, :4]
+    x = found.space.mean(found.encode(random_images()))
     torch.testing.assert_close(x, 0.18215 * z)
     with torch.no_grad():
         wanted = to_uint8(AutoencoderKL.from_pretrained(vae).decode(z).sample)
     difference = (found.decode(x).int() - wanted.int()).abs()
     assert difference.max() <= 1
-    assert wanted.float().std() > 5  # a picture, not one colour: a forgotten scale would show
+    assert wanted.float().std() > 5  # an image, not one colour: a forgotten scale would show
     assert (found.decode(z).int() - wanted.int()).abs().max() > 1
 
 
@@ -90,7 +90,7 @@ def test_posterior_samples_have_the_moments_mean_and_variance():
 
 def test_slices_change_nothing(vae, monkeypatch):
     found = Autoencoder(str(vae))
-    x = found.space.mean(found.encode(pictures(5)))
+    x = found.space.mean(found.encode(random_images(5)))
     whole = found.decode(x)
     monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 2 * 64 * 64)
     sizes = []
@@ -99,7 +99,7 @@ def test_slices_change_nothing(vae, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_a_picture_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
+def test_a_image_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
     found = Autoencoder(str(vae))
     monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 1)
     assert found.decode(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 64, 64)
@@ -107,9 +107,9 @@ def test_a_picture_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
 
 def test_a_tiny_autoencoder_has_no_variance_and_no_scale_of_its_own(tiny):
     found = Autoencoder(str(tiny))
-    moments = found.encode(pictures())
+    moments = found.encode(random_images())
     with torch.no_grad():
-        wanted = AutoencoderTiny.from_pretrained(tiny).encode(to_float(pictures())).latents
+        wanted = AutoencoderTiny.from_pretrained(tiny).encode(to_float(random_images())).latents
     torch.testing.assert_close(found.space.mean(moments), wanted)
     noise = torch.randn(wanted.shape)
     torch.testing.assert_close(found.space.sample(moments, noise), wanted, atol=1e-5, rtol=0)
@@ -122,7 +122,7 @@ def test_the_fingerprint_is_of_the_weights_alone(vae, tmp_path):
     assert first == second != third
 
 
-def test_the_linear_map_makes_pictures():
+def test_the_linear_map_makes_images():
     rgb = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, -1.0]]
     x = torch.zeros(1, 4, 2, 2)
     x[:, 0], x[:, 1] = 1.0, -1.0

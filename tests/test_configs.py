@@ -27,8 +27,8 @@ TINY = {
 }
 
 
-def picture_folder(folder):
-    """Two classes of five small RGB pictures."""
+def image_folder(folder):
+    """Two classes of five small RGB images."""
     random = torch.Generator().manual_seed(0)
     for label in ("cat", "dog"):
         (folder / label).mkdir(parents=True)
@@ -43,7 +43,7 @@ def data_paths(encoded, tmp_path_factory):
     """Small data, by the name of the data module that reads them."""
     folder = tmp_path_factory.mktemp("data")
     write_cifar(CIFAR100, folder)
-    return {"Images": picture_folder(folder / "pictures"), "CIFAR100": folder, "Latents": encoded}
+    return {"Images": image_folder(folder / "images"), "CIFAR100": folder, "Latents": encoded}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -169,16 +169,16 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--config", "missing.yaml"], "File does not exist"),
         (["fit", "--config", "odd.yaml"], "trainr"),
         (["fit", "--config", "broken.yaml"], "Problems parsing config"),
-        (["fit", "--data.batch_size", "2000"], "larger than the 1437 pictures"),
+        (["fit", "--data.batch_size", "2000"], "larger than the 1437 images"),
         (["fit", "--data.seed", "3"], "--seed_everything"),
         (["fit", "--ckpt_path", "missing.ckpt"], "the checkpoint missing.ckpt does not exist"),
         (["fit", "--ckpt_path", "text.ckpt"], "text.ckpt is not a checkpoint"),
         (["fit", "--model.sampling.sampler", "magic"], "unknown sampler 'magic'"),
         (["fit", "--trainer.logger.save_dir", "text.ckpt/x"], "cannot write"),
-        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "empty"], "no pictures"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "empty"], "no images"),
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "no.zip"], "no such folder"),
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "bad.zip"], "not a zip"),
-        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 pictures"),
+        (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 images"),
         (["fit", "--trainer.accelerator", "abacus"], "abacus"),
         (["predict"], "predict"),
         (["fit", "--ckpt_path", "last"], "the checkpoint last does not exist"),
@@ -205,8 +205,8 @@ def test_a_wrong_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys
     (tmp_path / "text.ckpt").write_text("not a checkpoint")
     (tmp_path / "bad.zip").write_text("not a zip")
     (tmp_path / "empty").mkdir()
-    picture_folder(tmp_path / "broken")
-    (tmp_path / "broken" / "cat" / "x.png").write_text("not a picture")
+    image_folder(tmp_path / "broken")
+    (tmp_path / "broken" / "cat" / "x.png").write_text("not an image")
     with pytest.raises(SystemExit) as stop:
         train(monkeypatch, tmp_path, *args)
     assert stop.value.code == 2

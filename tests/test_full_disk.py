@@ -20,7 +20,7 @@ from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.report import Report, write_html
 from uvit_decay.evaluation.statistics import save_statistics
 from uvit_decay.evaluation.store import Store
-from uvit_decay.image_io import labelled_grid, save_npz, save_picture, save_pngs
+from uvit_decay.image_io import labelled_grid, save_image, save_npz, save_pngs
 from uvit_decay.metrics.frechet import Statistics
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.tensor_files import save_tensors
@@ -53,7 +53,7 @@ def store(path):
 
 
 WRITERS = {
-    "grid.png": lambda path: save_picture(path, labelled_grid(PICTURES, 2)),
+    "grid.png": lambda path: save_image(path, labelled_grid(PICTURES, 2)),
     "samples.npz": lambda path: save_npz(path, [PICTURES], 2),
     "000000.png": lambda path: save_pngs(path.parent, [PICTURES]),
     "last.ckpt": lambda path: AtomicCheckpointIO().save_checkpoint(WEIGHTS, path),
@@ -61,7 +61,7 @@ WRITERS = {
     "curves.png": lambda path: plots.learning_curves(
         path, {"group": [LOOKS]}, "step", {"a": "A", "b": "B"}, ("a", "b"), "title", "legend"
     ),
-    "table.pdf": lambda path: plots.picture_table(path, {"one": TABLE}, ["a", "b"], "title"),
+    "table.pdf": lambda path: plots.image_table(path, {"one": TABLE}, ["a", "b"], "title"),
     "scatter.svg": lambda path: plots.scatter(path, {"one": torch.eye(2)}, torch.tensor([0, 1]), ["a", "b"], "title"),
     "report.html": lambda path: write_html(path, report()),
     "stats.npz": lambda path: save_statistics(path, {"features": STATISTICS}, {}),

@@ -1,4 +1,4 @@
-"""Pictures at the borders: the uint8 conversion, grids, files."""
+"""Images at the borders: the uint8 conversion, grids, files."""
 
 import weakref
 
@@ -22,7 +22,7 @@ ALL = torch.arange(256, dtype=torch.uint8)
 GAP, HEADER = 4, 22
 
 
-def pictures(n, channels, side, seed=0):
+def random_images(n, channels, side, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
 
@@ -32,7 +32,7 @@ def test_all_values_survive_the_round_trip():
     assert torch.equal(to_uint8(to_float(ALL).double()), ALL)
 
 
-def test_float_pictures_span_minus_one_to_one():
+def test_float_images_span_minus_one_to_one():
     x = to_float(ALL)
     assert x.dtype == torch.float32
     assert x[0] == -1.0
@@ -57,16 +57,16 @@ def test_values_out_of_range_are_clamped(value, wanted, dtype):
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_values_that_are_not_finite_are_refused(value):
-    with pytest.raises(UserError, match="the pictures hold NaN or infinite values"):
+    with pytest.raises(UserError, match="the images hold NaN or infinite values"):
         to_uint8(torch.tensor([0.0, value]))
 
 
 @pytest.mark.parametrize(("channels", "mode"), [(1, "L"), (3, "RGB")])
-def test_pil_pictures_hold_the_same_pixels(channels, mode):
-    image = pictures(1, channels, 5)[0, :, :4]  # not square: height 4, width 5
-    picture = to_pil(image)
-    assert (picture.mode, picture.size) == (mode, (5, 4))
-    array = np.asarray(picture).reshape(4, 5, channels)
+def test_pil_images_hold_the_same_pixels(channels, mode):
+    image = random_images(1, channels, 5)[0, :, :4]  # not square: height 4, width 5
+    shown = to_pil(image)
+    assert (shown.mode, shown.size) == (mode, (5, 4))
+    array = np.asarray(shown).reshape(4, 5, channels)
     assert np.array_equal(array, image.permute(1, 2, 0).numpy())
 
 
@@ -75,7 +75,7 @@ def test_pil_pictures_hold_the_same_pixels(channels, mode):
 @pytest.mark.parametrize(("cell", "scale"), [(64, 8), (17, 2), (8, 1), (3, 1)])
 @pytest.mark.parametrize("named", [False, True])
 def test_a_grid_holds_the_right_pixels_at_the_right_places(channels, n, columns, rows, cell, scale, named):
-    images = pictures(n, channels, 8)
+    images = random_images(n, channels, 8)
     names = [str(i) for i in range(columns)] if named else ()
     grid = np.asarray(labelled_grid(images, columns, names, cell)).copy()
     side, top = 8 * scale, HEADER if named else 0
@@ -89,7 +89,7 @@ def test_a_grid_holds_the_right_pixels_at_the_right_places(channels, n, columns,
 
 
 def test_names_stand_above_their_columns():
-    images = pictures(8, 1, 8)
+    images = random_images(8, 1, 8)
     grid = np.asarray(labelled_grid(images, 4, ["cat", "", "a name far too long for its column", "dog"]))
     ink = (grid[:HEADER] < 128).any(axis=(0, 2))
     ends = [GAP + column * (64 + GAP) for column in range(5)]
@@ -100,7 +100,7 @@ def test_names_stand_above_their_columns():
 
 
 def test_names_differ_and_surplus_names_are_left_out():
-    images = pictures(2, 1, 8)
+    images = random_images(2, 1, 8)
     cat, dog = (np.asarray(labelled_grid(images, 2, [name, name])) for name in ("cat", "dog"))
     assert not np.array_equal(cat, dog)
     assert np.array_equal(cat, np.asarray(labelled_grid(images, 2, ["cat", "cat", "extra"])))
@@ -116,7 +116,7 @@ def test_a_grid_has_whole_turns_of_classes(classes, wanted, columns):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
-    images = pictures(5, channels, 8)[:, :, :6]
+    images = random_images(5, channels, 8)[:, :, :6]
     save_npz(tmp_path / "samples.npz", images.split(2), 5)
     with np.load(tmp_path / "samples.npz") as file:
         assert file.files == ["arr_0"]
@@ -126,7 +126,7 @@ def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
 
 
 def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
-    images, labels, alive = pictures(40, 3, 8), [*range(40)], []
+    images, labels, alive = random_images(40, 3, 8), [*range(40)], []
 
     def batches():
         for i in range(0, 40, 2):
@@ -143,10 +143,10 @@ def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
 
 def test_an_npz_is_whole_or_not_there(tmp_path):
     def stops():
-        yield pictures(2, 1, 8)
+        yield random_images(2, 1, 8)
         raise UserError("stopped")
 
-    for batches, error in ((stops(), UserError), ([pictures(2, 1, 8)], ValueError)):
+    for batches, error in ((stops(), UserError), ([random_images(2, 1, 8)], ValueError)):
         with pytest.raises(error):
             save_npz(tmp_path / "samples.npz", batches, 4)
         assert not (tmp_path / "samples.npz").exists()
@@ -154,7 +154,7 @@ def test_an_npz_is_whole_or_not_there(tmp_path):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
-    images = pictures(11, channels, 8)
+    images = random_images(11, channels, 8)
     save_pngs(tmp_path, images.split(4))
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"{i:06d}.png" for i in range(11)]
@@ -165,9 +165,9 @@ def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
 
 def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
     with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
-        save_pngs(tmp_path / "gone", [pictures(2, 1, 8)])
+        save_pngs(tmp_path / "gone", [random_images(2, 1, 8)])
 
 
 def test_a_name_is_written_smaller_before_it_is_cut():
-    whole, cut = (labelled_grid(pictures(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
+    whole, cut = (labelled_grid(random_images(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))

@@ -87,11 +87,11 @@ def test_the_command_of_the_readme_makes_a_grid(trained, tmp_path, monkeypatch):
 
 
 def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "pictures")
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "images")
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 12, "--out", "array.npz")
-    names = sorted(path.name for path in (tmp_path / "pictures").glob("*.png"))
+    names = sorted(path.name for path in (tmp_path / "images").glob("*.png"))
     assert names == [f"{i:06d}.png" for i in range(12)]
-    read = np.stack([np.asarray(Image.open(tmp_path / "pictures" / name)) for name in names])
+    read = np.stack([np.asarray(Image.open(tmp_path / "images" / name)) for name in names])
     assert np.array_equal(read[..., None], pixels(tmp_path / "array.npz"))
 
 
@@ -158,15 +158,15 @@ def test_the_bundled_checkpoint_is_what_its_card_says(tmp_path, monkeypatch):
     assert (tmp_path / "samples.png").exists()
 
 
-@pytest.mark.parametrize("out", ["samples.png", "samples.npz", "pictures"])
-def test_pictures_that_are_not_finite_are_not_written(trained, tmp_path, monkeypatch, capsys, out):
+@pytest.mark.parametrize("out", ["samples.png", "samples.npz", "images"])
+def test_images_that_are_not_finite_are_not_written(trained, tmp_path, monkeypatch, capsys, out):
     contents = torch.load(trained, weights_only=True)
     contents["callbacks"]["EMA"]["shadow"]["decoder_pred.weight"].fill_(3e38)
     torch.save(contents, tmp_path / "diverged.ckpt")
     with pytest.raises(SystemExit) as stop:
         sample(monkeypatch, tmp_path, "--ckpt", "diverged.ckpt", "--num", 2, "--out", out)
     assert stop.value.code == 2
-    assert "error: the pictures hold NaN or infinite values" in capsys.readouterr().err
+    assert "error: the images hold NaN or infinite values" in capsys.readouterr().err
     there = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert there <= {"diverged.ckpt", "sampling.json"}  # the latter says what the folder was to hold
 
@@ -255,7 +255,7 @@ def test_a_description_says_whether_pixels_are_clipped(trained, options, flags, 
     assert Sampled.from_options(trained, options(*flags)).describe()["clip"] is clips
 
 
-def test_an_array_has_the_classes_of_its_pictures(trained, tmp_path, monkeypatch):
+def test_an_array_has_the_classes_of_its_images(trained, tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "5", "--steps", "2", "--classes", "3,1", "--out", "a.npz")
     with np.load(tmp_path / "a.npz") as file:
         assert file["arr_1"].dtype == np.int64
@@ -302,14 +302,14 @@ def options():
     return lambda *words: parser.parse_args(words)
 
 
-def test_pictures_are_a_source_that_says_what_it_is(trained, options):
+def test_images_are_a_source_that_says_what_it_is(trained, options):
     sampled = Sampled.from_options(trained, options("--steps", "3", "--guidance", "2", "--seed", "5"))
     assert sampled.shape == (1, 8, 8)
     assert sampled.labels([9, 10, 13]) == [9, 0, 3]
-    together = sampled.pictures(range(7, 10))
+    together = sampled.images(range(7, 10))
     assert (together.dtype, tuple(together.shape)) == (torch.uint8, (3, 1, 8, 8))
     assert sampled.network_calls == 3 * 3 * 2
-    assert torch.equal(together[1:], sampled.pictures([8, 9]))
+    assert torch.equal(together[1:], sampled.images([8, 9]))
     assert sampled.name() == "ema_dpm++3_w2_seed5"
     described = json.loads(json.dumps(sampled.describe()))
     wanted = {
@@ -340,7 +340,7 @@ def test_random_labels_are_functions_of_seed_and_number(trained, options, classe
     assert counts.sum() == 3000
     assert 0 < ((counts - 3000 / len(wanted)) ** 2 / (3000 / len(wanted))).sum() < 30  # chi square, 9 or 2 degrees
     alone = Sampled.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
-    assert torch.equal(sampled.pictures([5]), alone.pictures([5])), "the picture is of its label"
+    assert torch.equal(sampled.images([5]), alone.images([5])), "the image is of its label"
     assert "_random-labels" in sampled.name()
     assert sampled.describe()["labels"].endswith("at random")
 

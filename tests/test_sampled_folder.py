@@ -1,4 +1,4 @@
-"""Folders of pictures: completed after a kill, never mixed, one program at a time."""
+"""Folders of images: completed after a kill, never mixed, one program at a time."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ def array(folder):
 
 @pytest.fixture
 def half(trained, tmp_path, monkeypatch):
-    """Options of a folder that lacks four of its ten pictures, and has the remains of one."""
+    """Options of a folder that lacks four of its ten images, and has the remains of one."""
     args = ["--ckpt", trained, "--steps", 2, "--out", "p"]
     sample(monkeypatch, tmp_path, *args, "--num", 10)
     for i in (0, 3, 7, 9):
@@ -50,7 +50,7 @@ def refused(capsys, *args):
 
 
 @pytest.mark.slow
-def test_a_killed_sampling_goes_on_with_the_missing_pictures(trained, tmp_path, monkeypatch, capsys):
+def test_a_killed_sampling_goes_on_with_the_missing_images(trained, tmp_path, monkeypatch, capsys):
     args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30]
     process = begin(tmp_path, *args, "--num", 2000, "--out", "p")
     await_files(tmp_path, "p/*.png", 3)
@@ -78,28 +78,28 @@ def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (["--seed", 1], "its pictures have seed 0, not 1"),
-        (["--steps", 3], "its pictures have steps 2, not 3"),
-        (["--guidance", 1], "its pictures have guidance 2.0, not 1.0"),
-        (["--classes", "1,2"], "its pictures have labels all 10 classes in turn, not classes 1,2 in turn"),
-        (["--weights", "raw"], "its pictures have weights ema, not raw"),
-        (["--num", 8], "it has pictures beyond --num 8, such as 000008.png"),
+        (["--seed", 1], "its images have seed 0, not 1"),
+        (["--steps", 3], "its images have steps 2, not 3"),
+        (["--guidance", 1], "its images have guidance 2.0, not 1.0"),
+        (["--classes", "1,2"], "its images have labels all 10 classes in turn, not classes 1,2 in turn"),
+        (["--weights", "raw"], "its images have weights ema, not raw"),
+        (["--num", 8], "it has images beyond --num 8, such as 000008.png"),
     ],
 )
-def test_pictures_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, capsys, change, reason):
+def test_images_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, capsys, change, reason):
     before = {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
     error = refused(capsys, monkeypatch, tmp_path, *half, "--num", 10, *change)
     assert error == f"error: --out p: {reason}: choose another folder"
     assert before == {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
 
 
-def test_pictures_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_path, monkeypatch, capsys):
+def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_path, monkeypatch, capsys):
     moved = tmp_path / "moved.ckpt"
     moved.write_bytes(half[1].read_bytes())
     sample(monkeypatch, tmp_path, "--ckpt", moved, *half[2:], "--num", 10)
     about = tmp_path / "p" / "sampling.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
-    assert f"its pictures have sha256 {'0' * 64}, not" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+    assert f"its images have sha256 {'0' * 64}, not" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
     for damage in ("{", "[1]", ""):
         about.write_text(damage)
         assert "p/sampling.json" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)

@@ -94,13 +94,13 @@ def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launc
 
 
 @pytest.mark.slow
-def test_pictures_become_latents_a_network_and_pictures_again(pictures, tmp_path):
+def test_images_become_latents_a_network_and_images_again(images, tmp_path):
     vae = save_tiny_vae(tmp_path / "vae")
-    encode = ["-m", "uvit_decay.data.latents", "encode", str(pictures), "latents", "--vae", "vae"]
+    encode = ["-m", "uvit_decay.data.latents", "encode", str(images), "latents", "--vae", "vae"]
     encode += ["--image-size", "64"]
     encoded = subprocess.run([sys.executable, *encode], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert encoded.returncode == 0, encoded.stderr
-    assert "latents: 22 pictures, 2 classes" in encoded.stdout
+    assert "latents: 22 images, 2 classes" in encoded.stdout
     config = str(ROOT / "configs" / "imagenet100_uvit_m_cond.yaml")
     small = ["--model.net.image_size=8", "--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2"]
     small += ["--model.net.num_classes=2", "--data.path=latents", "--data.classes=null", "--data.batch_size=8"]

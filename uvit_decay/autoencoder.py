@@ -87,7 +87,7 @@ class LatentSpace:
             UserError: no linear map has been fitted to these latents.
         """
         if self.rgb is None:
-            raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode pictures to fit one")
+            raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode images to fit one")
         weights = torch.tensor(self.rgb, device=x.device)
         rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
         return to_uint8(rgb)

@@ -32,7 +32,7 @@ def to_uint8(images: Tensor) -> Tensor:
     """
     if not images.isfinite().all():
         raise UserError(
-            "the pictures hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "
+            "the images hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "
             "guidance or another checkpoint"
         )
     return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
@@ -59,8 +59,8 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     canvas = Image.new("RGB", (columns * (side + gap) + gap, header + rows * (side + gap) + gap), "white")
     for i, image in enumerate(images):
         row, column = divmod(i, columns)
-        picture = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
-        canvas.paste(picture, (gap + column * (side + gap), header + gap + row * (side + gap)))
+        tile = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
+        canvas.paste(tile, (gap + column * (side + gap), header + gap + row * (side + gap)))
     draw = ImageDraw.Draw(canvas)
     for column, name in enumerate(names[:columns]):
         sizes = (ImageFont.load_default(size=size) for size in range(14, 8, -1))
@@ -94,16 +94,16 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
                 entry.write(batch.permute(0, 2, 3, 1).contiguous().cpu().numpy())
                 written += len(batch)
         if written != count:
-            raise ValueError(f"{written} pictures instead of {count}")
+            raise ValueError(f"{written} images instead of {count}")
         if labels is not None:
             with archive.open("arr_1.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
 
 
-def save_picture(path: Path, picture: Image.Image, sync: bool = True) -> None:
+def save_image(path: Path, image: Image.Image, sync: bool = True) -> None:
     """Write a PNG atomically; see `replacing`."""
     with replacing(path, sync) as file:
-        picture.save(file, "PNG")
+        image.save(file, "PNG")
 
 
 def png_name(number: int) -> str:
@@ -115,4 +115,4 @@ def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | 
     """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ..."""
     numbers = itertools.count() if numbers is None else numbers
     for number, image in zip(numbers, itertools.chain.from_iterable(batches), strict=False):
-        save_picture(folder / png_name(number), to_pil(image), sync=False)
+        save_image(folder / png_name(number), to_pil(image), sync=False)

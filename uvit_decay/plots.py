@@ -38,7 +38,7 @@ def heat_map(
 
     figure = Figure(figsize=(1.8 + 0.75 * len(columns), 1.4 + 0.42 * len(rows)), layout="constrained", dpi=120)
     axes = figure.add_subplot()
-    picture = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
+    image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(labels[0])
@@ -51,7 +51,7 @@ def heat_map(
             colour = "white" if value < dark else "black"
             axes.text(column, row, f"{value:.1f}", ha="center", va="center", fontsize=8, color=colour)
     axes.add_patch(Rectangle((marked[1] - 0.5, marked[0] - 0.5), 1, 1, fill=False, edgecolor="red", linewidth=2))
-    figure.colorbar(picture)
+    figure.colorbar(image)
     _save(figure, path)
 
 
@@ -120,16 +120,16 @@ def distinct(count: int) -> UInt8[Tensor, "count 3"]:
     return torch.tensor(colormaps["turbo"](torch.linspace(0, 1, count).numpy(), bytes=True)[:, :3])
 
 
-def picture_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
+def image_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
     """Save a table of RGB images of any sizes, drawn equally large without smoothing, with headings of `columns`."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows)), layout="constrained", dpi=120)
     table = figure.subplots(len(rows), len(columns), squeeze=False)
-    for j, (name, pictures) in enumerate(columns.items()):
+    for j, (name, images) in enumerate(columns.items()):
         table[0, j].set_title(name, fontsize=9)
-        for axes, picture in zip(table[:, j], pictures, strict=True):
-            axes.imshow(picture.numpy(), interpolation="nearest")
+        for axes, image in zip(table[:, j], images, strict=True):
+            axes.imshow(image.numpy(), interpolation="nearest")
             axes.set(xticks=[], yticks=[])
     for axes, name in zip(table[:, 0], rows, strict=True):
         axes.set_ylabel(name, fontsize=9)

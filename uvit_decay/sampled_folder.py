@@ -42,9 +42,7 @@ def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
     there = {path.name for path in folder.glob("*.png")}
     wanted = [png_name(i) for i in range(num)]
     if more := there.difference(wanted):
-        raise UserError(
-            f"--out {folder}: it has pictures beyond --num {num}, such as {min(more)}: choose another folder"
-        )
+        raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
     return [i for i, name in enumerate(wanted) if name not in there]
 
 
@@ -53,4 +51,4 @@ def _check_same(folder: Path, about: dict[str, Any]) -> None:
     for key in (*about, *found):
         here, there = about.get(key), found.get(key)
         if here != there and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
-            raise UserError(f"--out {folder}: its pictures have {key} {there}, not {here}: choose another folder")
+            raise UserError(f"--out {folder}: its images have {key} {there}, not {here}: choose another folder")

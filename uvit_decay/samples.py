@@ -21,8 +21,8 @@ from uvit_decay.diffusion.sampling import (
     Sampling,
     Source,
     estimated_seconds,
+    generate_uint8,
     image_evaluations,
-    pictures,
 )
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError, one_line
@@ -91,10 +91,10 @@ class Sampled:
         shape = (3, *(side * autoencoder.space.factor for side in source.shape[1:]))
         return replace(made, shape=shape, finish=autoencoder.decode, vae=autoencoder.space.vae)
 
-    def pictures(self, indices: Sequence[int]) -> Tensor:
+    def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
         with self._threads():
-            return pictures(self.source, self.sampling, indices, self.labels(indices), self.seed, self.finish)
+            return generate_uint8(self.source, self.sampling, indices, self.labels(indices), self.seed, self.finish)
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """Return the classes of samples i, functions of (seed, i) alone; None for an unconditional network."""

@@ -88,7 +88,7 @@ MISFITS = {
     "shape": (changed(norm__bias=torch.zeros(17)), r"its norm\.bias has the shape \(17,\), not \(16,\)"),
     "rank": (changed(pos_embed=torch.zeros(17, 16)), r"its pos_embed has the shape \(17, 16\)"),
     "nothing": (changed(patch_embed__proj__weight=torch.zeros(0, 3, 2, 2)), r"has the shape \(0, 3, 2, 2\)"),
-    "oblong": (changed(pos_embed=torch.zeros(1, 16, 16)), "15 positions for patches, which is no square picture"),
+    "oblong": (changed(pos_embed=torch.zeros(1, 16, 16)), "15 positions for patches, which is no square image"),
     "value": (changed(norm__bias=[0.0]), r"its norm\.bias is a list, not a tensor"),
 }
 
@@ -108,7 +108,7 @@ UNREADABLE = {
     "pickle": (pickle.dumps({"a": 1}), "is not a checkpoint, and such a file could run code: refused"),
     "code": (pickle.dumps(Code()), "is not a checkpoint, and such a file could run code: refused"),
     "bytes": (bytes(range(256)), "is not a checkpoint|truncated or not a checkpoint"),
-    "picture": (b"\x89PNG\r\n\x1a\n" + bytes(300), "is not a checkpoint|truncated or not a checkpoint"),
+    "image": (b"\x89PNG\r\n\x1a\n" + bytes(300), "is not a checkpoint|truncated or not a checkpoint"),
 }
 
 

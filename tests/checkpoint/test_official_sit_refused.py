@@ -42,7 +42,7 @@ MISFITS = {
     "shape": (changed(t_embedder__mlp__2__bias=torch.zeros(9)), r"its t_embedder\.mlp\.2\.bias has the shape \(9,\)"),
     "rank": (changed(pos_embed=torch.zeros(16, 16)), r"its pos_embed has the shape \(16, 16\)"),
     "nothing": (changed(x_embedder__proj__weight=torch.zeros(0, 4, 2, 2)), r"has the shape \(0, 4, 2, 2\)"),
-    "oblong": (changed(pos_embed=torch.zeros(1, 15, 16)), "15 positions for patches, which is no square picture"),
+    "oblong": (changed(pos_embed=torch.zeros(1, 15, 16)), "15 positions for patches, which is no square image"),
     "head": (changed(**HEAD), "but the head has 24 rows, a patch of 2x2x4 needs 16 or 32"),
     "bias": (changed(final_layer__linear__bias=torch.zeros(17)), r"its final_layer\.linear differ in rows"),
     "value": (changed(pos_embed=[0.0]), "its pos_embed is a list, not a tensor"),

@@ -1,4 +1,4 @@
-"""Tars of pictures: the layouts of ImageNet, what they may hold, and how they are refused."""
+"""Tars of images: the layouts of ImageNet, what they may hold, and how they are refused."""
 
 import gzip
 import io
@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from picture_noise import SIZE, class_tars, noise, tar_of, tarred, tree
+from image_noise import SIZE, class_tars, noise, tar_of, tarred, tree
 from PIL import Image
 
 from uvit_decay.data import archives
-from uvit_decay.data.image_files import list_pictures, read
+from uvit_decay.data.image_files import list_images, read
 from uvit_decay.runtime.errors import UserError
 
 SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"
@@ -29,14 +29,14 @@ def png(seed: int = 0) -> bytes:
 
 def fails(path: Path, *words: str) -> None:
     with pytest.raises(UserError) as caught:
-        list_pictures(path)
+        list_images(path)
     assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
     assert "\n" not in str(caught.value)
 
 
 def same(path: Path, folder: Path, pixels: int = SIZE) -> None:
-    """The pictures, classes and bytes of `path` are those of the folder."""
-    ours, theirs = list_pictures(path), list_pictures(folder)
+    """The images, classes and bytes of `path` are those of the folder."""
+    ours, theirs = list_images(path), list_images(folder)
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, theirs.class_names)
     assert torch.equal(read(ours, pixels, 3), read(theirs, pixels, 3))
     for member, (number, offset, size) in zip(ours.members, ours.spans.tolist(), strict=True):
@@ -76,7 +76,7 @@ def test_only_tars_of_the_classes_are_scanned(tmp_path):
     (tars / "n03.tar").write_text("damaged")
     for path in (tars, tarred(tars, tmp_path / "train.tar")):
         fails(path, "n03.tar: not a tar")
-        listing = list_pictures(path, ["n02"])
+        listing = list_images(path, ["n02"])
         assert (listing.members, listing.labels, listing.class_names) == (("n02/n02_1.JPEG",), (0,), ("n02",))
         assert read(listing, SIZE, 3).shape == (1, 3, SIZE, SIZE)
 
@@ -86,23 +86,23 @@ def test_class_folders_inside_of_inner_tars(tmp_path):
     tars.mkdir()
     tarred(tree(tmp_path / "one", ["cat/a.png"]), tars / "shard-0.tar")
     tarred(tree(tmp_path / "two", ["dog/b.png"]), tars / "shard-1.tar")
-    listing = list_pictures(tars, ["dog", "cat"])
+    listing = list_images(tars, ["dog", "cat"])
     assert listing.members == ("shard-0/cat/a.png", "shard-1/dog/b.png")
     assert (listing.labels, listing.class_names) == ((0, 1), ("cat", "dog"))
 
 
-def test_pictures_count_before_tars(tmp_path):
+def test_images_count_before_tars(tmp_path):
     folder = tree(tmp_path / "data", ["cat/a.png"])
     (folder / "backup.tar").write_text("whatever")
     (folder / "backup.tar.gz").write_text("whatever")
     for path in (folder, tarred(folder, tmp_path / "data.tar")):
-        assert list_pictures(path).members == ("cat/a.png",)
+        assert list_images(path).members == ("cat/a.png",)
 
 
 def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
     path = tarred(tree(tmp_path / "old", ["a.png"]), tmp_path / "data.tar")
     tarred(tree(tmp_path / "new", ["b.png", "a.png"]), path, mode="a")  # as `tar --append` does
-    listing = list_pictures(path)
+    listing = list_images(path)
     assert listing.members == ("a.png", "b.png")
     assert (read(listing, SIZE, 3)[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
 
@@ -116,7 +116,7 @@ def test_photographs(tmp_path):
     path = tmp_path / "photographs.tar"
     with tarfile.open(path, "w", dereference=True) as archive:
         archive.add(folder, "train")
-    ours, theirs = list_pictures(path), list_pictures(folder)
+    ours, theirs = list_images(path), list_images(folder)
     assert ours.class_names == theirs.class_names == tuple(sorted(os.listdir(folder)))
     assert torch.equal(read(ours, 64, 3), read(theirs, 64, 3))
 
@@ -127,11 +127,11 @@ def test_photographs(tmp_path):
 def test_a_scan_that_takes_long_shows_a_bar(tmp_path, capfd, monkeypatch):
     tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
     whole = tarred(tars, tmp_path / "train.tar")
-    list_pictures(whole)
+    list_images(whole)
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(archives, "_PATIENCE", 0.0)
     for path in (tars, whole):
-        list_pictures(path)
+        list_images(path)
         assert f"scanning {path.name}: " in capfd.readouterr().err
 
 
@@ -141,14 +141,14 @@ def test_no_file_stays_open(tmp_path):
     whole = tarred(tars, tmp_path / "train.tar")
     before = len(os.listdir("/proc/self/fd"))
     for path in (tars, whole):
-        read(list_pictures(path), SIZE, 3)
+        read(list_images(path), SIZE, 3)
         assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_tar_that_changes_after_it_was_listed(tmp_path):
     tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
     whole = tarred(tars, tmp_path / "train.tar")
-    listing, parts = list_pictures(whole), list_pictures(tars)
+    listing, parts = list_images(whole), list_images(tars)
     os.truncate(whole, listing.spans[:, 1].max() + 1)
     with pytest.raises(UserError, match=r"train.tar: 1 of 4 .* first is .*: the tar has become shorter"):
         read(listing, SIZE, 3)
@@ -177,19 +177,19 @@ def test_compressed_tars(tmp_path):
     fails(tarred(inner, tmp_path / "outer.tar"), "n01.tgz", "gunzip")
 
 
-def test_tars_without_pictures(tmp_path):
-    fails(tar_of(tmp_path / "empty.tar", {}), "no pictures", ".png")
-    fails(tar_of(tmp_path / "text.tar", {"cat/a.txt": b"text", "cat/.hidden.png": b"x"}), "no pictures", ".png")
+def test_tars_without_images(tmp_path):
+    fails(tar_of(tmp_path / "empty.tar", {}), "no images", ".png")
+    fails(tar_of(tmp_path / "text.tar", {"cat/a.txt": b"text", "cat/.hidden.png": b"x"}), "no images", ".png")
     folder = tree(tmp_path / "data", NAMES)
     tars = class_tars(folder, tmp_path / "tars")
     tar_of(tars / "n04.tar", {})
-    fails(tars, "n04.tar: no pictures")
-    fails(tarred(tars, tmp_path / "train.tar"), "train.tar/n04.tar: no pictures")
+    fails(tars, "n04.tar: no images")
+    fails(tarred(tars, tmp_path / "train.tar"), "train.tar/n04.tar: no images")
     ilsvrc = tmp_path / "ilsvrc"  # both official tars: which of them is meant?
     ilsvrc.mkdir()
     (tmp_path / "train.tar").rename(ilsvrc / "ILSVRC2012_img_train.tar")
     tar_of(ilsvrc / "ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00000001.JPEG": png()})
-    fails(ilsvrc, "ILSVRC2012_img_train.tar: no pictures", "point at it")
+    fails(ilsvrc, "ILSVRC2012_img_train.tar: no images", "point at it")
 
 
 def test_what_is_no_tar(tmp_path):
@@ -206,7 +206,7 @@ def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
         path.write_bytes(data[:length])
         fails(path, "cut short")
     path.write_bytes(data[: end + 512])
-    assert len(list_pictures(path).members) == 4
+    assert len(list_images(path).members) == 4
 
 
 def test_a_cut_inner_tar_is_noticed(tmp_path):
@@ -255,11 +255,11 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
             entry.type, entry.linkname = kind, str(secret)
             archive.addfile(entry)
     before = sorted(tmp_path.rglob("*"))
-    listing = list_pictures(path)
+    listing = list_images(path)
     assert listing.members == (str(secret), "cat/good.png")
     assert listing.class_names == ("cat", "secret")
-    for seed, picture in enumerate(read(listing, SIZE, 3), 1):  # what is in the tar, not what has that name on disk
-        assert (picture.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
+    for seed, image in enumerate(read(listing, SIZE, 3), 1):  # what is in the tar, not what has that name on disk
+        assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
     assert "hostile.tar: 2 links left out" in capfd.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
 

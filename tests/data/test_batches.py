@@ -9,7 +9,7 @@ from uvit_decay.runtime.errors import UserError
 
 
 def numbers(n):
-    """Pictures that show their own number."""
+    """Images that show their own number."""
     return InMemory(torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1), torch.arange(n))
 
 
@@ -20,7 +20,7 @@ def batches(n=50, batch_size=12, seed=0, rank=0, ranks=1, start=0, epochs=1, wor
     return [batch for _ in range(epochs) for batch in loader]
 
 
-def test_an_epoch_shows_each_picture_at_most_once_and_epochs_differ():
+def test_an_epoch_shows_each_image_at_most_once_and_epochs_differ():
     first, second = batches(epochs=2)[:4], batches(epochs=2)[4:]
     seen = torch.cat([batch.labels for batch in first])
     assert len(seen) == 48
@@ -29,7 +29,7 @@ def test_an_epoch_shows_each_picture_at_most_once_and_epochs_differ():
     assert [batch.number for batch in first + second] == list(range(8))
 
 
-def test_pictures_and_labels_belong_together():
+def test_images_and_labels_belong_together():
     for batch in batches():
         assert torch.equal(batch.images.flatten().long(), batch.labels)
 
@@ -80,30 +80,30 @@ def test_the_state_of_pieces_counts_whole_batches():
     assert starts == [0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
 
 
-def test_no_index_is_no_picture():
+def test_no_index_is_no_image():
     images, labels = InMemory(torch.zeros(9, 3, 4, 4, dtype=torch.uint8), torch.arange(9))[[]]
     assert (images.shape, labels.shape) == ((0, 3, 4, 4), (0,))
 
 
 def test_a_set_on_a_device_is_read_and_mirrored_there():
-    pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
-    for images, labels in (pictures[[4, 2]], pictures.mirrored([4, 2], torch.tensor([True, False]))):
+    dataset = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
+    for images, labels in (dataset[[4, 2]], dataset.mirrored([4, 2], torch.tensor([True, False]))):
         assert (images.device.type, images.shape, images.dtype) == ("meta", (2, 3, 4, 4), torch.uint8)
         assert labels.tolist() == [4, 2]
 
 
 @pytest.mark.parametrize(("ranks", "limit"), [(1, None), (2, None), (1, 3), (2, 2)])
-def test_half_of_the_pictures_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
-    pictures = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
+def test_half_of_the_images_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
+    images = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
     loaders = [
-        StepLoader(pictures, StepSampler(480, 24, 0, rank, ranks, True, limit), flip_seed=5) for rank in range(ranks)
+        StepLoader(images, StepSampler(480, 24, 0, rank, ranks, True, limit), flip_seed=5) for rank in range(ranks)
     ]
     mirrored = torch.empty(20, 24, dtype=torch.bool)
     for loader in loaders:
         for batch in loader:
             mirrored[batch.number, batch.first : batch.first + len(batch.images)] = batch.images[:, 0, 0, 0] == 1
     assert 200 < mirrored.sum() < 280
-    alone = StepLoader(pictures, StepSampler(480, 24, 0, 0, 1, True), flip_seed=5)
+    alone = StepLoader(images, StepSampler(480, 24, 0, 0, 1, True), flip_seed=5)
     assert torch.equal(mirrored, torch.stack([batch.images[:, 0, 0, 0] == 1 for batch in alone]))
 
 
@@ -134,7 +134,7 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
     ("batch_size", "ranks", "limit", "message"),
     [
         (12, 5, None, "not divisible by 5 devices"),
-        (51, 1, None, "larger than the 50 pictures"),
+        (51, 1, None, "larger than the 50 images"),
         (0, 1, None, "leave nothing"),
         (12, 1, 0, "device_batch_size must be at least 1"),
     ],
@@ -156,9 +156,9 @@ def test_the_digits_are_all_there():
 
 
 def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
-    pictures = InMemory(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), torch.arange(1000) // 100)
-    chosen = subset(pictures, 200, "probe")
-    assert chosen == subset(pictures, 200, "probe")
+    images = InMemory(torch.zeros(1000, 1, 1, 1, dtype=torch.uint8), torch.arange(1000) // 100)
+    chosen = subset(images, 200, "probe")
+    assert chosen == subset(images, 200, "probe")
     assert len(set(chosen)) == 200
-    assert pictures.labels[chosen].bincount(minlength=10).min() >= 8
-    assert subset(pictures, 1000, "probe") == list(range(1000))
+    assert images.labels[chosen].bincount(minlength=10).min() >= 8
+    assert subset(images, 1000, "probe") == list(range(1000))

@@ -210,7 +210,7 @@ def test_another_archive_is_refused_with_both_checksums(archive):
         ({**TRAIN, "data": TRAIN["data"].reshape(5, 3, 1024)}, "it is uint8 (5, 3, 1024)"),
         ({**TRAIN, "data": TRAIN["data"].astype(np.float32)}, "it is float32 (5, 3072)"),
         ({**TRAIN, "data": TRAIN["data"].tolist()}, "it is list"),
-        ({**TRAIN, "fine_labels": [0, 1, 2, 3]}, "5 pictures but 4 fine_labels"),
+        ({**TRAIN, "fine_labels": [0, 1, 2, 3]}, "5 images but 4 fine_labels"),
         ({**TRAIN, "fine_labels": [0, 1, 2, 3, 100]}, "0 to 100, but the meta file names 100 classes"),
         ({**TRAIN, "fine_labels": [0, 1, 2, 3, -1]}, "-1 to 3"),
         ({**TRAIN, "fine_labels": ["0", "1", "2", "3", "4"]}, "not a list of whole numbers"),

@@ -1,4 +1,4 @@
-"""Lists of classes: the bundled ones, files of one's own, and pictures of these classes alone."""
+"""Lists of classes: the bundled ones, files of one's own, and images of these classes alone."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT
-from picture_noise import SIZE, class_tars, tarred, tree, zipped
+from image_noise import SIZE, class_tars, tarred, tree, zipped
 
 from uvit_decay.data import Images
 from uvit_decay.data.classes import class_hash, class_list
-from uvit_decay.data.image_files import list_pictures, read, select
+from uvit_decay.data.image_files import list_images, read, select
 from uvit_decay.runtime.errors import UserError
 
 ORIGINAL = ROOT.parent / "shared" / "data" / "imagenet100-synsets.txt"
@@ -72,7 +72,7 @@ def test_hash():
     assert class_hash(("caf\udce9",)) == sha256(b"caf\xe9").hexdigest()  # a folder whose name is not UTF-8
 
 
-# --- pictures of these classes ---------------------------------------------------------------------------------------
+# --- images of these classes ---------------------------------------------------------------------------------------
 
 NAMES = ["bee/2.png", "ant/1.png", "dog/3.png", "cat/4.png", "bee/1.png", "dog/1.png"]
 
@@ -87,8 +87,8 @@ def places(tmp_path) -> list[Path]:
 
 def test_only_these_classes(places):
     for path in places:
-        listing = list_pictures(path)
-        for chosen in (list_pictures(path, ["dog", "bee"]), select(listing, ("bee", "dog"))):
+        listing = list_images(path)
+        for chosen in (list_images(path, ["dog", "bee"]), select(listing, ("bee", "dog"))):
             assert chosen.members == ("bee/1.png", "bee/2.png", "dog/1.png", "dog/3.png")
             assert (chosen.labels, chosen.class_names) == ((0, 0, 1, 1), ("bee", "dog"))
             rows = [listing.members.index(member) for member in chosen.members]
@@ -98,16 +98,16 @@ def test_only_these_classes(places):
 
 def test_the_label_is_the_rank_of_the_name_and_not_of_the_path(tmp_path):
     folder = tree(tmp_path / "data", ["a/zebra/1.png", "b/ant/1.png", "c/bee/1.png"])
-    assert list_pictures(folder).labels == (2, 0, 1)
-    assert list_pictures(folder, ["zebra", "bee"]).labels == (1, 0)
+    assert list_images(folder).labels == (2, 0, 1)
+    assert list_images(folder, ["zebra", "bee"]).labels == (1, 0)
 
 
-def test_classes_without_pictures(places, tmp_path):
+def test_classes_without_images(places, tmp_path):
     for path in places:
-        words = (f"{path}: no pictures of 2 of the 3 classes", "the first is cow;")
-        fails(list_pictures, path, ["eel", "bee", "cow"], words=words)
+        words = (f"{path}: no images of 2 of the 3 classes", "the first is cow;")
+        fails(list_images, path, ["eel", "bee", "cow"], words=words)
     flat = tree(tmp_path / "flat", ["a.png"])
-    fails(list_pictures, flat, ["bee"], words=("no pictures of 1 of the 1 classes", "bee"))
+    fails(list_images, flat, ["bee"], words=("no images of 1 of the 1 classes", "bee"))
 
 
 def test_images_of_a_class_list(places, tmp_path):

@@ -1,4 +1,4 @@
-"""Folders, zips and tars of pictures: how they are listed, read, and refused; test_archives.py has more of tars."""
+"""Folders, zips and tars of images: how they are listed, read, and refused; test_archives.py has more of tars."""
 
 import pickle
 from itertools import product
@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from picture_noise import SIZE, noise, tarred, tree, zipped
+from image_noise import SIZE, noise, tarred, tree, zipped
 from torch.utils.data import DataLoader, Dataset
 
-from uvit_decay.data.image_files import Listing, list_pictures, read
+from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError
 
 
 def fails(path: Path, *words: str) -> None:
     with pytest.raises(UserError) as caught:
-        list_pictures(path)
+        list_images(path)
     assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
     assert "\n" not in str(caught.value)
 
@@ -27,29 +27,29 @@ CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
 
 def test_folder_zip_and_tar_are_the_same(tmp_path):
     folder = tree(tmp_path / "data", CLASSES)
-    (folder / "cat" / "notes.txt").write_text("not a picture")
+    (folder / "cat" / "notes.txt").write_text("not an image")
     (folder / "labels.h5").write_bytes(b"PIL knows the extension but cannot decode it")
     for junk in (".hidden.png", "cat/._a.PNG", "__MACOSX/cat/a.png", ".git/x.png", "cat/Thumbs.db"):
         (folder / junk).parent.mkdir(parents=True, exist_ok=True)
         (folder / junk).write_bytes(b"junk")
-    listing = list_pictures(folder)
+    listing = list_images(folder)
     assert listing.members == ("ant/x.tiff", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "dog/b.png")
     assert listing.class_names == ("ant", "cat", "dog")
     assert listing.labels == (0, 1, 1, 2, 2)
     pixels = read(listing, SIZE, 3)
     assert (pixels[1].numpy() == noise(SIZE, SIZE, 3, seed=1).transpose(2, 0, 1)).all()
     for pack, prefix in product((zipped, tarred), ("", "wrapper/", "./", "outer/inner/")):
-        other = list_pictures(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
+        other = list_images(pack(folder, tmp_path / f"{len(prefix)}.{pack.__name__}", prefix))
         assert other.members == tuple(prefix + member for member in listing.members)
         assert (other.labels, other.class_names) == (listing.labels, listing.class_names)
         assert torch.equal(read(other, SIZE, 3), pixels)
 
 
-def test_flat_pictures_have_no_classes(tmp_path):
+def test_flat_images_have_no_classes(tmp_path):
     folder = tree(tmp_path / "flat", ["b.png", "a.png"])
     expected = (("a.png", "b.png"), (0, 0), ())
     for path in (folder, str(folder), zipped(folder, tmp_path / "flat.zip"), tarred(folder, tmp_path / "flat.tar")):
-        listing = list_pictures(path)
+        listing = list_images(path)
         assert (listing.members, listing.labels, listing.class_names) == expected
 
 
@@ -57,7 +57,7 @@ def test_nested_folders_and_links(tmp_path):
     folder = tree(tmp_path / "nested", ["animals/cat/a.png", "things/car/b.png"])
     tree(tmp_path / "elsewhere", ["c.png"])
     (folder / "bee").symlink_to(tmp_path / "elsewhere")
-    listing = list_pictures(folder)
+    listing = list_images(folder)
     assert listing.class_names == ("bee", "car", "cat")
     assert listing.members == ("animals/cat/a.png", "bee/c.png", "things/car/b.png")
     assert listing.labels == (2, 0, 1)
@@ -75,11 +75,11 @@ def test_two_folders_for_one_class(tmp_path):
     fails(tarred(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
 
 
-def test_paths_that_are_no_sets_of_pictures(tmp_path):
+def test_paths_that_are_no_sets_of_images(tmp_path):
     fails(tmp_path / "missing", "no such")
     (tmp_path / "empty").mkdir()
-    fails(tmp_path / "empty", "no pictures", ".png")
-    fails(zipped(tmp_path / "empty", tmp_path / "empty.zip"), "no pictures", ".png")
+    fails(tmp_path / "empty", "no images", ".png")
+    fails(zipped(tmp_path / "empty", tmp_path / "empty.zip"), "no images", ".png")
     (tmp_path / "text.zip").write_text("not a zip")
     fails(tmp_path / "text.zip", "not a zip")
     (tmp_path / "text.txt").write_text("not a zip")
@@ -95,7 +95,7 @@ def test_paths_that_are_no_sets_of_pictures(tmp_path):
 def test_indices(tmp_path):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(150)])
     for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
-        listing = list_pictures(path)
+        listing = list_images(path)
         whole = read(listing, SIZE, 3)
         assert whole.shape == (150, 3, SIZE, SIZE)
         assert whole.dtype == torch.uint8
@@ -105,16 +105,16 @@ def test_indices(tmp_path):
 
 
 def test_progress_only_when_asked_or_long(tmp_path, capfd):
-    listing = list_pictures(tree(tmp_path / "data", ["a.png"]))
+    listing = list_images(tree(tmp_path / "data", ["a.png"]))
     read(listing, SIZE, 3)
     assert capfd.readouterr().err == ""
     read(listing, SIZE, 3, progress=True)
-    assert "reading pictures" in capfd.readouterr().err
+    assert "reading images" in capfd.readouterr().err
     read(listing, SIZE, 3, indices=[0] * 2001)
-    assert "reading pictures" in capfd.readouterr().err
+    assert "reading images" in capfd.readouterr().err
 
 
-def test_broken_pictures_are_counted_and_the_first_named(tmp_path):
+def test_broken_images_are_counted_and_the_first_named(tmp_path):
     folder = tree(tmp_path / "data", [f"cat/{i:02}.jpg" for i in range(40)], size=64)
     whole = (folder / "cat/07.jpg").read_bytes()
     (folder / "cat/07.jpg").write_bytes(whole[: len(whole) // 2])
@@ -122,13 +122,13 @@ def test_broken_pictures_are_counted_and_the_first_named(tmp_path):
     (folder / "cat/32.jpg").write_bytes(b"")
     for path in (folder, zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")):
         with pytest.raises(UserError) as caught:
-            read(list_pictures(path), SIZE, 3)
+            read(list_images(path), SIZE, 3)
         message = str(caught.value)
-        assert message.startswith(f"{path}: 3 of 40 pictures cannot be read; the first is cat/07.jpg: ")
+        assert message.startswith(f"{path}: 3 of 40 images cannot be read; the first is cat/07.jpg: ")
         assert "truncated" in message
         assert "\n" not in message
-        with pytest.raises(UserError, match="2 of 2 .* cat/31.jpg: not a picture that PIL knows .*kind of file"):
-            read(list_pictures(path), SIZE, 3, indices=[31, 32])
+        with pytest.raises(UserError, match="2 of 2 .* cat/31.jpg: not an image that PIL knows .*kind of file"):
+            read(list_images(path), SIZE, 3, indices=[31, 32])
 
 
 def test_damage_inside_a_zip_and_missing_files(tmp_path):
@@ -137,9 +137,9 @@ def test_damage_inside_a_zip_and_missing_files(tmp_path):
     data = bytearray(path.read_bytes())
     data[2000:2010] = bytes(10)  # in the middle of b.png, which was written first
     path.write_bytes(data)
-    with pytest.raises(UserError, match=r"1 of 2 pictures cannot be read; the first is b.png: "):
-        read(list_pictures(path), SIZE, 3)
-    listing = list_pictures(folder)
+    with pytest.raises(UserError, match=r"1 of 2 images cannot be read; the first is b.png: "):
+        read(list_images(path), SIZE, 3)
+    listing = list_images(folder)
     (folder / "a.png").unlink()
     with pytest.raises(UserError, match=r"1 of 2 .*a.png: .*No such file"):
         read(listing, SIZE, 3)
@@ -147,9 +147,9 @@ def test_damage_inside_a_zip_and_missing_files(tmp_path):
 
 def test_a_replaced_zip_is_read_anew(tmp_path):
     path = zipped(tree(tmp_path / "one", ["a.png"]), tmp_path / "data.zip")
-    assert list_pictures(path).members == ("a.png",)
+    assert list_images(path).members == ("a.png",)
     zipped(tree(tmp_path / "two", ["b.png", "c.png"]), path)
-    assert list_pictures(path).members == ("b.png", "c.png")
+    assert list_images(path).members == ("b.png", "c.png")
 
 
 class OneByOne(Dataset):
@@ -168,7 +168,7 @@ class OneByOne(Dataset):
 @pytest.mark.parametrize("pack", [zipped, tarred])
 def test_worker_processes(tmp_path, pack):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(120)])
-    listing = list_pictures(pack(folder, tmp_path / "packed"))
+    listing = list_images(pack(folder, tmp_path / "packed"))
     sent = pickle.loads(pickle.dumps(listing))
     assert sent == listing
     whole = read(listing, SIZE, 3)  # the parent's zip is open when the workers start

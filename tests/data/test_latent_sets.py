@@ -41,13 +41,13 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <pictures>"),
+        (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <images>"),
         (lambda f: (f / "manifest.json").write_text("{}"), "has layout version None"),
         (lambda f: (f / "manifest.json").write_text("text"), "cannot read .*manifest.json"),
         (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
         (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
         (lambda f: edit(f, count=23), "classes does not agree"),
-        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), r"\(22,\), the manifest 23 pictures"),
+        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), r"\(22,\), the manifest 23 images"),
         (lambda f: edit(f, classes={"cat": 10, "dog": 12}), "other labels than the manifest counts: the encode"),
         (lambda f: edit(f, shard_size=0), "shard_size does not agree"),
         (lambda f: edit(f, count=10**12, shard_size=1), "shard_size does not agree"),
@@ -130,10 +130,10 @@ def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
         read_all(folder)
 
 
-def test_folders_from_before_there_were_checksums_are_read(encoded, pictures, vae, tmp_path):
+def test_folders_from_before_there_were_checksums_are_read(encoded, image_dir, vae, tmp_path):
     folder, wanted = without_checksums(copied(encoded, tmp_path)), read_all(encoded)
     assert all(map(torch.equal, read_all(folder), wanted))
-    encode(pictures, folder, vae)
+    encode(image_dir, folder, vae)
     assert all(map(torch.equal, read_all(folder), wanted))
 
 
@@ -187,10 +187,10 @@ class Colours(torch.nn.Module):
         return torch.cat([places, places[:, :16]], 1)
 
 
-def test_samples_of_latents_are_judged_decoded_against_pictures(encoded, pictures, tmp_path):
+def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path):
     torch.jit.script(Colours()).save(tmp_path / "colours.pt")
     data = Latents(str(encoded), batch_size=11, num_workers=0)
-    judged = {"num": 12, "reference": str(pictures), "allow_few": True}
+    judged = {"num": 12, "reference": str(image_dir), "allow_few": True}
     with pytest.raises(UserError, match="latents need a reference"):
         fit(tmp_path / "without", data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12))
     fit(tmp_path, data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged))
@@ -200,7 +200,7 @@ def test_samples_of_latents_are_judged_decoded_against_pictures(encoded, picture
     assert any("not Inception's" in remark for remark in found["remarks"])
 
 
-def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, pictures, tmp_path, monkeypatch):
+def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, image_dir, tmp_path, monkeypatch):
     torch.jit.script(Colours()).save(tmp_path / "colours.pt")
     copies, on = [], Autoencoder.on
 
@@ -210,17 +210,17 @@ def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, pictures, t
         return copied
 
     monkeypatch.setattr(Autoencoder, "on", remembered)
-    judged = {"num": 12, "reference": str(pictures), "allow_few": True, "every_n_steps": 2}
+    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
     metrics = GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged)
     fit(tmp_path, Latents(str(encoded), batch_size=11, num_workers=0), metrics)
     gc.collect()
     assert [copied() for copied in copies] == [None, None]
 
 
-def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, pictures, vae, tmp_path):
+def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, image_dir, vae, tmp_path):
     _, checkpoint = fit(tmp_path / "a", Latents(str(encoded), batch_size=11, num_workers=0))
     fit(tmp_path / "b", Latents(str(encoded), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
-    other = encode(pictures, tmp_path / "other", save_tiny_vae(tmp_path / "vae", seed=1))
+    other = encode(image_dir, tmp_path / "other", save_tiny_vae(tmp_path / "vae", seed=1))
     with pytest.raises(UserError, match="the checkpoint has latents with sha256 .* other "):
         fit(tmp_path / "c", Latents(str(other), batch_size=11, num_workers=0), max_steps=6, ckpt_path=checkpoint)
 
@@ -239,10 +239,10 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line_by_training_and_
         assert "\n" not in str(error.value)
 
 
-def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, pictures, vae, tmp_path):
+def test_latents_that_do_not_fit_the_config_are_refused_with_both_values(encoded, image_dir, vae, tmp_path):
     with pytest.raises(UserError, match=r"of its folders \(sha256 \w+\), the config wants imagenet-100/cmc \(\w+\)"):
         Latents(str(encoded), classes="imagenet-100/cmc", batch_size=11).load()
-    larger = encode(pictures, tmp_path / "larger", vae, "--image-size", "64")
+    larger = encode(image_dir, tmp_path / "larger", vae, "--image-size", "64")
     with pytest.raises(UserError, match="image_size 32, .*larger 64"):
         Latents(str(encoded), str(larger), batch_size=11).load()
     with pytest.raises(UserError, match="the data have image_size 8, the network 4"):

@@ -18,7 +18,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.data.image_files import list_pictures, read
+from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.encode import describe
@@ -34,8 +34,8 @@ def contents(folder):
 # ---- what is stored
 
 
-def test_what_is_stored_is_what_the_autoencoder_says_of_each_picture_and_its_mirror(encoded, pictures, vae):
-    listing, found = list_pictures(pictures), Autoencoder(str(vae))
+def test_what_is_stored_is_what_the_autoencoder_says_of_each_image_and_its_mirror(encoded, image_dir, vae):
+    listing, found = list_images(image_dir), Autoencoder(str(vae))
     images, stored = read(listing, SIZE, 3), open_set(encoded)
     every = list(range(COUNT))
     for side, shown in enumerate((images, images.flip(-1))):
@@ -45,9 +45,9 @@ def test_what_is_stored_is_what_the_autoencoder_says_of_each_picture_and_its_mir
         assert labels.tolist() == list(listing.labels)
 
 
-def test_decoding_the_mirrors_latents_gives_the_mirrored_picture_and_flipped_latents_do_not(encoded, pictures, vae):
+def test_decoding_the_mirrors_latents_gives_the_mirrored_image_and_flipped_latents_do_not(encoded, image_dir, vae):
     found, stored = Autoencoder(str(vae)), open_set(encoded)
-    images = read(list_pictures(pictures), SIZE, 3, [5])
+    images = read(list_images(image_dir), SIZE, 3, [5])
     plain, _ = stored[[5]]
     mirrored, _ = stored.mirrored([5], torch.tensor([True]))
     wanted = found.decode(found.space.mean(found.encode(images.flip(-1)))).int()
@@ -68,24 +68,24 @@ def test_the_manifest_says_how_the_latents_were_made(encoded, vae):
     assert found.statistics.std == pytest.approx(spread.tolist(), rel=1e-5)
 
 
-def test_the_linear_map_is_the_least_squares_fit(encoded, pictures):
+def test_the_linear_map_is_the_least_squares_fit(encoded, image_dir):
     found = manifests.read(encoded)
     x = found.latents.mean(open_set(encoded)[list(range(COUNT))][0])
-    images = read(list_pictures(pictures), SIZE, 3).float() / 127.5 - 1
+    images = read(list_images(image_dir), SIZE, 3).float() / 127.5 - 1
     y = torch.nn.functional.avg_pool2d(images, 8).movedim(1, -1).reshape(-1, 3)
     design = torch.cat([x.movedim(1, -1).reshape(-1, 4), torch.ones(len(y), 1)], dim=1)
     fit = torch.linalg.lstsq(design.double(), y.double()).solution
     torch.testing.assert_close(torch.tensor(found.latents.rgb), fit.float(), rtol=1e-3, atol=1e-3)
 
 
-def test_bfloat16_is_stored_when_asked_for(pictures, vae, tmp_path):
-    stored = open_set(encode(pictures, tmp_path / "x", vae, "--dtype", "bfloat16"))
+def test_bfloat16_is_stored_when_asked_for(image_dir, vae, tmp_path):
+    stored = open_set(encode(image_dir, tmp_path / "x", vae, "--dtype", "bfloat16"))
     assert stored[[0]][0].dtype == torch.bfloat16
 
 
-def test_a_class_list_chooses_the_pictures_and_is_recorded(pictures, vae, tmp_path):
+def test_a_class_list_chooses_the_images_and_is_recorded(image_dir, vae, tmp_path):
     (tmp_path / "dogs.txt").write_text("dog\n")
-    found = manifests.read(encode(pictures, tmp_path / "x", vae, "--classes", str(tmp_path / "dogs.txt")))
+    found = manifests.read(encode(image_dir, tmp_path / "x", vae, "--classes", str(tmp_path / "dogs.txt")))
     assert found.classes == {"dog": 11}
     assert found.class_list == str(tmp_path / "dogs.txt")
 
@@ -93,25 +93,25 @@ def test_a_class_list_chooses_the_pictures_and_is_recorded(pictures, vae, tmp_pa
 # ---- resumption
 
 
-def test_encoding_again_changes_nothing(encoded, pictures, vae):
+def test_encoding_again_changes_nothing(encoded, image_dir, vae):
     before = contents(encoded)
-    encode(pictures, encoded, vae)
+    encode(image_dir, encoded, vae)
     assert contents(encoded) == before
 
 
-def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(encoded, pictures, vae, tmp_path):
-    again = encode(pictures, tmp_path / "again", vae)
+def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(encoded, image_dir, vae, tmp_path):
+    again = encode(image_dir, tmp_path / "again", vae)
     for name in ("shard-00002-of-00006.safetensors", "shard-00005-of-00006.safetensors"):
         (again / name).rename(again / f".{name}.0123abcd.partial")
     (again / "manifest.json").write_bytes((encoded / "manifest.json").read_bytes())
-    encode(pictures, again, vae)
+    encode(image_dir, again, vae)
     assert contents(again) == contents(encoded)
 
 
 @pytest.mark.slow
-def test_a_killed_encoder_goes_on_and_makes_the_same_bytes(encoded, pictures, vae, tmp_path):
+def test_a_killed_encoder_goes_on_and_makes_the_same_bytes(encoded, image_dir, vae, tmp_path):
     target = tmp_path / "killed"
-    command = [sys.executable, "-m", "uvit_decay.data.latents", "encode", str(pictures), str(target)]
+    command = [sys.executable, "-m", "uvit_decay.data.latents", "encode", str(image_dir), str(target)]
     command += ["--vae", str(vae), *FLAGS]
     slowed = f"""
 import runpy, sys, time
@@ -139,9 +139,9 @@ runpy.run_module("uvit_decay.data.latents", run_name="__main__")
 
 
 @pytest.mark.slow
-def test_two_processes_make_the_same_bytes_as_one(encoded, pictures, vae, tmp_path):
+def test_two_processes_make_the_same_bytes_as_one(encoded, image_dir, vae, tmp_path):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
-    command += ["uvit_decay.data.latents", "encode", str(pictures), str(tmp_path / "two"), "--vae", str(vae), *FLAGS]
+    command += ["uvit_decay.data.latents", "encode", str(image_dir), str(tmp_path / "two"), "--vae", str(vae), *FLAGS]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "1 of 2" in result.stderr
@@ -158,22 +158,22 @@ def test_two_processes_make_the_same_bytes_as_one(encoded, pictures, vae, tmp_pa
         (["--image-size", "36"], "--image-size 36 is not a multiple of 8"),
         (["--shard-size", "0"], "must be at least 1"),
         (["--workers", "-1"], "--workers must be at least 0"),
-        (["--classes", "imagenet-100/cmc"], "no pictures of 100 of the 100 classes"),
+        (["--classes", "imagenet-100/cmc"], "no images of 100 of the 100 classes"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, pictures, vae, flags, message):
+def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, image_dir, vae, flags, message):
     before = contents(encoded)
     with pytest.raises(UserError, match=message):
-        encode(pictures, encoded, vae, *flags)
+        encode(image_dir, encoded, vae, *flags)
     assert contents(encoded) == before
 
 
-def test_shards_that_nobody_accounts_for_are_refused(encoded, pictures, vae, tmp_path):
+def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tmp_path):
     for name in os.listdir(encoded):
         (tmp_path / name).write_bytes((encoded / name).read_bytes())
     (tmp_path / "manifest.json").unlink()
     with pytest.raises(UserError, match="holds shards but no manifest.json"):
-        encode(pictures, tmp_path, vae)
+        encode(image_dir, tmp_path, vae)
 
 
 @pytest.mark.parametrize(
@@ -185,10 +185,10 @@ def test_shards_that_nobody_accounts_for_are_refused(encoded, pictures, vae, tmp
         *(lambda path, name=name: flip(path, name) for name in ("moments", "labels", "rows", "pixels")),
     ],
 )
-def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, pictures, vae, tmp_path, damage, capsys):
+def test_a_damaged_shard_is_made_anew_with_a_remark(encoded, image_dir, vae, tmp_path, damage, capsys):
     folder = copied(encoded, tmp_path)
     damage(folder / "shard-00001-of-00006.safetensors")
-    encode(pictures, folder, vae)
+    encode(image_dir, folder, vae)
     said = [line for line in capsys.readouterr().err.splitlines() if "made anew" in line]
     assert len(said) == 1
     assert "shard-00001-of-00006.safetensors" in said[0]
@@ -218,69 +218,69 @@ def flip(path, name):
         lambda tensors, metadata: metadata.update(sums=metadata["sums"].replace("0.", "NaN, 0.", 1)),
     ],
 )
-def test_a_wrong_shard_without_checksums_is_made_anew(encoded, pictures, vae, tmp_path, damage, capsys):
+def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, tmp_path, damage, capsys):
     folder = without_checksums(copied(encoded, tmp_path))
     path = folder / "shard-00001-of-00006.safetensors"
     metadata, tensors = load_tensors(path)
     tensors = {name: tensor.clone() for name, tensor in tensors.items()}
     damage(tensors, metadata)
     path.write_bytes(save(tensors, metadata or None))
-    encode(pictures, folder, vae)
+    encode(image_dir, folder, vae)
     assert capsys.readouterr().err.count("made anew") == 1
     assert contents(folder)[path.name] == contents(encoded)[path.name]
 
 
-def test_other_pictures_of_the_same_names_are_refused_and_nothing_is_lost(encoded, pictures, vae, tmp_path):
+def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded, image_dir, vae, tmp_path):
     """Also of the same sizes in bytes, and times of change: the pixels tell."""
     folder, others = copied(encoded, tmp_path / "latents"), tmp_path / "others"
     (folder / "shard-00005-of-00006.safetensors").unlink()
-    for path in pictures.rglob("*.png"):
-        target = others / path.relative_to(pictures)
+    for path in image_dir.rglob("*.png"):
+        target = others / path.relative_to(image_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
         with Image.open(path) as image:
             image.transpose(Image.Transpose.ROTATE_180).save(target)
     before = contents(folder)
-    with pytest.raises(UserError, match="others: cat/.*png is another picture than .*shard-00000.* was made of"):
+    with pytest.raises(UserError, match="others: cat/.*png is another image than .*shard-00000.* was made of"):
         encode(others, folder, vae)
     assert contents(folder) == before
 
 
-def test_latents_do_not_go_among_the_pictures(pictures, vae):
-    for target in (pictures, pictures / "latents"):
-        with pytest.raises(UserError, match="is the pictures' own folder, or in it"):
-            encode(pictures, target, vae)
-    assert not (pictures / "latents").exists()
+def test_latents_do_not_go_among_the_images(image_dir, vae):
+    for target in (image_dir, image_dir / "latents"):
+        with pytest.raises(UserError, match="is the images' own folder, or in it"):
+            encode(image_dir, target, vae)
+    assert not (image_dir / "latents").exists()
 
 
-def test_the_spelling_of_a_class_list_does_not_matter(pictures, vae, tmp_path, monkeypatch):
+def test_the_spelling_of_a_class_list_does_not_matter(image_dir, vae, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.txt").write_text("dog\n")
-    encode(pictures, tmp_path / "x", vae, "--classes", "c.txt")
-    encode(pictures, tmp_path / "x", vae, "--classes", "./c.txt")
+    encode(image_dir, tmp_path / "x", vae, "--classes", "c.txt")
+    encode(image_dir, tmp_path / "x", vae, "--classes", "./c.txt")
 
 
-def test_a_disk_that_is_too_small_is_found_first(pictures, vae, tmp_path, monkeypatch):
+def test_a_disk_that_is_too_small_is_found_first(image_dir, vae, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
     with pytest.raises(UserError, match="the latents need 0.0 GiB, the disk has 0.0"):
-        encode(pictures, tmp_path / "x", vae)
+        encode(image_dir, tmp_path / "x", vae)
 
 
-def test_another_autoencoder_or_other_pictures_are_refused(encoded, pictures, vae, tmp_path):
+def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae, tmp_path):
     with pytest.raises(UserError, match="was encoded with sha256 "):
-        encode(pictures, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
+        encode(image_dir, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / "0.png").write_bytes(next(pictures.rglob("*.png")).read_bytes())
-    with pytest.raises(UserError, match="was encoded with pictures "):
+    (tmp_path / "cat" / "0.png").write_bytes(next(image_dir.rglob("*.png")).read_bytes())
+    with pytest.raises(UserError, match="was encoded with images "):
         encode(tmp_path, encoded, vae)
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
-    pictures, vae, tmp_path, workers
+def test_a_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
+    image_dir, vae, tmp_path, workers
 ):
-    folder = tmp_path / "pictures"
-    for path in pictures.rglob("*.png"):
-        target = folder / path.relative_to(pictures)
+    folder = tmp_path / "images"
+    for path in image_dir.rglob("*.png"):
+        target = folder / path.relative_to(image_dir)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
     (folder / "dog" / "21.png").write_bytes(b"broken")
@@ -290,13 +290,13 @@ def test_a_picture_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_
     assert len(list((tmp_path / "x").glob("shard-*"))) == 5
 
 
-def test_latents_that_are_not_finite_are_refused(pictures, vae, tmp_path):
+def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     found = Autoencoder(str(vae))
     found.net.quant_conv.bias.data.fill_(1e6)
-    listing = list_pictures(pictures)
+    listing = list_images(image_dir)
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
     plan = describe(listing, found.space, None, **settings)
-    with pytest.raises(UserError, match="latents of pictures 0 to 2 are not finite in float16: try --dtype bfloat16"):
+    with pytest.raises(UserError, match="latents of images 0 to 2 are not finite in float16: try --dtype bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
 
 
@@ -310,10 +310,10 @@ def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
     net = AutoencoderKL(**kinds, block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4)
     assert sum(parameter.numel() for parameter in net.parameters()) == 83_653_863
     net.save_pretrained(tmp_path / "vae")
-    (tmp_path / "pictures" / "cat").mkdir(parents=True)
-    Image.effect_noise((80, 64), 60).save(tmp_path / "pictures" / "cat" / "0.png")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    Image.effect_noise((80, 64), 60).save(tmp_path / "images" / "cat" / "0.png")
     flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
-    main(["encode", str(tmp_path / "pictures"), str(tmp_path / "latents"), *flags])
+    main(["encode", str(tmp_path / "images"), str(tmp_path / "latents"), *flags])
     found = Autoencoder(str(tmp_path / "vae"))
     moments, _ = open_set(tmp_path / "latents")[[0]]
     assert moments.shape == (1, 8, 8, 8)

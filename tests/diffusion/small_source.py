@@ -13,7 +13,7 @@ PATH = VP()
 
 
 def network(**options):
-    """A U-ViT whose random output depends strongly on the picture, the time and the label."""
+    """A U-ViT whose random output depends strongly on the image, the time and the label."""
     torch.manual_seed(0)
     sizes = dict(image_size=8, patch_size=4, channels=2, dim=32, depth=2, heads=2, num_classes=CLASSES)
     sizes["time_scale"] = 100.0  # at 999, untrained, it turns so fast with t that dopri5 takes 400 evaluations

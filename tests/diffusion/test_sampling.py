@@ -12,7 +12,7 @@ from small_source import LABELS, NET, SHAPE, few, images, network, source
 from uvit_decay.diffusion import sampling as generating
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Counted, Sampling, estimated_seconds, generate, pictures
+from uvit_decay.diffusion.sampling import Counted, Sampling, estimated_seconds, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError
@@ -119,7 +119,7 @@ def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat
         return to_uint8(x)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = pictures(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, finish)
+        found = generate_uint8(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, finish)
     assert seen == [(wanted, wanted)]
     assert torch.equal(found, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
 

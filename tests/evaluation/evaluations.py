@@ -27,7 +27,7 @@ def refused(monkeypatch, folder, capsys, *args) -> str:
     return line
 
 
-def digit_pictures(count: int, noise: float = 0.0) -> torch.Tensor:
+def digit_images(count: int, noise: float = 0.0) -> torch.Tensor:
     """The first digits, uint8 (n, 1, 8, 8), perhaps with noise."""
     pixels = torch.from_numpy(load_digits().images[:count] / 16 * 255).float()[:, None]
     blurred = pixels + noise * torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0))

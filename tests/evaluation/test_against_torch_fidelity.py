@@ -33,7 +33,7 @@ def smooth(seed: int, shift: float) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Weights, and two folders of pictures."""
+    """Weights, and two folders of images."""
     folder = tmp_path_factory.mktemp("inception")
     random_weights(folder / "inception.pth")
     for name, images in (("fake", smooth(1, 0.1)), ("real", smooth(2, 0.0))):

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT, run_script
-from evaluations import digit_pictures, evaluate, refused
+from evaluations import digit_images, evaluate, refused
 from PIL import Image
 
 from uvit_decay.image_io import save_npz, save_pngs
@@ -24,7 +24,7 @@ DIGITS = ["--reference", "digits:train", "--features", "digits"]
 @pytest.fixture(scope="module")
 def forms(tmp_path_factory):
     """150 noisy digits as a folder of PNGs, a zip, an array, and as JPEGs."""
-    folder, images = tmp_path_factory.mktemp("forms"), digit_pictures(150, 30)
+    folder, images = tmp_path_factory.mktemp("forms"), digit_images(150, 30)
     (folder / "pngs").mkdir()
     (folder / "jpegs").mkdir()
     save_pngs(folder / "pngs", [images])
@@ -74,15 +74,15 @@ def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsy
 
 def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "statistics", "digits:train", "--features", "digits", "--out", "stats.npz")
-    assert "1,437 pictures of digits-train" in capsys.readouterr().out
+    assert "1,437 images of digits-train" in capsys.readouterr().out
     with np.load(tmp_path / "stats.npz") as found:
         assert (found["mu"].shape, found["sigma"].shape, found["sigma"].dtype) == ((64,), (64, 64), np.float64)
         about = json.loads(str(found["about"]))
     assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
     base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fid"]
-    evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "pictures.json")
+    evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
     evaluate(monkeypatch, tmp_path, *base, "--reference", "stats.npz", "--out", "stats.json")
-    assert values(tmp_path, "pictures.json")["fid"] == pytest.approx(values(tmp_path, "stats.json")["fid"], rel=1e-12)
+    assert values(tmp_path, "images.json")["fid"] == pytest.approx(values(tmp_path, "stats.json")["fid"], rel=1e-12)
 
 
 def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
@@ -170,8 +170,8 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
     [
         (["--samples", "nowhere", *DIGITS], "nowhere: nothing there"),
         (["--samples", "digits:test", "--reference", "digits:train"], "Inception weights"),
-        (["--samples", "few.npz", *DIGITS], "few has 40 pictures: the covariance of 64 features needs more"),
-        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 pictures, these metrics need 2 or more"),
+        (["--samples", "few.npz", *DIGITS], "few has 40 images: the covariance of 64 features needs more"),
+        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 images, these metrics need 2 or more"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid is of Inception's own middle features"),
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
@@ -197,7 +197,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
 def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, message):
     monkeypatch.setattr("torch.hub._hub_dir", str(tmp_path / "hub"))
     monkeypatch.setattr("urllib.request.urlopen", no_network)
-    few = digit_pictures(40)
+    few = digit_images(40)
     save_npz(tmp_path / "few.npz", [few], 40)
     save_npz(tmp_path / "one.npz", [few[:1]], 1)
     save_npz(tmp_path / "rgb.npz", [few.expand(-1, 3, -1, -1)], 40)

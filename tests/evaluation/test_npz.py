@@ -9,7 +9,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from uvit_decay.evaluation.image_sources import OfArray
+from uvit_decay.evaluation.image_sources import ArrayImages
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
@@ -25,8 +25,8 @@ class Classifier(SmallClassifier):
         return "small-cnn-0"
 
 
-def read_pictures(path):
-    found = OfArray(path, 3)
+def read_images(path):
+    found = ArrayImages(path, 3)
     return [found.read(range(len(found))).numpy(), found.labels.numpy()]
 
 
@@ -36,8 +36,8 @@ def read_statistics(path):
     return [*(value.numpy() for value in found.statistics("features")[:2]), np.array(found.about["n"])]
 
 
-READ = {"pictures": read_pictures, "statistics": read_statistics}
-ARRAYS = {"pictures": {"arr_0": IMAGES, "arr_1": np.arange(6)}, "statistics": STATISTICS}
+READ = {"images": read_images, "statistics": read_statistics}
+ARRAYS = {"images": {"arr_0": IMAGES, "arr_1": np.arange(6)}, "statistics": STATISTICS}
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -100,7 +100,7 @@ def test_headers_that_do_not_fit_are_refused_before_memory_is_taken(tmp_path, sh
         archive.writestr("arr_0.npy", header(shape=shape, descr=descr) + IMAGES.tobytes())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(UserError, match=r"a\.npz"):
-        OfArray(tmp_path / "a.npz", 3)
+        ArrayImages(tmp_path / "a.npz", 3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
 
@@ -110,7 +110,7 @@ def test_headers_that_do_not_fit_are_refused_before_memory_is_taken(tmp_path, sh
 def test_labels_that_can_be_none_are_refused_at_once(tmp_path, labels):
     np.savez(tmp_path / "a.npz", arr_0=IMAGES, arr_1=labels)
     with pytest.raises(UserError, match="arr_1 must be labels, whole numbers from 0"):
-        OfArray(tmp_path / "a.npz", 3)
+        ArrayImages(tmp_path / "a.npz", 3)
 
 
 @pytest.mark.parametrize(

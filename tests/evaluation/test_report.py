@@ -15,17 +15,19 @@ from uvit_decay.evaluation.report import MEANINGS, Neighbours, Report, write_htm
 from uvit_decay.runtime.errors import UserError
 
 
-def pictures(*shape, seed=0):
+def random_images(*shape, seed=0):
     return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
 
 
-NEIGHBOURS = Neighbours(pictures(2, 3, 8, 8), pictures(2, 4, 3, 8, 8), torch.tensor([[5, 6, 7, 8.25], [1, 2, 3, 4]]))
+NEIGHBOURS = Neighbours(
+    random_images(2, 3, 8, 8), random_images(2, 4, 3, 8, 8), torch.tensor([[5, 6, 7, 8.25], [1, 2, 3, 4]])
+)
 REPORT = Report(
     title="Digits, step 2000",
     metrics={"fid": 3.1149, "is": 9.2, "is_std": 0.104, "kid": -0.000123, "precision": 0.71234, "odd one": 12.34567},
     protocol={"n": 2500, "samples": 50_000, "guidance": 1.5, "weights": "EMA", "seed": 2020, "cfg": None, "ok": True},
     remarks=("n = 2,500 is below 10,000: not comparable with published numbers",),
-    samples=pictures(12, 3, 8, 8),
+    samples=random_images(12, 3, 8, 8),
     columns=4,
     class_names=("a", "b", "c", "d"),
     neighbours=NEIGHBOURS,
@@ -60,7 +62,7 @@ def written(tmp_path, report):
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def without_pictures(text):
+def without_images(text):
     return re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "data:", text)
 
 
@@ -103,7 +105,7 @@ def test_every_metric_says_what_it_means(tmp_path, key):
     assert f"{meaning.name}  {0.5:.{meaning.decimals}f}  {meaning.phrase}; {meaning.better} is better" in page
 
 
-def test_the_pictures_are_inside(tmp_path):
+def test_the_images_are_inside(tmp_path):
     """A grid, and for each sample itself and its neighbours; the sample nearest to the reference comes first."""
     grid, *others = decoded(written(tmp_path, REPORT))
     assert grid.width > 4 * 64
@@ -112,14 +114,14 @@ def test_the_pictures_are_inside(tmp_path):
     assert torch.equal(first, NEIGHBOURS.samples[1])
 
 
-def test_grey_and_large_pictures(tmp_path):
-    large = Neighbours(pictures(1, 1, 300, 300), pictures(1, 2, 1, 300, 300), torch.rand(1, 2))
-    found = decoded(written(tmp_path, replace(REPORT, samples=pictures(4, 1, 8, 8), neighbours=large)))
-    assert [picture.size for picture in found[1:]] == [(128, 128)] * 3
+def test_grey_and_large_images(tmp_path):
+    large = Neighbours(random_images(1, 1, 300, 300), random_images(1, 2, 1, 300, 300), torch.rand(1, 2))
+    found = decoded(written(tmp_path, replace(REPORT, samples=random_images(4, 1, 8, 8), neighbours=large)))
+    assert [image.size for image in found[1:]] == [(128, 128)] * 3
 
 
 def test_it_needs_nothing_from_outside(tmp_path):
-    text = without_pictures(written(tmp_path, REPORT))
+    text = without_images(written(tmp_path, REPORT))
     page = Page(text)
     assert not {"script", "link", "iframe", "object", "a"} & set(page.tags)
     assert {value for name, value in page.attributes if name in ("src", "href")} == {"data:"}

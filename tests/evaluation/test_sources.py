@@ -1,4 +1,4 @@
-"""Pictures from anywhere: the same ones, whatever they come in, and one clear line for what is wrong."""
+"""Images from anywhere: the same ones, whatever they come in, and one clear line for what is wrong."""
 
 import json
 import zipfile
@@ -10,8 +10,8 @@ from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import Images
-from uvit_decay.evaluation.image_sources import OfSet
-from uvit_decay.evaluation.sources import open_data, open_pictures, open_reference
+from uvit_decay.evaluation.image_sources import DatasetImages
+from uvit_decay.evaluation.sources import open_data, open_images, open_reference
 from uvit_decay.image_io import save_npz, save_pngs
 from uvit_decay.runtime.errors import UserError
 
@@ -23,7 +23,7 @@ def images():
 
 @pytest.fixture
 def forms(images, tmp_path):
-    """The same pictures as a folder, a zip, an array and a compressed array."""
+    """The same images as a folder, a zip, an array and a compressed array."""
     (tmp_path / "folder").mkdir()
     save_pngs(tmp_path / "folder", [images])
     with zipfile.ZipFile(tmp_path / "zipped.zip", "w") as archive:
@@ -35,54 +35,54 @@ def forms(images, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["folder", "zipped.zip", "array.npz", "packed.npz"])
-def test_the_same_pictures_in_every_form(forms, images, name):
-    found = open_pictures(str(forms / name), 3)
+def test_the_same_images_in_every_form(forms, images, name):
+    found = open_images(str(forms / name), 3)
     assert (len(found), found.shape) == (12, (3, 16, 16))
     assert torch.equal(torch.cat([found.read(range(5)), found.read(range(5, 12))]), images)
-    assert found.identity() == open_pictures(str(forms / name), 3).identity()
+    assert found.identity() == open_images(str(forms / name), 3).identity()
     assert not found.lossy
 
 
 def test_an_array_without_compression_is_mapped_and_may_have_labels(forms):
-    found = open_pictures(str(forms / "array.npz"), 3)
+    found = open_images(str(forms / "array.npz"), 3)
     assert isinstance(found.array, np.memmap)
     assert found.labels.tolist() == list(range(12))
-    assert open_pictures(str(forms / "packed.npz"), 3).labels is None
+    assert open_images(str(forms / "packed.npz"), 3).labels is None
 
 
-def test_other_pictures_have_another_identity(forms, images):
-    before = open_pictures(str(forms / "folder"), 3).identity()
+def test_other_images_have_another_identity(forms, images):
+    before = open_images(str(forms / "folder"), 3).identity()
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).resize((16, 16)).save(forms / "folder" / "more.png")
-    assert open_pictures(str(forms / "folder"), 3).identity() != before
+    assert open_images(str(forms / "folder"), 3).identity() != before
 
 
 def test_data_sets_and_configurations(tmp_path):
-    train, test = open_pictures("digits:train", 1), open_pictures("digits:test", 1)
+    train, test = open_images("digits:train", 1), open_images("digits:test", 1)
     assert (len(train), len(test), train.name) == (1437, 360, "digits-train")
     assert train.class_names == tuple("0123456789")
     (tmp_path / "own.yaml").write_text("data:\n  class_path: uvit_decay.data.Digits\n")
-    configured = open_pictures(f"{tmp_path / 'own.yaml'}:test", 1)
+    configured = open_images(f"{tmp_path / 'own.yaml'}:test", 1)
     assert torch.equal(configured.read(range(360)), test.read(range(360)))
-    rgb = open_pictures("digits:test", 3)
+    rgb = open_images("digits:test", 3)
     assert torch.equal(rgb.read([7]), test.read([7]).expand(1, 3, 8, 8))
-    assert OfSet("part", train.images, 1, (), [5, 3]).read([1]).equal(train.read([3]))
+    assert DatasetImages("part", train.images, 1, (), [5, 3]).read([1]).equal(train.read([3]))
 
 
-def test_pictures_of_many_sizes_are_refused_or_cropped(forms, images):
-    picture = Image.fromarray(images[0].permute(1, 2, 0).numpy())
-    picture.resize((20, 24)).save(forms / "folder" / "z.png")
-    found = open_pictures(str(forms / "folder"), 3)
+def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
+    image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
+    image.resize((20, 24)).save(forms / "folder" / "z.png")
+    found = open_images(str(forms / "folder"), 3)
     with pytest.raises(UserError, match=r"z\.png: 20x24, not 16x16: --image-size"):
         found.read(range(13))
-    assert open_pictures(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
-    picture.resize((20, 24)).save(forms / "folder" / "0.png")
+    assert open_images(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
+    image.resize((20, 24)).save(forms / "folder" / "0.png")
     with pytest.raises(UserError, match=r"0\.png is 20x24, not square: --image-size"):
-        open_pictures(str(forms / "folder"), 3)
+        open_images(str(forms / "folder"), 3)
 
 
 def test_jpegs_are_told(tmp_path, images):
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).save(tmp_path / "a.JPG")
-    assert open_pictures(str(tmp_path), 3).lossy
+    assert open_images(str(tmp_path), 3).lossy
 
 
 def broken_npz(folder, **arrays):
@@ -104,7 +104,7 @@ def test_wrong_names(tmp_path, monkeypatch, name, message):
     (tmp_path / "own.yaml").write_text("model: 3\n")
     (tmp_path / "latents.yaml").write_text("data: {class_path: os.path.join}\n")
     with pytest.raises(UserError, match=message):
-        open_pictures(name, 3)
+        open_images(name, 3)
 
 
 @pytest.mark.parametrize(
@@ -117,27 +117,27 @@ def test_wrong_names(tmp_path, monkeypatch, name, message):
 )
 def test_wrong_arrays(tmp_path, arrays, message):
     with pytest.raises(UserError, match=message):
-        open_pictures(str(broken_npz(tmp_path, **arrays)), 3)
+        open_images(str(broken_npz(tmp_path, **arrays)), 3)
 
 
 def test_a_damaged_array_is_one_line(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 and no more")
     with pytest.raises(UserError, match=r"a\.npz cannot be read"):
-        open_pictures(str(tmp_path / "a.npz"), 3)
+        open_images(str(tmp_path / "a.npz"), 3)
 
 
-def test_references_are_statistics_pictures_or_both(tmp_path):
+def test_references_are_statistics_images_or_both(tmp_path):
     numbers = {"mu": np.zeros(4), "sigma": np.eye(4)}
     images = {"arr_0": np.zeros((2, 4, 4, 3), np.uint8)}
-    file, pictures = open_reference(str(broken_npz(tmp_path, **numbers)), 3)
+    file, reference = open_reference(str(broken_npz(tmp_path, **numbers)), 3)
     assert file.has("features")
-    assert pictures is None
-    file, pictures = open_reference(str(broken_npz(tmp_path, **numbers, **images)), 3)
+    assert reference is None
+    file, reference = open_reference(str(broken_npz(tmp_path, **numbers, **images)), 3)
     assert file.has("features")
-    assert len(pictures) == 2
-    file, pictures = open_reference(str(broken_npz(tmp_path, **images)), 3)
+    assert len(reference) == 2
+    file, reference = open_reference(str(broken_npz(tmp_path, **images)), 3)
     assert file is None
-    assert len(pictures) == 2
+    assert len(reference) == 2
     np.savez(tmp_path / "told.npz", **numbers, about=np.array(json.dumps({"n": 7})))
     assert open_reference(str(tmp_path / "told.npz"), 3)[0].statistics("features").n == 7
 
@@ -151,7 +151,9 @@ def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
     for size, split in ((16, "train"), (8, "train"), (16, "test")):
         data = Images(str(forms / "classes"), holdout=0.5, image_size=size, batch_size=1, memory_gb=0.0)
         data.setup()
-        found.append(OfSet("own", data.train if split == "train" else data.test, 3, data.class_names).identity())
+        found.append(
+            DatasetImages("own", data.train if split == "train" else data.test, 3, data.class_names).identity()
+        )
     assert found[0] != found[1] != found[2] != found[0]
 
 

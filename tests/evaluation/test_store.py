@@ -31,9 +31,9 @@ def store(tmp_path, features):
 def test_what_is_there_is_used_again(store, features):
     again = Store(store.folder, {"of": "something"}, PARTS)
     assert again.open() == [PARTS[1]]
-    again.add(PARTS[1], {"features": features[4:8], "pictures": PICTURES})
+    again.add(PARTS[1], {"features": features[4:8], "images": PICTURES})
     assert torch.equal(again.tensor("features"), features)
-    assert torch.equal(again.tensor("pictures"), PICTURES)
+    assert torch.equal(again.tensor("images"), PICTURES)
     moments = Moments(5)
     moments.update(features)
     assert torch.equal(again.statistics().cov, moments.compute().cov)
@@ -90,7 +90,7 @@ DAMAGE = {
     "less": lambda path: raw(path, calls=torch.tensor([7])),
     "more": lambda path: raw(path, features=torch.zeros(4, 5), logits=torch.zeros(4, 5)),
     "calls": lambda path: raw(path, features=torch.zeros(4, 5), calls=torch.zeros(4)),
-    "pictures": lambda path: raw(path, features=torch.zeros(4, 5), pictures=torch.zeros(5, 3, 2, 2).byte()),
+    "images": lambda path: raw(path, features=torch.zeros(4, 5), images=torch.zeros(5, 3, 2, 2).byte()),
     "empty": lambda path: path.write_bytes(b""),
 }
 

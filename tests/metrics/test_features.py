@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def digits():
-    """Train and test pictures and labels."""
+    """Train and test images and labels."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -57,7 +57,7 @@ def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
     assert not found.features.requires_grad
 
 
-def test_features_of_a_picture_do_not_depend_on_its_batch(classifier, digits):
+def test_features_of_a_image_do_not_depend_on_its_batch(classifier, digits):
     images = digits[2][:20]
     whole = classifier(images).features
     parts = torch.cat([classifier(part).features for part in images.split(7)])
@@ -94,7 +94,7 @@ def test_autocast_around_the_classifier_changes_nothing(classifier, digits):
         assert same(classifier(digits[2]), wanted)
 
 
-def test_the_classifier_takes_rgb_pictures(digits):
+def test_the_classifier_takes_rgb_images(digits):
     rgb = digits[0].expand(-1, 3, -1, -1)
     classifier = SmallClassifier(steps=5)
     classifier.prepare(rgb, digits[1], CPU)

@@ -137,7 +137,7 @@ def test_a_file_of_another_kind_is_a_user_error(kind, tmp_path):
         (Integers(), r"must give float \(2, d\) features, .* not torch.uint8 \(2, 192\)"),
         (Three(), r"must give float \(2, d\) features, .* not torch.float32 \(2, 3\), torch.float32 \(2, 3\), "),
         (Infinite(), "gives features or logits that are not finite"),
-        (WantsMore(), r"cannot take \(2, 3, 8, 8\) pictures: "),
+        (WantsMore(), r"cannot take \(2, 3, 8, 8\) images: "),
     ],
 )
 def test_a_network_that_gives_something_else_is_a_user_error(net, reason, tmp_path):

@@ -60,7 +60,7 @@ def close(one, other, limit=1e-5):
 
 
 def by_hand(theirs, x):
-    """Features of pictures that are 299x299 in [-1, 1] already, and the activations behind Mixed_6d's first branch."""
+    """Features of images that are 299x299 in [-1, 1] already, and the activations behind Mixed_6d's first branch."""
     kept = []
     handle = theirs.Mixed_6d.branch1x1.register_forward_hook(lambda module, args, output: kept.append(output))
     names = [name for name, _ in theirs.named_children() if name != "fc"]
@@ -88,7 +88,7 @@ def test_adm_is_the_extractor_of_torch_fidelity(theirs, photographs, found):
 
 
 def test_pytorch_fid_is_its_preprocessing_before_the_same_network(weights, theirs, photographs):
-    """As its inception.py does it: pictures in [0, 1], resized, then from (0, 1) to (-1, 1)."""
+    """As its inception.py does it: images in [0, 1], resized, then from (0, 1) to (-1, 1)."""
     extractor = prepared(weights, "pytorch-fid")
     x = F.interpolate(photographs.float().div(255), size=(299, 299), mode="bilinear", align_corners=False)
     assert close(extractor(photographs).features, by_hand(theirs, 2 * x - 1)[0])
@@ -112,7 +112,7 @@ def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photogr
     assert found.spatial.min() == 0
 
 
-def test_features_tell_pictures_apart(found, inception):
+def test_features_tell_images_apart(found, inception):
     assert found.features.shape == (2, inception.dim) == (2, 2048)
     assert found.logits.shape == (2, 1008)
     assert {x.dtype for x in found} == {torch.float32}
@@ -123,14 +123,14 @@ def test_features_tell_pictures_apart(found, inception):
     assert inception.channels == 3
 
 
-def test_grey_pictures_are_repeated_to_rgb_and_others_refused(inception, photographs):
+def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photographs):
     grey = photographs[:1, :1]
     assert same(inception(grey), inception(grey.expand(-1, 3, -1, -1)))
-    with pytest.raises(UserError, match=r"^inception-v3-adm takes RGB or grey pictures, these have 2 channels$"):
+    with pytest.raises(UserError, match=r"^inception-v3-adm takes RGB or grey images, these have 2 channels$"):
         inception(photographs[:, :2])
 
 
-def test_pictures_are_taken_a_few_at_a_time(inception, photographs, found, monkeypatch):
+def test_images_are_taken_a_few_at_a_time(inception, photographs, found, monkeypatch):
     monkeypatch.setattr("uvit_decay.metrics.extractors._AT_ONCE", 1)
     parts = inception(photographs)
     assert all(close(a, b) for a, b in zip(parts, found, strict=True))

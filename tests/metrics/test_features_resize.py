@@ -12,25 +12,25 @@ SIZES = [(8, 8), (32, 32), (64, 48), (299, 299), (420, 512)]
 
 
 @pytest.fixture(params=SIZES, ids=str)
-def pictures(request):
+def images(request):
     g = torch.Generator().manual_seed(0)
     return torch.randint(256, (2, 3, *request.param), generator=g, dtype=torch.uint8)
 
 
-def test_adm_is_torch_fidelity_bit_by_bit(pictures):
-    theirs = interpolate_bilinear_2d_like_tensorflow1x(pictures.float(), (SIZE, SIZE), align_corners=False)
-    assert torch.equal(RESIZE["adm"](pictures), (theirs - 128) / 128)
+def test_adm_is_torch_fidelity_bit_by_bit(images):
+    theirs = interpolate_bilinear_2d_like_tensorflow1x(images.float(), (SIZE, SIZE), align_corners=False)
+    assert torch.equal(RESIZE["adm"](images), (theirs - 128) / 128)
 
 
-def test_clean_is_pillow_on_float_channels(pictures):
+def test_clean_is_pillow_on_float_channels(images):
     """clean-fid's resizer: each channel as Pillow's mode F, bicubic, clipped and not rounded."""
     theirs = np.stack(
         [
             [np.asarray(Image.fromarray(c.float().numpy()).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for c in x]
-            for x in pictures
+            for x in images
         ]
     )
-    ours = RESIZE["clean"](pictures) * 128 + 128
+    ours = RESIZE["clean"](images) * 128 + 128
     assert np.abs(ours.numpy() - theirs.clip(0, 255)).max() < 1e-3 * 255
     assert ours.min() >= 0
     assert ours.max() <= 255

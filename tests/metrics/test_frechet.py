@@ -106,7 +106,7 @@ def test_streaming_is_one_batch(batch_size):
 
 
 @pytest.mark.parametrize(("n1", "n2", "d"), [(5, 7, 40), (2, 2, 10), (200, 10, 64), (10, 200, 64)])
-def test_fewer_pictures_than_features_need_no_regularisation(n1, n2, d):
+def test_fewer_images_than_features_need_no_regularisation(n1, n2, d):
     """The trace of the root is the sum of the singular values of A_1 A_2', S = A' A, which needs no covariance."""
     real, fake = features(n1, d, seed=1), features(n2, d, seed=2, shift=0.4)
     (m1, a1), (m2, a2) = ((x.mean(0), (x - x.mean(0)) / (len(x) - 1) ** 0.5) for x in (real.double(), fake.double()))
@@ -180,7 +180,7 @@ def test_it_is_the_one_of_torch_fidelity():
 
 
 def test_two_processes_find_what_one_finds(tmp_path):
-    """Uneven shards, another number of updates on each rank, a rank without pictures, and again after a reset."""
+    """Uneven shards, another number of updates on each rank, a rank without images, and again after a reset."""
     found = on_two_processes(moments_of_one_of_two, tmp_path)
     mean, cov = statistics(REAL)
     for name in ("uneven", "nothing on rank 1", "again"):
@@ -210,8 +210,8 @@ def plain(metric):
 
 
 @pytest.mark.parametrize("n", [0, 1])
-def test_fewer_than_two_pictures_are_a_user_error(n):
-    with pytest.raises(UserError, match=f"^the Frechet distance needs at least two pictures on each side, got {n}$"):
+def test_fewer_than_two_images_are_a_user_error(n):
+    with pytest.raises(UserError, match=f"^the Frechet distance needs at least two images on each side, got {n}$"):
         moments(REAL[:n]) if n else Moments(DIM).compute()
 
 

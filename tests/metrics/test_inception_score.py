@@ -42,13 +42,13 @@ def test_one_split_is_the_definition(n):
 
 
 @pytest.mark.parametrize("k", [2, 5, 10])
-def test_certain_and_balanced_pictures_score_the_number_of_classes(k):
+def test_certain_and_balanced_images_score_the_number_of_classes(k):
     score, spread = inception_score(one_hot(list(range(k)) * 20, k), splits=1)
     assert (score, spread) == (pytest.approx(k, rel=1e-6), 0.0)
 
 
 @pytest.mark.parametrize("z", [torch.zeros(30, 4), one_hot([2] * 30, 4), logits(1).expand(30, 10)])
-def test_pictures_that_are_all_alike_score_one(z):
+def test_images_that_are_all_alike_score_one(z):
     assert inception_score(z, splits=3) == (pytest.approx(1, abs=1e-6), pytest.approx(0, abs=1e-6))
 
 
@@ -59,7 +59,7 @@ def test_a_common_factor_in_the_logits_does_not_matter():
 
 @pytest.mark.parametrize("splits", [2, 5, 7])
 def test_splits_are_parts_of_a_fixed_order(splits):
-    """Numbers of splits that do not divide the number of pictures, too."""
+    """Numbers of splits that do not divide the number of images, too."""
     z = logits(100)
     order = np.random.RandomState(2020).permutation(100)  # noqa: NPY002
     cuts = [i * 100 // splits for i in range(splits + 1)]
@@ -90,12 +90,12 @@ def test_the_global_stream_is_left_alone_and_not_read():
 
 
 @pytest.mark.parametrize(("n", "splits"), [(0, 1), (9, 10), (1, 2)])
-def test_fewer_pictures_than_splits_are_a_user_error(n, splits):
+def test_fewer_images_than_splits_are_a_user_error(n, splits):
     with pytest.raises(UserError, match=f"^the Inception Score over {splits} splits needs .*, got {n}$"):
         inception_score(torch.zeros(n, 4), splits)
 
 
-def test_as_many_pictures_as_splits_are_enough():
+def test_as_many_images_as_splits_are_enough():
     assert inception_score(logits(10), 10) == (pytest.approx(1, abs=1e-6), pytest.approx(0, abs=1e-6))
 
 

@@ -62,10 +62,10 @@ def test_the_global_stream_is_left_alone():
 @pytest.mark.parametrize(
     ("real", "fake", "size", "reason"),
     [
-        (REAL, FAKE, 100, " draws subsets of 100 from 90 fake pictures: set subset_size to at most 90"),
-        (REAL[:60], FAKE, 80, " draws subsets of 80 from 60 real pictures: set subset_size to at most 60"),
+        (REAL, FAKE, 100, " draws subsets of 100 from 90 fake images: set subset_size to at most 90"),
+        (REAL[:60], FAKE, 80, " draws subsets of 80 from 60 real images: set subset_size to at most 60"),
         (REAL, FAKE, 1, ": subset_size must be at least 2, got 1"),
-        (REAL, FAKE[:, :4], 10, ": the real features have 16 numbers a picture, the fake ones 4; .*"),
+        (REAL, FAKE[:, :4], 10, ": the real features have 16 numbers an image, the fake ones 4; .*"),
         (REAL, FAKE * float("nan"), 10, ": the fake features hold NaN or infinity"),
         (REAL / 0, FAKE, 10, ": the real features hold NaN or infinity"),
     ],

@@ -52,8 +52,8 @@ def test_any_float_type(dtype):
 
 
 @pytest.mark.parametrize("gap", [0.0, 1e-6, 1e-4, 1e-2])
-def test_close_pictures_far_from_the_origin_lose_no_digits(gap):
-    """|x|^2 + |y|^2 - 2 x . y would; two equal pictures have a distance of exactly 0."""
+def test_close_images_far_from_the_origin_lose_no_digits(gap):
+    """|x|^2 + |y|^2 - 2 x . y would; two equal images have a distance of exactly 0."""
     x = 100 + features(50, 64).double()
     distances, indices = nearest(x + gap, x, 1)
     assert indices[:, 0].tolist() == list(range(50))
@@ -61,7 +61,7 @@ def test_close_pictures_far_from_the_origin_lose_no_digits(gap):
     torch.testing.assert_close(distances[:, 0], wanted, rtol=1e-5, atol=0)
 
 
-def test_pictures_that_are_all_alike_are_taken_a_few_at_a_time(monkeypatch):
+def test_images_that_are_all_alike_are_taken_a_few_at_a_time(monkeypatch):
     monkeypatch.setattr("uvit_decay.metrics.precision_recall.PAIRS_AT_ONCE", 100)
     distances, indices = nearest(torch.full((30, 16), 7.3), torch.full((40, 16), 7.3), 2)
     assert distances.eq(0).all()
@@ -114,7 +114,7 @@ def test_density_and_coverage_on_a_line():
 
 
 def test_one_mode_may_be_dense_and_cover_little():
-    """Every fake picture in the middle of the first of two clusters, k = 2 of its 4 radii reach it."""
+    """Every fake image in the middle of the first of two clusters, k = 2 of its 4 radii reach it."""
     real = torch.cat([line(0, 1, 2, 3), line(100, 101, 102, 103)])
     density, covered = density_coverage(real, line(1.5, 1.5, 1.5), k=2)
     assert density == pytest.approx(4 * 3 / (2 * 3))  # radii 2, 1, 1, 2 about 0, 1, 2, 3
@@ -133,14 +133,14 @@ def test_they_are_the_formulas_of_their_authors():
 @pytest.mark.parametrize(
     ("compare", "reason"),
     [
-        (lambda: precision_recall(REAL[:3], FAKE), "the 3 nearest neighbours .* more than 3 real pictures, got 3"),
-        (lambda: precision_recall(REAL, FAKE[:1]), "the 3 nearest neighbours .* more than 3 fake pictures, got 1"),
+        (lambda: precision_recall(REAL[:3], FAKE), "the 3 nearest neighbours .* more than 3 real images, got 3"),
+        (lambda: precision_recall(REAL, FAKE[:1]), "the 3 nearest neighbours .* more than 3 fake images, got 1"),
         (lambda: precision_recall(REAL, FAKE, k=0), "the 0 nearest .*"),
-        (lambda: density_coverage(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real pictures, got 1"),
-        (lambda: density_coverage(REAL, FAKE[:0]), "density and coverage need fake pictures, got none"),
-        (lambda: precision_recall(REAL, FAKE[:, :3]), "precision and recall: .* 16 numbers a picture, .* 3; .*"),
+        (lambda: density_coverage(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real images, got 1"),
+        (lambda: density_coverage(REAL, FAKE[:0]), "density and coverage need fake images, got none"),
+        (lambda: precision_recall(REAL, FAKE[:, :3]), "precision and recall: .* 16 numbers an image, .* 3; .*"),
         (lambda: density_coverage(REAL / 0, FAKE), "density and coverage: the real features hold NaN or infinity"),
-        (lambda: nearest(FAKE, REAL[:2], 3), "the 3 nearest .* at least 3 pictures to choose from, got 2"),
+        (lambda: nearest(FAKE, REAL[:2], 3), "the 3 nearest .* at least 3 images to choose from, got 2"),
     ],
 )
 def test_what_cannot_be_compared_is_a_user_error(compare, reason):

@@ -10,7 +10,7 @@ import uvit_reference
 
 @dataclass(frozen=True)
 class Kind:
-    """A network of depth 4 with 3 classes, for pictures of 16 patches."""
+    """A network of depth 4 with 3 classes, for images of 16 patches."""
 
     name: str
     reference: ModuleType

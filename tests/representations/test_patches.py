@@ -104,7 +104,7 @@ def test_what_has_no_components_is_refused(features, message):
 # ---- clusters
 
 
-def test_planted_groups_are_found_and_in_all_pictures_the_same():
+def test_planted_groups_are_found_and_in_all_images_the_same():
     features, labels = planted()
     found = spectral_clusters(features, 3, neighbours=10)
     assert found.eigenvectors.shape == (4, 25, 3)
@@ -155,21 +155,21 @@ def test_eigenvectors_solve_the_random_walk_and_lanczos_finds_the_same(monkeypat
 
 
 def test_neighbours_are_brute_forces():
-    """Of each patch: the k most similar ones of its own picture, and of the others."""
+    """Of each patch: the k most similar ones of its own image, and of the others."""
     features, _ = planted(n=3, p=7, noise=3.0)
     x = features.double().flatten(0, 1)
     x = torch.nn.functional.normalize(x - x.mean(0), dim=1)
-    picture = torch.arange(21) // 7
+    image = torch.arange(21) // 7
     wanted = torch.zeros(21, 21, dtype=torch.float64)
     for i, j in itertools.permutations(range(21), 2):
-        rivals = [k for k in range(21) if k != i and (picture[k] == picture[i]) == (picture[j] == picture[i])]
+        rivals = [k for k in range(21) if k != i and (image[k] == image[i]) == (image[j] == image[i])]
         rank = sorted(rivals, key=lambda k: -float(x[i] @ x[k])).index(j)
         if rank < 3 and x[i] @ x[j] > patches.FLOOR:
             wanted[i, j] = x[i] @ x[j]
     torch.testing.assert_close(torch.from_numpy(patches._affinity(features, 3).toarray()), (wanted + wanted.T) / 2)
 
 
-def test_a_single_picture_and_patches_without_neighbours_are_clustered():
+def test_a_single_image_and_patches_without_neighbours_are_clustered():
     features, labels = planted(n=1, p=60)
     features = features.double()
     features = torch.cat([features, features.mean(dim=(0, 1), keepdim=True)], dim=1)  # the mean: of no direction

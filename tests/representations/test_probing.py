@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 class Planted(torch.nn.Module):
-    """Five layers of noise; only layer 3, and only at t = 0.1, shows what the first pixel of the picture says."""
+    """Five layers of noise; only layer 3, and only at t = 0.1, shows what the first pixel of the image says."""
 
     stages = tuple(Stage(f"blocks.{i}", "encoder") for i in range(5))
     extras, dim, num_classes, null_label = 1, 12, 3, True
@@ -38,7 +38,7 @@ class Planted(torch.nn.Module):
 
 
 def planted_data(shuffled: bool) -> Digits:
-    """600 pictures of three classes whose first three pixels are the one-hot class."""
+    """600 images of three classes whose first three pixels are the one-hot class."""
     data, random = Digits(), torch.Generator().manual_seed(1)
     data.class_names = ("a", "b", "c")
     for split in ("train", "test"):
@@ -95,7 +95,7 @@ def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():
     assert (exact.protocol().get("precision"), half.protocol()["precision"]) == (None, "bf16")
 
 
-def test_the_script_writes_table_protocol_and_picture(trained, tmp_path, monkeypatch, capsys):
+def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypatch, capsys):
     options = ["--ckpt", trained, "--times", "0.05,0.3", "--max-train", 300, "--max-test", 100, "--out", "found"]
     evaluate(monkeypatch, tmp_path, "probe", *options)
     lines = (tmp_path / "found" / "probes.csv").read_text().splitlines()
@@ -141,7 +141,7 @@ def test_two_processes_find_the_same_grid(trained, tmp_path):
         (["--layers", "99"], "no layer 99: there are 0 to 3"),
         (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
         (["--max-test", "0"], "must be at least 1"),
-        (["--max-train", "7"], "20 nearest neighbours need as many training pictures"),
+        (["--max-train", "7"], "20 nearest neighbours need as many training images"),
     ],
 )
 def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):

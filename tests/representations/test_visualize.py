@@ -1,4 +1,4 @@
-"""Pictures of features: what is drawn is what the network sees, where it sees it, and masks fit their pictures."""
+"""Images of features: what is drawn is what the network sees, where it sees it, and masks fit their images."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ from uvit_decay import checkpoint
 from uvit_decay.data.image_files import centre_crop
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.sources import open_pictures
+from uvit_decay.evaluation.sources import open_images
 from uvit_decay.nn import UViT
 from uvit_decay.representations.masks import Masks
 from uvit_decay.representations.patch_features import PatchFeatures, on_grid
@@ -27,13 +27,13 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory):
-    """Two classes of 16 grey pictures, dark left and light right, or the other way, and masks that say where."""
+    """Two classes of 16 grey images, dark left and light right, or the other way, and masks that say where."""
     folder = tmp_path_factory.mktemp("halves")
     for i in range(16):
         values = np.zeros((8, 8), dtype=np.uint8)
         values[:, 4:] = 255
         mask = (values > 0).astype(np.uint8) * 3
-        for kind, content in (("pictures", values), ("masks", mask)):
+        for kind, content in (("images", values), ("masks", mask)):
             path = folder / kind / ("left", "right")[i % 2] / f"{i:02d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(content[:, :: -1 if i % 2 else 1].copy()).save(path)
@@ -64,8 +64,8 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     features = features_of(trained, "digits:test")
     (states,) = features.states([5, 2], [1, 2])
     assert states.shape == (2, 2, 16, 16)
-    x = features.pictures.read([5, 2]).float() / 127.5 - 1
-    noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
+    x = features.images.read([5, 2]).float() / 127.5 - 1
+    noise = normal("probe", 3, "images", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
         wanted = list(features.net.trunk(features.path.noised(x, noise, t), t))
@@ -80,9 +80,9 @@ def test_batches_change_nothing_and_later_blocks_never_run(trained, monkeypatch)
 
 
 def test_patches_lie_where_they_were():
-    picture = torch.arange(64.0).reshape(1, 1, 8, 8)
-    patches = torch.nn.functional.unfold(picture, 2, stride=2).mT.mean(dim=2)
-    assert torch.equal(on_grid(patches), torch.nn.functional.avg_pool2d(picture, 2)[0])
+    image = torch.arange(64.0).reshape(1, 1, 8, 8)
+    patches = torch.nn.functional.unfold(image, 2, stride=2).mT.mean(dim=2)
+    assert torch.equal(on_grid(patches), torch.nn.functional.avg_pool2d(image, 2)[0])
     large = on_grid(patches, 8)
     assert large.shape == (1, 8, 8)
     assert torch.equal(large[0, ::2, ::2], on_grid(patches)[0])
@@ -90,15 +90,15 @@ def test_patches_lie_where_they_were():
 
 
 def test_the_script_draws_digits(trained, tmp_path, monkeypatch, capsys):
-    options = ["--ckpt", trained, "--pictures", "digits:test", "--layer", "1,mid_block", "--views", "pca,spectral,tsne"]
+    options = ["--ckpt", trained, "--images", "digits:test", "--layer", "1,mid_block", "--views", "pca,spectral,tsne"]
     for out in ("a.png", "b.png"):
         evaluate(monkeypatch, tmp_path, "features", *options, "--fit", 20, "--points", 40, "--num", 3, "--out", out)
     output = capsys.readouterr().out
     assert "1 in_blocks.0: three components hold" in output
     assert "2 mid_block: three components hold" in output
-    assert "of the variance of 320 patches of 20 pictures" in output
-    assert "wrote a.png: 3 pictures of digits-test" in output
-    assert "wrote a_tsne.png: 40 pictures of 10 classes, perplexity 13" in output
+    assert "of the variance of 320 patches of 20 images" in output
+    assert "wrote a.png: 3 images of digits-test" in output
+    assert "wrote a_tsne.png: 40 images of 10 classes, perplexity 13" in output
     for name in ("{}.png", "{}_tsne.png"):
         first, second = (drawn(tmp_path / name.format(out)) for out in "ab")
         assert (first == second).all()
@@ -108,22 +108,22 @@ def test_the_script_draws_digits(trained, tmp_path, monkeypatch, capsys):
 def test_colours_of_the_first_layer_tell_dark_from_light(trained, halves, tmp_path, monkeypatch, capsys):
     """The embedded patches of two kinds are two clusters, and these are the masks."""
     options = ["--layer", 0, "--time", 0.001, "--num", 16, "--views", "pca,spectral", "--masks", halves / "masks"]
-    evaluate(monkeypatch, tmp_path, "features", "--ckpt", trained, "--pictures", halves / "pictures", *options)
-    found = re.findall(r"mIoU (\S+) %, (\w+) matching, 2 clusters, 2 classes, 16 pictures", capsys.readouterr().out)
+    evaluate(monkeypatch, tmp_path, "features", "--ckpt", trained, "--images", halves / "images", *options)
+    found = re.findall(r"mIoU (\S+) %, (\w+) matching, 2 clusters, 2 classes, 16 images", capsys.readouterr().out)
     assert [matching for _, matching in found] == ["greedy", "hungarian"]
     assert all(float(score) == 100 for score, _ in found)
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
-def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, pictures, encoded, tmp_path, monkeypatch):
-    features = features_of(latent_checkpoint, pictures)
-    assert features.pictures.shape == (3, 32, 32)
+def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, images, encoded, tmp_path, monkeypatch):
+    features = features_of(latent_checkpoint, images)
+    assert features.images.shape == (3, 32, 32)
     stored = Latents(str(encoded), batch_size=11, num_workers=0)
     stored.setup()
     wanted = stored.network_input(stored.train[[0, 3]][0])
-    torch.testing.assert_close(features._input(features.pictures.read([0, 3])), wanted, atol=2e-2, rtol=1e-2)
+    torch.testing.assert_close(features._input(features.images.read([0, 3])), wanted, atol=2e-2, rtol=1e-2)
     options = ["--num", 3, "--fit", 10, "--clusters", 2, "--views", "pca,spectral"]
-    evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--pictures", pictures, *options)
+    evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--images", images, *options)
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
@@ -131,15 +131,15 @@ def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, pic
 
 
 @pytest.mark.parametrize(("width", "height"), [(8, 8), (40, 48), (17, 9), (100, 33), (5, 7)])
-def test_masks_are_cropped_as_pictures_are(tmp_path, width, height):
-    """A mask that is its own picture, of four large areas, agrees with it wherever the picture is not blended."""
+def test_masks_are_cropped_as_images_are(tmp_path, width, height):
+    """A mask that is its own image, of four large areas, agrees with it wherever the image is not blended."""
     values = np.zeros((height, width), dtype=np.uint8)
     values[height // 3 :, :] += 100
     values[:, width // 3 :] += 50
-    for folder in ("pictures", "masks"):
+    for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
         Image.fromarray(values).save(tmp_path / folder / "a.png")
-    found = Masks.of(tmp_path / "masks", open_pictures(str(tmp_path / "pictures"), 1, 8)).read([0], 8)
+    found = Masks.of(tmp_path / "masks", open_images(str(tmp_path / "images"), 1, 8)).read([0], 8)
     wanted = np.asarray(centre_crop(Image.fromarray(values), 8)).astype(int)
     assert found.shape == (1, 8, 8)
     assert (np.abs(found[0].numpy() - wanted) < 25).mean() > 0.6
@@ -147,12 +147,12 @@ def test_masks_are_cropped_as_pictures_are(tmp_path, width, height):
         assert (found[0].numpy() == wanted).all()
 
 
-def test_palettes_are_classes_and_only_pictures_with_masks_are_taken(halves, tmp_path):
+def test_palettes_are_classes_and_only_images_with_masks_are_taken(halves, tmp_path):
     mask = Image.fromarray(np.full((8, 8), 2, dtype=np.uint8), mode=None)
     mask.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0])
     (tmp_path / "right").mkdir()
     mask.save(tmp_path / "right" / "03.png")
-    found = Masks.of(tmp_path, open_pictures(str(halves / "pictures"), 1, 8))
+    found = Masks.of(tmp_path, open_images(str(halves / "images"), 1, 8))
     assert [found.listing.members[i] for i in found.members] == ["right/03.png"]
     assert (found.read(found.members, 8) == 2).all()
 
@@ -166,19 +166,19 @@ def write_mask(folder, values):
     ("make", "message"),
     [
         (lambda f: None, "no such folder"),
-        (lambda f: f.mkdir(), "no mask of any of the pictures; the first would be masks/left/00.png"),
+        (lambda f: f.mkdir(), "no mask of any of the images; the first would be masks/left/00.png"),
         (lambda f: write_mask(f, np.zeros((8, 8, 3), np.uint8)), "has colours (mode RGB)"),
-        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "is 9x8, its picture 8x8: make them equal"),
+        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "is 9x8, its image 8x8: make them equal"),
         (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), "the masks have no pixel that is not 255"),
         (
             lambda f: write_mask(f, np.zeros((8, 8), np.uint8)) or (f / "left" / "00.png").write_bytes(b"no"),
-            "masks/left/00.png: not a picture that PIL knows",
+            "masks/left/00.png: not an image that PIL knows",
         ),
     ],
 )
 def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypatch, capsys, make, message):
     make(tmp_path / "masks")
-    options = ["--ckpt", trained, "--pictures", halves / "pictures", "--masks", "masks"]
+    options = ["--ckpt", trained, "--images", halves / "images", "--masks", "masks"]
     assert message in refused(monkeypatch, tmp_path, capsys, "features", *options)
 
 
@@ -198,25 +198,25 @@ def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypat
         (["--num", "0"], "--num must be at least 1"),
         (["--fit", "0"], "--fit must be at least 1"),
         (["--seed", "4294967296"], "--seed must be at least 0 and at most 4294967295"),
-        (["--views", "tsne", "--points", "4"], "t-SNE needs 5 pictures or more, got 4"),
-        (["--pictures", "nowhere"], "nowhere: nothing there"),
-        (["--masks", "x"], "--masks needs pictures with names"),
+        (["--views", "tsne", "--points", "4"], "t-SNE needs 5 images or more, got 4"),
+        (["--images", "nowhere"], "nowhere: nothing there"),
+        (["--masks", "x"], "--masks needs images with names"),
         (["--vae", "x"], "this checkpoint sees pixels"),
         (["--out", "folder"], "it is a folder"),
     ],
 )
 def test_wrong_options_are_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "folder").mkdir()
-    base = ["--ckpt", trained, "--pictures", "digits:test"]
+    base = ["--ckpt", trained, "--images", "digits:test"]
     assert message in refused(monkeypatch, tmp_path, capsys, "features", *base, *options)
 
 
-def test_pictures_without_classes_have_no_map(trained, halves, tmp_path, monkeypatch, capsys):
-    options = ["--ckpt", trained, "--pictures", halves / "pictures" / "left", "--views", "tsne"]
+def test_images_without_classes_have_no_map(trained, halves, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--images", halves / "images" / "left", "--views", "tsne"]
     assert "leave tsne out of --views" in refused(monkeypatch, tmp_path, capsys, "features", *options)
 
 
-def test_pictures_and_networks_that_do_not_fit_are_refused(trained):
+def test_images_and_networks_that_do_not_fit_are_refused(trained):
     wide = checkpoint.load(trained)
     wide.net.image_size = 16
     with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):

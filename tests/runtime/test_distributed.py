@@ -87,7 +87,7 @@ def test_an_error_on_one_process_ends_all_with_its_line(tmp_path, fails):
 
 @pytest.fixture(scope="module")
 def one(trained, tmp_path_factory):
-    """What one process makes: pictures, classes."""
+    """What one process makes: images, classes."""
     folder = tmp_path_factory.mktemp("one")
     result = run(sys.executable, ROOT / "sample.py", *small(trained, "--num"), "--out", "one.npz", cwd=folder)
     assert result.returncode == 0, result.stderr

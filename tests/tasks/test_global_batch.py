@@ -88,8 +88,8 @@ def test_how_a_global_batch_is_made_up_is_said(tmp_path, caplog):
         fit(tmp_path / "b", max_steps=1)
     said = [record.getMessage() for record in caplog.records if "global batch" in record.getMessage()]
     assert said == [
-        "global batch 32 = 1 x 8 pictures x 4 accumulated",
-        "global batch 32 = 1 x 32 pictures",
+        "global batch 32 = 1 x 8 images x 4 accumulated",
+        "global batch 32 = 1 x 32 images",
     ]
 
 

@@ -75,7 +75,7 @@ def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
         assert (tmp_path / "watched" / name).stat().st_size > 0
 
 
-def test_an_extractor_that_needs_no_training_pictures_judges_a_set_in_memory(tmp_path):
+def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):
     class Pixels:
         """Like Inception: ready as it is, with classes of its own."""
 
@@ -289,7 +289,7 @@ def test_labels_are_dropped_in_training_alone(tmp_path):
 
 
 def spoilt(folder, last, rank):
-    """How a run of two processes ends after the pictures of one of them are NaN at step `last`."""
+    """How a run of two processes ends after the images of one of them are NaN at step `last`."""
     torch.set_num_threads(1)
     variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
     variables |= {"RANK": rank, "LOCAL_RANK": rank}

@@ -32,10 +32,10 @@ def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_pa
     assert "train/images_per_second=" in last
 
 
-def test_pictures_on_the_device_are_chosen_and_mirrored_without_waiting_for_it():
-    pictures = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
+def test_images_on_the_device_are_chosen_and_mirrored_without_waiting_for_it():
+    dataset = InMemory(torch.empty(9, 3, 4, 4, dtype=torch.uint8, device="meta"), torch.arange(9))
     with Waits() as waits:
-        images, labels = pictures.mirrored([3, 1, 4], torch.tensor([True, False, True]))
+        images, labels = dataset.mirrored([3, 1, 4], torch.tensor([True, False, True]))
     assert waits.found == []
     assert (images.device.type, images.shape, labels.tolist()) == ("meta", (3, 3, 4, 4), [3, 1, 4])
 

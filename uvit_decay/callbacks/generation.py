@@ -20,9 +20,9 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import subset
-from uvit_decay.diffusion.sampling import Counted, Sampling, image_evaluations, pictures
+from uvit_decay.diffusion.sampling import Counted, Sampling, generate_uint8, image_evaluations
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.image_sources import OfSet, Pictures, as_channels
+from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
 from uvit_decay.evaluation.sources import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.image_io import to_uint8
@@ -36,7 +36,7 @@ from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
-class _OfTask(Pictures):
+class _OfTask(ImageSource):
     """Samples of the network in training, with the weights that it has when they are read."""
 
     ahead = False
@@ -65,7 +65,9 @@ class _OfTask(Pictures):
 
     def read(self, indices: Sequence[int]) -> Tensor:
         labels = None if self.labels is None else self.labels[list(indices)].tolist()
-        return as_channels(pictures(self.source, self.sampling, indices, labels, self.seed, self.finish), self.shape[0])
+        return as_channels(
+            generate_uint8(self.source, self.sampling, indices, labels, self.seed, self.finish), self.shape[0]
+        )
 
     @property
     def calls(self) -> int:
@@ -127,7 +129,7 @@ class GenerationMetrics(Periodic):
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
-        self._against: tuple[StatisticsFile | None, Pictures | None] = (None, None)
+        self._against: tuple[StatisticsFile | None, Images | None] = (None, None)
         self._autoencoder: Autoencoder | None = None  # on the CPU; `look` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
 
@@ -154,18 +156,18 @@ class GenerationMetrics(Periodic):
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
         if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
-            raise UserError(f"{self.extractor.name} features need training pictures of two classes or more")
+            raise UserError(f"{self.extractor.name} features need training images of two classes or more")
         if self.extractor.knows_labels:
             self.extractor.prepare(*data.train[subset(data.train, self.max_reference, "reference")], device)
         else:
             load(self.extractor, (self.extractor.channels, self._size, self._size), device)
 
-    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Pictures | None]:
+    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Images | None]:
         channels = self.extractor.channels
         if self.reference is not None:
             return open_reference(self.reference, channels, self._size)
         chosen = subset(data.train, self.max_reference, "reference")
-        return None, OfSet(f"{data.name}-train", data.train, channels, data.class_names, chosen)
+        return None, DatasetImages(f"{data.name}-train", data.train, channels, data.class_names, chosen)
 
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, finish: Callable[[Tensor], Tensor]

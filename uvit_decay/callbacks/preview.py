@@ -12,7 +12,7 @@ from torch import Tensor
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.diffusion.sampling import Sampling, generate, image_evaluations
-from uvit_decay.image_io import grid_columns, labelled_grid, save_picture
+from uvit_decay.image_io import grid_columns, labelled_grid, save_image
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, check_whole
 from uvit_decay.runtime.files import check_writable
@@ -80,8 +80,8 @@ class Preview(Periodic):
     def _save(self, trainer: Trainer, grid: Image) -> None:
         path = self.folder / "samples" / f"step_{trainer.global_step:08d}.png"
         check_writable(path)
-        save_picture(path, grid)
-        save_picture(self.folder / "samples.png", grid)
+        save_image(path, grid)
+        save_image(self.folder / "samples.png", grid)
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger):
                 logger.experiment.add_image("samples", np.asarray(grid), trainer.global_step, dataformats="HWC")

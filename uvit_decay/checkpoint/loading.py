@@ -65,7 +65,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         net.float()
     for name in SAID:
         if not isinstance(getattr(net, name, None), int):
-            raise UserError(f"{path} describes a {type(net).__name__}, which makes no pictures: it has no {name}")
+            raise UserError(f"{path} describes a {type(net).__name__}, which makes no images: it has no {name}")
     latents, names = description.latents, description.class_names
     if latents and latents.channels != net.channels:
         raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")

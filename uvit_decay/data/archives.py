@@ -124,7 +124,7 @@ def _inner_tars(path: Path, names: Iterable[str], classes: Collection[str] | Non
 
 
 def _refuse_compressed(what: str, kind: str) -> None:
-    why = "pictures are read in random order, which needs a tar that is not compressed"
+    why = "images are read in random order, which needs a tar that is not compressed"
     raise UserError(f"{what} is compressed ({kind}); {why}: unpack it with {_UNPACK[kind]}")
 
 
@@ -177,7 +177,7 @@ class _Scan:
         before = len(self.places)
         self.add(file, path / tar, tar[: -len(".tar")] + "/", number, start)
         if len(self.places) == before:
-            raise UserError(f"{path / tar}: no pictures directly in this tar; if it holds further tars, point at it")
+            raise UserError(f"{path / tar}: no images directly in this tar; if it holds further tars, point at it")
 
     def found(self, path: Path, tars: list[str]) -> Found:
         """Return the sorted names and their spans; print a remark if links were left out."""

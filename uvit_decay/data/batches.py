@@ -113,11 +113,11 @@ class StepSampler(DistributedSampler):
     ) -> None:
         super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
         if batch_size < 1:
-            raise UserError(f"{size} pictures in batches of {batch_size} leave nothing for {ranks} devices")
+            raise UserError(f"{size} images in batches of {batch_size} leave nothing for {ranks} devices")
         if batch_size % ranks:
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
         if batch_size > size:
-            raise UserError(f"the global batch size {batch_size} is larger than the {size} pictures of the set")
+            raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set")
         if limit is not None and limit < 1:
             raise UserError(f"device_batch_size must be at least 1, got {limit}")
         self.size, self.batch_size, self.start = size, batch_size, 0

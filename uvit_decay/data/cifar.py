@@ -229,7 +229,7 @@ def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[
     if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
         raise UserError(f"{file.where}: {label_key} is not a list of whole numbers")
     if len(labels) != len(data):
-        raise UserError(f"{file.where}: {len(data)} pictures but {len(labels)} {label_key}")
+        raise UserError(f"{file.where}: {len(data)} images but {len(labels)} {label_key}")
     if not all(0 <= label < classes for label in labels):
         span = f"{min(labels)} to {max(labels)}"
         raise UserError(f"{file.where}: {label_key} are {span}, but the meta file names {classes} classes")

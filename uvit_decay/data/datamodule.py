@@ -99,7 +99,7 @@ class ImageData(LightningDataModule):
                 "and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
             )
         self.trainer.accumulate_grad_batches = sampler.pieces
-        made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} pictures"
+        made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} images"
         if sampler.pieces > 1:
             made_of += f" x {sampler.pieces} accumulated"
         rank_zero_info(f"global batch {self.batch_size} = {made_of}")

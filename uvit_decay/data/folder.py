@@ -12,7 +12,7 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.image_files import Listing, list_pictures, read
+from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
 
@@ -85,12 +85,12 @@ class Images(ImageData):
     def load(self) -> None:
         """List the images, split them, and read the sets that fit into memory."""
         wanted = None if self.classes is None else class_list(self.classes)
-        listing = list_pictures(self.path, wanted)
+        listing = list_images(self.path, wanted)
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
         self.train = self._set(listing, training)
         if self.test_path is not None:
-            test = list_pictures(self.test_path, wanted)
+            test = list_images(self.test_path, wanted)
             if test.class_names != listing.class_names:
                 raise UserError(f"{self.test_path} and {self.path} have different classes")
             self.test = self._set(test, list(range(len(test.members))))
@@ -110,12 +110,12 @@ class Images(ImageData):
             shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
             held_out += members[shuffled[: round(self.holdout * len(members))]].tolist()
         if len(held_out) in (0, len(labels)):
-            raise UserError(f"holdout {self.holdout} of {len(labels)} pictures leaves one part empty")
+            raise UserError(f"holdout {self.holdout} of {len(labels)} images leaves one part empty")
         return sorted(set(range(len(labels))) - set(held_out)), sorted(held_out)
 
     def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         size = len(chosen) * self.channels * self.image_size**2
         if size <= self.memory_gb * 2**30:
             return InMemory(read(listing, self.image_size, self.channels, chosen), torch.tensor(listing.labels)[chosen])
-        rank_zero_info(f"{len(chosen)} pictures are read from disk at every epoch ({size / 2**30:.1f} GiB)")
+        rank_zero_info(f"{len(chosen)} images are read from disk at every epoch ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels)

@@ -55,7 +55,7 @@ class Listing:
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
 
-def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> Listing:
+def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
     """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
 
     A folder or tar may hold class folders or, as ImageNet does, one tar per class.
@@ -71,8 +71,8 @@ def list_pictures(path: str | Path, classes: Collection[str] | None = None) -> L
     extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
     names, tars, spans = find(path, extensions, classes)
     if not names:
-        sought = "files ending in .png, .jpg, .jpeg, .webp or another extension of pictures, in any folder"
-        raise UserError(f"{path}: no pictures in it; looked for {sought}, hidden files left out")
+        sought = "files ending in .png, .jpg, .jpeg, .webp or another extension of images, in any folder"
+        raise UserError(f"{path}: no images in it; looked for {sought}, hidden files left out")
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in sorted(set(folders))}
     if set(class_of.values()) == {""}:
@@ -94,7 +94,7 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
     class_names = tuple(sorted(classes))
     missing = sorted(set(class_names) - set(listing.class_names))
     if missing:
-        count = f"no pictures of {len(missing)} of the {len(class_names)} classes asked for"
+        count = f"no images of {len(missing)} of the {len(class_names)} classes asked for"
         raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each must be a folder of that name")
     rank = {name: label for label, name in enumerate(class_names)}
     labels = [rank.get(name, -1) for name in listing.class_names]
@@ -112,8 +112,8 @@ def _check_folders(path: Path, folders: set[str]) -> None:
         outer = {str(parent) for parent in PurePosixPath(folder).parents}.intersection(folders)
         if outer:
             above = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
-            mend = "put every picture into a class folder, or none"
-            raise UserError(f"{path}: pictures both {above} and in {folder} below it, so classes are unclear; {mend}")
+            mend = "put every image into a class folder, or none"
+            raise UserError(f"{path}: images both {above} and in {folder} below it, so classes are unclear; {mend}")
         name = PurePosixPath(folder).name
         if name in seen:
             mend = f"point at one of them, such as the tree that has {folder}"
@@ -126,7 +126,7 @@ def size_of(listing: Listing) -> int:
     name = listing.members[0]
     with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
         content = fetched(fetch, 0, name)
-    with open_picture(content, name) as image:
+    with open_image(content, name) as image:
         width, height = image.size
     if width != height:
         raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
@@ -134,7 +134,7 @@ def size_of(listing: Listing) -> int:
 
 
 @contextmanager
-def open_picture(file: BinaryIO, name: str) -> Iterator[Image.Image]:
+def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
     """Open an image of one of FORMATS without decoding it; the body of the `with` statement may decode it.
 
     Raises:
@@ -147,7 +147,7 @@ def open_picture(file: BinaryIO, name: str) -> Iterator[Image.Image]:
                 raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
             yield image
     except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
-        raise UserError(f"{name}: not a picture that PIL knows (empty, cut short or another kind of file)") from None
+        raise UserError(f"{name}: not an image that PIL knows (empty, cut short or another kind of file)") from None
     except _DAMAGED as error:
         raise UserError(f"{name}: {one_line(error)}") from error
 
@@ -164,15 +164,15 @@ def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = Fa
             cannot be scaled to `size`. The message starts with `name`.
     """
     _check_shape(size, channels)
-    with open_picture(file, name) as image:
+    with open_image(file, name) as image:
         width, height = image.size
         if exact and (width, height) != (size, size):
             raise UserError(f"{name}: {width}x{height}, not {size}x{size}: --image-size N crops all to one size")
         if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
             raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
         image.load()
-        picture = _eight_bits(image, "L" if channels == 1 else "RGB")
-    pixels = np.asarray(centre_crop(picture, size))
+        converted = _eight_bits(image, "L" if channels == 1 else "RGB")
+    pixels = np.asarray(centre_crop(converted, size))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
@@ -246,7 +246,7 @@ def read(
 
         failures = _in_threads(fill, len(wanted), len(wanted) > 2000 if progress is None else progress)
     if failures:
-        count = f"{len(failures)} of {len(wanted)} pictures cannot be read"
+        count = f"{len(failures)} of {len(wanted)} images cannot be read"
         raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")
     return out
 
@@ -258,7 +258,7 @@ def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) 
     chunks = [range(count)[start : start + step] for start in range(0, count, step)]
     failures: list[str] = []
     pool = ThreadPoolExecutor(threads)
-    with tqdm(total=count, desc="reading pictures", disable=not progress) as bar:
+    with tqdm(total=count, desc="reading images", disable=not progress) as bar:
         try:
             for chunk, failed in zip(chunks, pool.map(fill, chunks), strict=True):
                 failures += failed
@@ -279,9 +279,9 @@ def _formats() -> list[str]:
 
 def _check_shape(size: int, channels: int) -> None:
     if channels not in (1, 3):
-        raise UserError(f"pictures have 1 channel (grey) or 3 (RGB), not {channels}")
+        raise UserError(f"images have 1 channel (grey) or 3 (RGB), not {channels}")
     if not 1 <= size <= math.isqrt(MOST_PIXELS):
-        raise UserError(f"the size of pictures must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")
+        raise UserError(f"the size of images must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")
 
 
 def fetched(fetch: Callable[[int], bytes], index: int, name: str) -> BytesIO:

@@ -62,7 +62,7 @@ def opened(path: Path, found: Found) -> Iterator[Callable[[int], bytes]]:
 
 def _check_size(size: int) -> None:
     if size > LARGEST:
-        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that a picture may have")
+        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
 
 
 def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:

@@ -235,7 +235,7 @@ def generate(
         yield _generate_batch(source, sampling, indices[part], None if labels is None else labels[part], seed)
 
 
-def pictures(
+def generate_uint8(
     source: Source,
     sampling: Sampling,
     indices: Sequence[int],

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.evaluation.image_sources import Pictures
+from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.store import Store
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes, batches
@@ -29,13 +29,13 @@ def parts_of(count: int) -> list[range]:
     return batches(count, min(PART, -(-count // PARTS)), 1)
 
 
-def about(pictures: Pictures, extractor: Extractor, keep: Sequence[str]) -> dict[str, Any]:
+def about(images: ImageSource, extractor: Extractor, keep: Sequence[str]) -> dict[str, Any]:
     """Return everything that the tensors of a store depend on, as `Store` takes it."""
-    return {"pictures": pictures.identity(), "n": len(pictures), "extractor": extractor.identity(), "keep": list(keep)}
+    return {"images": images.identity(), "n": len(images), "extractor": extractor.identity(), "keep": list(keep)}
 
 
 def extract(
-    pictures: Pictures,
+    images: ImageSource,
     extractor: Extractor,
     store: Store,
     keep: Sequence[str],
@@ -47,10 +47,10 @@ def extract(
     """Extract the features that `store` lacks and add them; all processes take part.
 
     Args:
-        pictures: images to extract features of.
+        images: images to extract features of.
         extractor: prepared extractor, on `device`.
         store: store of these images and this extractor.
-        keep: some of "features", "logits", "spatial"; "pictures" keeps all images, "shown" the first ones, as uint8.
+        keep: some of "features", "logits", "spatial"; "images" keeps all images, "shown" the first ones, as uint8.
         batch_size: images at a time; affects numbers only by rounding.
         processes: processes that share the work.
         device: device on which features are extracted.
@@ -64,18 +64,18 @@ def extract(
         missing: list[range] = processes.share(store.open() if processes.first else None)
         # The batches of this process, in the order in which `in_order` asks for its parts: reading can run ahead.
         mine = [batch for part in missing[processes.rank :: processes.size] for batch in _cut(part, batch_size)]
-        with _read_ahead(pictures, mine) as take:
+        with _read_ahead(images, mine) as take:
 
             def work(part: range) -> dict[str, Tensor]:
-                calls = pictures.calls
+                calls = images.calls
                 found = [_tensors(take(batch), part, extractor, keep, device) for batch in _cut(part, batch_size)]
                 joined = {name: torch.cat([tensors[name] for tensors in found]) for name in found[0]}
-                return {**joined, "calls": torch.tensor([pictures.calls - calls])}
+                return {**joined, "calls": torch.tensor([images.calls - calls])}
 
             # Parts arrive in order on the first process. On the others `done` is empty, so that the loop below has no
             # steps, but iterating it to the end is what makes them work; hence `strict` on the first process only.
             done = processes.in_order(missing, work)
-            bar = tqdm(total=len(store), unit="image", desc=pictures.name, disable=not (show and processes.first))
+            bar = tqdm(total=len(store), unit="image", desc=images.name, disable=not (show and processes.first))
             with bar:
                 bar.update(len(store) - sum(map(len, missing)))
                 for part, tensors in zip(missing, done, strict=processes.first):
@@ -109,19 +109,19 @@ def _tensors(
     """Return the tensors to keep for `images`, a batch of `part`, on the CPU."""
     found = extractor(images.to(device, non_blocking=True))
     kept = {name: getattr(found, name).cpu() for name in ("features", "logits", "spatial") if name in keep}
-    if "pictures" in keep or ("shown" in keep and part.start < SHOWN):
-        kept["pictures"] = images.cpu()
+    if "images" in keep or ("shown" in keep and part.start < SHOWN):
+        kept["images"] = images.cpu()
     return kept
 
 
 @contextmanager
-def _read_ahead(pictures: Pictures, parts: Sequence[range]) -> Iterator[Callable[[range], Tensor]]:
+def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Callable[[range], Tensor]]:
     """Yield a function that returns the images of these parts, in this order, while a thread reads the next part.
 
     Sources that do not allow it (`ahead` is false) are read directly.
     """
-    if not pictures.ahead:
-        yield pictures.read
+    if not images.ahead:
+        yield images.read
         return
     # A prefetch of depth one: at any time at most one part is being read, or has been read and waits.
     waiting = iter(parts)
@@ -129,7 +129,7 @@ def _read_ahead(pictures: Pictures, parts: Sequence[range]) -> Iterator[Callable
 
         def start() -> Future[Tensor] | None:
             following = next(waiting, None)
-            return None if following is None else reader.submit(pictures.read, following)
+            return None if following is None else reader.submit(images.read, following)
 
         next_up = start()
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.evaluation.image_sources import Pictures, as_channels
+from uvit_decay.evaluation.image_sources import ImageSource, as_channels
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Sampled
 
 
-class OfCheckpoint(Pictures):
+class OfCheckpoint(ImageSource):
     """Samples 0 to num - 1 of a checkpoint.
 
     Args:
@@ -32,7 +32,7 @@ class OfCheckpoint(Pictures):
     def __init__(self, path: Path, sampled: Sampled, num: int, channels: int) -> None:
         own = sampled.shape[0]
         if own not in (1, channels):
-            raise UserError(f"{path} makes pictures of {own} channels, these features are of {channels}")
+            raise UserError(f"{path} makes images of {own} channels, these features are of {channels}")
         self.path, self.sampled, self.num = path, sampled, num
         self.shape = (channels, *sampled.shape[1:])
         evaluations = sampled.sampling.evaluations
@@ -47,7 +47,7 @@ class OfCheckpoint(Pictures):
         return self.num
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return as_channels(self.sampled.pictures(indices), self.shape[0])
+        return as_channels(self.sampled.images(indices), self.shape[0])
 
     @property
     def calls(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from uvit_decay.evaluation.extract import SHOWN, about, extract, parts_of
-from uvit_decay.evaluation.image_sources import Pictures
+from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.metric_table import METRICS, Reference, measure
 from uvit_decay.evaluation.report import Neighbours, Report
 from uvit_decay.evaluation.statistics import SPATIAL, StatisticsFile
@@ -47,9 +47,9 @@ class Comparison:
         allow_few: allow fewer images than features.
     """
 
-    samples: Pictures
+    samples: ImageSource
     file: StatisticsFile | None
-    reference: Pictures | None
+    reference: Images | None
     extractor: Extractor
     metrics: tuple[str, ...]
     device: torch.device
@@ -64,39 +64,39 @@ class Comparison:
         for name in self.metrics:
             needs = METRICS[name]
             if needs.reference and self.reference is None:
-                raise UserError(f"{name} compares single pictures, and {self.file.path} has statistics only")
+                raise UserError(f"{name} compares single images, and {self.file.path} has statistics only")
             if needs.statistics and self.reference is None and not self.file.has(needs.statistics):
                 raise UserError(f"{self.file.path} has no statistics for {name}")
         if "is" in self.metrics and len(self.samples) < SPLITS:
             raise UserError(f"the Inception Score of {SPLITS} splits needs as many samples, got {len(self.samples)}")
         if "kid" in self.metrics and self.kid_subset < 2:
             raise UserError(f"--kid-subset must be at least 2, got {self.kid_subset}")
-        for pictures in (self.samples, self.reference):
-            if pictures is not None:
-                self._check_count(pictures)
+        for images in (self.samples, self.reference):
+            if images is not None:
+                self._check_count(images)
 
-    def _check_count(self, pictures: Pictures) -> None:
-        count = f"{pictures.name} has {len(pictures)} pictures"
+    def _check_count(self, images: ImageSource) -> None:
+        count = f"{images.name} has {len(images)} images"
         fewest = 4 if "prc" in self.metrics else 2
-        if len(pictures) < fewest:
+        if len(images) < fewest:
             raise UserError(f"{count}, these metrics need {fewest} or more")
         dims = [{"fid": self.extractor.dim, "sfid": SPATIAL}[name] for name in self.metrics if name in ("fid", "sfid")]
-        if dims and len(pictures) <= max(dims) and not self.allow_few:
+        if dims and len(images) <= max(dims) and not self.allow_few:
             raise UserError(
                 f"{count}: the covariance of {max(dims)} features needs more, and the distance of fewer says little; "
                 "take more, --metrics kid, or --allow-few"
             )
-        if "kid" in self.metrics and len(pictures) < self.kid_subset:
-            raise UserError(f"{count}, KID takes subsets of {self.kid_subset}: --kid-subset {len(pictures)} or less")
+        if "kid" in self.metrics and len(images) < self.kid_subset:
+            raise UserError(f"{count}, KID takes subsets of {self.kid_subset}: --kid-subset {len(images)} or less")
 
     def extracted(
-        self, folder: Path, processes: Processes, save_pictures: bool = False, show: bool = True
+        self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True
     ) -> tuple[Store, Reference]:
         """Extract the features of both sides: the samples' into `folder`, the reference's into the cache."""
         # The reference comes first: it is cached, and its errors appear before anything is sampled.
         reference = Reference(self.file, self.reference_features(processes, show))
         keep = sorted({kind for name in self.metrics for kind in METRICS[name].samples} | {"features"})
-        keep.append("pictures" if save_pictures else "shown")
+        keep.append("images" if save_images else "shown")
         what = about(self.samples, self.extractor, keep)
         samples = Store(folder, what, parts_of(len(self.samples)))
         extract(self.samples, self.extractor, samples, keep, self.batch_size, processes, self.device, show)
@@ -121,7 +121,7 @@ class Comparison:
     def report(self, samples: Store, reference: Reference) -> Report:
         """Build the report; call it on the first process, after `extracted`."""
         values = self.measure(samples, reference)
-        shown = torch.cat(list(samples.iterate("pictures")))[:SHOWN]
+        shown = torch.cat(list(samples.iterate("images")))[:SHOWN]
         names, columns = self._columns()
         return Report(
             title=f"{self.samples.name} against {self._reference_name()}",
@@ -183,7 +183,7 @@ class Comparison:
         """Return the default report name: readable, plus a hash of every setting that affects the numbers."""
         whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.identity()}
         if self.reference is not None:
-            whole["pictures"] = self.reference.identity()
+            whole["images"] = self.reference.identity()
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
         return f"{self.short()}_{digest[:8]}.json"
 
@@ -226,7 +226,7 @@ class Comparison:
 
 
 def cached_features(
-    pictures: Pictures,
+    images: ImageSource,
     extractor: Extractor,
     keep: Sequence[str],
     batch_size: int,
@@ -235,8 +235,8 @@ def cached_features(
     show: bool = True,
 ) -> Store:
     """Return the features of a reference, which are extracted once per machine and cached."""
-    store = Store.cached(about(pictures, extractor, keep), parts_of(len(pictures)))
-    extract(pictures, extractor, store, keep, batch_size, processes, device, show)
+    store = Store.cached(about(images, extractor, keep), parts_of(len(images)))
+    extract(images, extractor, store, keep, batch_size, processes, device, show)
     return store
 
 

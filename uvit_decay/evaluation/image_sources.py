@@ -15,7 +15,7 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.folder import OnDisk
-from uvit_decay.data.image_files import Listing, list_pictures, read, size_of
+from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
 from uvit_decay.runtime.errors import UserError
 
@@ -23,7 +23,7 @@ LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # upper limit for the labels of an array
 
 
-class Pictures(ABC):
+class ImageSource(ABC):
     """A sequence of uint8 images of one `shape` (c, h, w).
 
     `name` identifies them in keys and reports. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
@@ -66,7 +66,7 @@ def as_channels(images: Tensor, channels: int) -> Tensor:
     return images.clone(memory_format=torch.contiguous_format)
 
 
-class OfFiles(Pictures):
+class FileImages(ImageSource):
     """All images of a folder (at any depth), zip or tar, in the order of their names.
 
     Args:
@@ -79,7 +79,7 @@ class OfFiles(Pictures):
     """
 
     def __init__(self, path: Path, channels: int, image_size: int | None) -> None:
-        self.listing = list_pictures(path)
+        self.listing = list_images(path)
         self.exact = image_size is None
         side = image_size or size_of(self.listing)
         self.name, self.shape = path.resolve().stem, (channels, side, side)
@@ -108,7 +108,7 @@ def _files_hash(listing: Listing) -> str:
     return found.hexdigest()
 
 
-class OfArray(Pictures):
+class ArrayImages(ImageSource):
     """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
 
     An uncompressed array is mapped from the disk, after all of it has been compared with the zip's checksum.
@@ -125,7 +125,7 @@ class OfArray(Pictures):
         self.path = path
         present = npz.names(path)
         if "arr_0" not in present:
-            raise UserError(f"{path} has no arr_0: an .npz of pictures holds them there, uint8 (n, h, w, c)")
+            raise UserError(f"{path} has no arr_0: an .npz of images holds them there, uint8 (n, h, w, c)")
         shape, _, dtype, _ = npz.header(path, "arr_0")
         if dtype != np.uint8 or len(shape) != 4 or 0 in shape or shape[3] not in (1, channels):
             raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {dtype} {shape}")
@@ -156,7 +156,7 @@ class OfArray(Pictures):
         return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 
 
-class OfSet(Pictures):
+class DatasetImages(ImageSource):
     """Images of a data set.
 
     Args:
@@ -195,6 +195,6 @@ class OfSet(Pictures):
             content = _files_hash(self.images.listing)
             chosen = [self.images.chosen[i] for i in self.chosen]
         else:
-            raise UserError(f"{self.name} are no pictures: judge samples against a folder of pictures")
+            raise UserError(f"{self.name} are no images: judge samples against a folder of images")
         picked = hashlib.sha256(repr(chosen).encode()).hexdigest()
         return {"set": content, "chosen": picked, "shape": list(self.shape)}

@@ -52,16 +52,16 @@ class Reference:
         return self.store.tensor(kind)
 
 
-def chosen_metrics(words: str | None, extractor: Extractor, pictures: int, kid_subset: int) -> tuple[str, ...]:
+def chosen_metrics(words: str | None, extractor: Extractor, images: int, kid_subset: int) -> tuple[str, ...]:
     """Parse comma-separated names of metrics; None means all that are possible, except sfid.
 
-    `pictures` is the number of samples or of reference images, whichever is less.
+    `images` is the number of samples or of reference images, whichever is less.
 
     Raises:
         UserError: unknown names, or metrics that need features which the extractor does not have.
     """
     if words is None:
-        pairs = [*(["kid"] if pictures >= kid_subset else []), *(["prc"] if pictures > 3 else [])]
+        pairs = [*(["kid"] if images >= kid_subset else []), *(["prc"] if images > 3 else [])]
         return ("fid", *(["is"] if extractor.has_logits else []), *pairs)
     names = tuple(word.strip() for word in words.split(",") if word.strip())
     unknown = sorted(set(names) - set(METRICS))

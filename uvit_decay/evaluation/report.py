@@ -76,8 +76,8 @@ MEANINGS = {
     "sfid": Meaning("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
     "is": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
     "kid": Meaning("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best"),
-    "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference pictures"),
-    "recall": Meaning("Recall", 3, "higher", "share of reference pictures that lie among the samples"),
+    "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference images"),
+    "recall": Meaning("Recall", 3, "higher", "share of reference images that lie among the samples"),
 }
 
 
@@ -120,16 +120,16 @@ def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
         yield {"name": meaning.name if meaning else key, "value": shown, "better": better, "phrase": phrase}
 
 
-def _data_uri(picture: Image.Image) -> str:
+def _data_uri(image: Image.Image) -> str:
     file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
+    image.save(file, "PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 def _thumbnail(image: Tensor) -> str:
-    picture = to_pil(image)
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    return _data_uri(picture)
+    small = to_pil(image)
+    small.thumbnail((THUMBNAIL, THUMBNAIL))
+    return _data_uri(small)
 
 
 def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
@@ -138,7 +138,7 @@ def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
     rows = []
     for i in order:
         pairs = zip(neighbours.found[i], neighbours.distances[i].tolist(), strict=True)
-        found = [{"picture": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
+        found = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
         rows.append({"sample": _thumbnail(neighbours.samples[i]), "found": found})
     return rows
 

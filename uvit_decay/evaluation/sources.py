@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
-from uvit_decay.evaluation.image_sources import OfArray, OfFiles, OfSet, Pictures
+from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -14,13 +14,13 @@ from uvit_decay.runtime.plain import read_yaml, typed
 
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
 FORMS = (
-    "a folder, zip or tar of pictures, an .npz, a data set such as "
+    "a folder, zip or tar of images, an .npz, a data set such as "
     + ", ".join(f"{name}:train" for name in SETS)
     + ", or a configuration such as configs/cifar100_uvit_s.yaml:train"
 )
 
 
-def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pictures:
+def open_images(name: str, channels: int, image_size: int | None = None) -> ImageSource:
     """Open the images that `name` refers to.
 
     Args:
@@ -38,21 +38,21 @@ def open_pictures(name: str, channels: int, image_size: int | None = None) -> Pi
     if not path.exists():
         raise UserError(f"{name}: nothing there; {FORMS}")
     if path.suffix.lower() == ".npz":
-        return OfArray(path, channels)
-    return OfFiles(path, channels, image_size)
+        return ArrayImages(path, channels)
+    return FileImages(path, channels, image_size)
 
 
 def open_reference(
     name: str, channels: int, image_size: int | None = None
-) -> tuple[StatisticsFile | None, Pictures | None]:
-    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_pictures`."""
+) -> tuple[StatisticsFile | None, Images | None]:
+    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_images`."""
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():
-        return None, open_pictures(name, channels, image_size)
+        return None, open_images(name, channels, image_size)
     file = StatisticsFile(path)
     if not file.has("features"):
-        return None, OfArray(path, channels)
-    return file, OfArray(path, channels) if file.has_pictures else None
+        return None, ArrayImages(path, channels)
+    return file, ArrayImages(path, channels) if file.has_images else None
 
 
 def open_data(name: str, test: str | None, image_size: int, channels: int) -> ImageData:
@@ -83,17 +83,17 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
     return data
 
 
-def _of_set(stem: str, split: str, channels: int) -> OfSet:
+def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
     if split not in ("train", "test"):
         raise UserError(f"{stem}:{split}: the split is train or test")
     data = SETS[stem]() if stem in SETS else _configured(Path(stem))
     data.setup()
     images = data.train if split == "train" else data.test
     if data.latents:
-        raise UserError(f"{stem} has latents: name the pictures that they were made of, with --image-size")
+        raise UserError(f"{stem} has latents: name the images that they were made of, with --image-size")
     if images is None:
-        raise UserError(f"{stem} has no test pictures")
-    return OfSet(f"{data.name}-{split}", images, channels, data.class_names)
+        raise UserError(f"{stem} has no test images")
+    return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)
 
 
 def _configured(path: Path) -> ImageData:

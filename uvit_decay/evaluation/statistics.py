@@ -41,7 +41,7 @@ class StatisticsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         present = npz.names(path)
-        self.has_pictures = "arr_0" in present
+        self.has_images = "arr_0" in present
         self._arrays = {name: self._read(name) for pair in NAMES.values() for name in pair if name in present}
         self.about: dict[str, Any] = {}
         if "about" in present:

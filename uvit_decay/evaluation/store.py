@@ -94,7 +94,7 @@ class Store:
         return True
 
     def add(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Write the tensors of a part: FLOATS of len(part) rows, `pictures` of at most as many, `calls` of one.
+        """Write the tensors of a part: FLOATS of len(part) rows, `images` of at most as many, `calls` of one.
 
         Raises:
             UserError: features that are not finite or do not fit those of other parts, or unwritable files.
@@ -115,7 +115,7 @@ class Store:
         path, known = self._file(part), part in self._verified
         metadata, tensors = load_tensors(path, verify=not known)
         if metadata.get(WHOSE, self._whose(part)) != self._whose(part):
-            raise UserError(f"{path} is of another store, or of other pictures of this one")
+            raise UserError(f"{path} is of another store, or of other images of this one")
         if not known:
             self._check(part, tensors)
             self._verified.add(part)
@@ -127,14 +127,14 @@ class Store:
         for name, tensor in tensors.items():
             rows, found = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
             numbers = found in [(kind, torch.float32, 2) for kind in FLOATS] and rows == count
-            pictures = found == ("pictures", torch.uint8, 4) and 0 < rows <= count
-            if not (numbers or pictures or (found == ("calls", torch.int64, 1) and rows == 1)):
-                raise UserError(f"{path} has {name} {tensor.dtype} {tuple(tensor.shape)} for {count} pictures")
+            images = found == ("images", torch.uint8, 4) and 0 < rows <= count
+            if not (numbers or images or (found == ("calls", torch.int64, 1) and rows == 1)):
+                raise UserError(f"{path} has {name} {tensor.dtype} {tuple(tensor.shape)} for {count} images")
             if numbers and not tensor.isfinite().all():
                 raise UserError(f"{path} has {name} that are not finite")
         widths = {name: tensor.shape[1] for name, tensor in tensors.items() if name in FLOATS}
         if "features" not in widths or widths != (self._widths or widths):
-            raise UserError(f"{path} has {widths} numbers for each picture, other parts have {self._widths}")
+            raise UserError(f"{path} has {widths} numbers for each image, other parts have {self._widths}")
         self._widths = widths
 
     def _file(self, part: range) -> Path:

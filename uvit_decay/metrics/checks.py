@@ -15,7 +15,7 @@ def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
     """
     if real.shape[1] != fake.shape[1]:
         raise UserError(
-            f"{metric}: the real features have {real.shape[1]} numbers a picture, the fake ones {fake.shape[1]}; "
+            f"{metric}: the real features have {real.shape[1]} numbers an image, the fake ones {fake.shape[1]}; "
             "extract both with the same network"
         )
     for side, x in (("real", real), ("fake", fake)):

@@ -60,7 +60,7 @@ def read_output(output: Any, n: int, path: Path) -> tuple[Tensor, Tensor | None]
     if len(parts) not in (1, 2) or not right:
         given = ", ".join(f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in parts)
         wanted = f"float ({n}, d) features, or those and float ({n}, k) logits"
-        raise UserError(f"{path} must give {wanted} for {n} pictures, not {given or 'nothing'}")
+        raise UserError(f"{path} must give {wanted} for {n} images, not {given or 'nothing'}")
     if not all(x.isfinite().all() for x in parts):
         raise UserError(f"{path} gives features or logits that are not finite")
     return parts[0].float(), parts[1].float() if len(parts) == 2 else None

@@ -25,7 +25,7 @@ from uvit_decay.runtime.random import generator
 if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3
 
-Pictures = UInt8[Tensor, "n c h w"]
+UInt8Images = UInt8[Tensor, "n c h w"]
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
 
@@ -51,7 +51,7 @@ class Extractor(Protocol):
     knows_labels: bool
     has_logits: bool
 
-    def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         """Load or train on the training set `images`, `labels`, and move to `device`; later calls cost nothing."""
 
     def identity(self) -> str:
@@ -60,7 +60,7 @@ class Extractor(Protocol):
         Metrics are comparable only between equal fingerprints.
         """
 
-    def __call__(self, images: Pictures) -> Features: ...
+    def __call__(self, images: UInt8Images) -> Features: ...
 
 
 def load(extractor: Extractor, shape: tuple[int, ...], device: torch.device) -> None:
@@ -100,7 +100,7 @@ class Inception:
         self.name = f"inception-v3-{protocol}"
         self.net: InceptionV3 | None = None
 
-    def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self.net is None:
             from uvit_decay.metrics.inception_net import InceptionV3, weights_file
             from uvit_decay.runtime.download import checksum
@@ -117,7 +117,7 @@ class Inception:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
-    def __call__(self, images: Pictures) -> Features:
+    def __call__(self, images: UInt8Images) -> Features:
         at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
         with full_float32(images.device):
             parts = zip(*(self.net(part) for part in _rgb(images, self.name).split(at_once)), strict=True)
@@ -127,7 +127,7 @@ class Inception:
 def _rgb(images: Tensor, who: str) -> Tensor:
     """Return RGB images, grey ones repeated; raise a UserError that names the extractor for other channel counts."""
     if images.shape[1] not in (1, 3):
-        raise UserError(f"{who} takes RGB or grey pictures, these have {images.shape[1]} channels")
+        raise UserError(f"{who} takes RGB or grey images, these have {images.shape[1]} channels")
     return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
 
 
@@ -149,7 +149,7 @@ class SmallClassifier:
         self.channels: int | None = None
         self.net: nn.Sequential | None = None
 
-    def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self.net is None:
             from uvit_decay.metrics.small_classifier import train
 
@@ -161,7 +161,7 @@ class SmallClassifier:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
-    def __call__(self, images: Pictures) -> Features:
+    def __call__(self, images: UInt8Images) -> Features:
         with full_float32(images.device):
             features = self.net[:-1](to_float(images))
             return Features(features, self.net[-1](features))
@@ -197,7 +197,7 @@ class CustomExtractor:
         self.name, self.dim, self.has_logits = self.path.name, 0, False
         self._program, self._device = None, None
 
-    def prepare(self, images: Pictures, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         if self._device == device:
             return
         from uvit_decay.metrics.custom import load
@@ -211,14 +211,14 @@ class CustomExtractor:
         except UserError:
             raise
         except Exception as error:  # any type: the user's program may raise anything
-            raise UserError(f"{self.path} cannot take {tuple(trial.shape)} pictures: {one_line(error)}") from error
+            raise UserError(f"{self.path} cannot take {tuple(trial.shape)} images: {one_line(error)}") from error
         self.dim, self.has_logits = found.features.shape[1], found.logits is not None
 
     def identity(self) -> str:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
-    def __call__(self, images: Pictures) -> Features:
+    def __call__(self, images: UInt8Images) -> Features:
         from uvit_decay.metrics.custom import read_output
 
         with full_float32(images.device):

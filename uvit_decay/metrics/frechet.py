@@ -106,6 +106,6 @@ class Moments(Metric):
         """
         n = int(self.n)
         if n < 2:
-            raise UserError(f"the Frechet distance needs at least two pictures on each side, got {n}")
+            raise UserError(f"the Frechet distance needs at least two images on each side, got {n}")
         mean = self.sum / n
         return Statistics(mean, (self.outer - n * torch.outer(mean, mean)) / (n - 1), n)

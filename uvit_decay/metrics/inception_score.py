@@ -26,7 +26,7 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
     """
     n = len(logits)
     if n < splits:
-        raise UserError(f"the Inception Score over {splits} splits needs as many pictures, got {n}")
+        raise UserError(f"the Inception Score over {splits} splits needs as many images, got {n}")
     if not logits.isfinite().all():
         raise UserError("the Inception Score: the logits hold NaN or infinity")
     order = torch.from_numpy(np.random.RandomState(ORDER_SEED).permutation(n))  # noqa: NPY002 - as torch-fidelity

@@ -38,7 +38,7 @@ def kernel_distance(
     for side, x in (("real", real), ("fake", fake)):
         if subset_size > len(x):
             raise UserError(
-                f"the kernel distance draws subsets of {subset_size} from {len(x)} {side} pictures: "
+                f"the kernel distance draws subsets of {subset_size} from {len(x)} {side} images: "
                 f"set subset_size to at most {min(len(real), len(fake))}"
             )
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator

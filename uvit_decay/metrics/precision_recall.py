@@ -61,7 +61,7 @@ def density_coverage(
     """
     check_features("density and coverage", real, fake)
     if len(fake) == 0:
-        raise UserError("density and coverage need fake pictures, got none")
+        raise UserError("density and coverage need fake images, got none")
     radii = _squared_radii("real", real, k, block)
     inside = torch.zeros(len(real), dtype=torch.int64, device=real.device)
     for _, columns, squared in _tiles(fake, real, block):
@@ -87,14 +87,14 @@ def nearest(
 def _squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
     """Return NND_k(x, X)^2 for each x of X, float32 (n,)."""
     if k < 1 or len(x) <= k:
-        raise UserError(f"the {k} nearest neighbours need more than {k} {side} pictures, got {len(x)}")
+        raise UserError(f"the {k} nearest neighbours need more than {k} {side} images, got {len(x)}")
     return _nearest_squared(x, x, k + 1, block)[0][:, k]  # the first is x itself, or a duplicate of it
 
 
 def _nearest_squared(queries: Tensor, keys: Tensor, k: int, block: int) -> tuple[Tensor, Tensor]:
     """Return the squared distances to the k nearest keys, float32 ascending, and their indices; ties by index."""
     if not 1 <= k <= len(keys):
-        raise UserError(f"the {k} nearest neighbours need at least {k} pictures to choose from, got {len(keys)}")
+        raise UserError(f"the {k} nearest neighbours need at least {k} images to choose from, got {len(keys)}")
     # topk does not specify the order of ties, so each candidate is one int64: the bits of its float32 distance in the
     # upper half, the index of the key in the lower half. Floats >= 0 are ordered like their bits, so that the smallest
     # integers are the nearest keys, ties by index. `last` is larger than any candidate.

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from uvit_decay.data.image_files import Listing, fetched, open_picture
+from uvit_decay.data.image_files import Listing, fetched, open_image
 from uvit_decay.data.members import Found, opened
-from uvit_decay.evaluation.image_sources import OfFiles, Pictures
+from uvit_decay.evaluation.image_sources import FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
 
 MODES = ("L", "P", "1", "I", "I;16")  # of PIL; with a palette (P), the indices are the classes
@@ -28,21 +28,21 @@ class Masks:
     members: tuple[int, ...]
 
     @classmethod
-    def of(cls, folder: Path, pictures: Pictures) -> Masks:
-        """Find the masks of `pictures`: cat/07.jpg has the mask cat/07.png.
+    def of(cls, folder: Path, images: ImageSource) -> Masks:
+        """Find the masks of `images`: cat/07.jpg has the mask cat/07.png.
 
         Raises:
             UserError: images without names, no such folder, or no mask in it.
         """
-        if not isinstance(pictures, OfFiles):
-            raise UserError("--masks needs pictures with names: a folder, zip or tar of them")
+        if not isinstance(images, FileImages):
+            raise UserError("--masks needs images with names: a folder, zip or tar of them")
         if not folder.is_dir():
             raise UserError(f"--masks {folder}: no such folder")
-        listing = pictures.listing
+        listing = images.listing
         members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
         if not members:
             wanted = _mask(folder, listing.members[0])
-            raise UserError(f"--masks {folder}: no mask of any of the pictures; the first would be {wanted}")
+            raise UserError(f"--masks {folder}: no mask of any of the images; the first would be {wanted}")
         return cls(folder, listing, members)
 
     def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
@@ -57,14 +57,14 @@ class Masks:
     def _one(self, index: int, fetch: Callable[[int], bytes], side: int) -> Int64[Tensor, "side side"]:
         name = self.listing.members[index]
         path = _mask(self.folder, name)
-        with open_picture(fetched(fetch, index, name), name) as picture:
-            wanted = picture.size
-        with path.open("rb") as file, open_picture(file, str(path)) as mask:
+        with open_image(fetched(fetch, index, name), name) as image:
+            wanted = image.size
+        with path.open("rb") as file, open_image(file, str(path)) as mask:
             mode, values = mask.mode, np.asarray(mask)
         if mode not in MODES:
             raise UserError(f"{path} has colours (mode {mode}): the values of a mask are classes, 255 is ignored")
         if values.shape != wanted[::-1]:
-            sizes = f"{values.shape[1]}x{values.shape[0]}, its picture {wanted[0]}x{wanted[1]}"
+            sizes = f"{values.shape[1]}x{values.shape[0]}, its image {wanted[0]}x{wanted[1]}"
             raise UserError(f"{path} is {sizes}: make them equal")
         return torch.from_numpy(_cropped(values.astype(np.int64), side))
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.diffusion.noise_path import Path
-from uvit_decay.evaluation.image_sources import Pictures
-from uvit_decay.evaluation.sources import open_pictures
+from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.evaluation.sources import open_images
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import Tapped
 from uvit_decay.representations.probing import noised
@@ -28,7 +28,7 @@ class PatchFeatures:
     Args:
         net: network, on `device`.
         path: noise path of its input.
-        pictures: images of the size that the network, or the autoencoder, takes.
+        images: images of the size that the network, or the autoencoder, takes.
         device: device of the network.
         time: noise level t.
         seed: seed of the noise.
@@ -38,7 +38,7 @@ class PatchFeatures:
 
     net: Tapped
     path: Path
-    pictures: Pictures
+    images: ImageSource
     device: torch.device
     time: float
     seed: int
@@ -56,7 +56,7 @@ class PatchFeatures:
         batch_size: int,
         vae: str | None,
     ) -> PatchFeatures:
-        """Open the images named `name` (see `open_pictures`) for the network of the checkpoint `found`.
+        """Open the images named `name` (see `open_images`) for the network of the checkpoint `found`.
 
         Raises:
             UserError: a network without stages or null label, images that are missing or of another size, `vae` for a
@@ -72,11 +72,11 @@ class PatchFeatures:
         autoencoder = decoder(found.latents, vae, device) if found.latents else None
         side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
         channels = 3 if autoencoder else net.channels
-        pictures = open_pictures(name, channels, side)
-        if pictures.shape != (channels, side, side):
-            c, h, w = pictures.shape
+        images = open_images(name, channels, side)
+        if images.shape != (channels, side, side):
+            c, h, w = images.shape
             raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
-        return cls(net.to(device), found.path, pictures, device, time, seed, batch_size, autoencoder)
+        return cls(net.to(device), found.path, images, device, time, seed, batch_size, autoencoder)
 
     def states(self, indices: Sequence[int], places: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
         """Yield float32 patch states of the stages `places` (ascending) on the CPU, batchwise; later ones never run."""
@@ -85,7 +85,7 @@ class PatchFeatures:
 
     @torch.no_grad()
     def _batch(self, part: list[int], places: Sequence[int]) -> Float[Tensor, "layers b p d"]:
-        x = self._input(self.pictures.read(part))
+        x = self._input(self.images.read(part))
         trunk = self.net.trunk(*noised(self.path, x, self.time, part, self.seed, "pictures"))
         wanted = zip(range(places[-1] + 1), trunk, strict=False)
         return torch.stack([state[:, self.net.extras :].float().cpu() for i, state in wanted if i in places])

@@ -79,9 +79,9 @@ class PatchPCA:
             raise UserError(f"patch features with {what} have no three principal components")
         if not self.count:
             self.shift = x.mean(dim=(0, 1))  # sums of differences to it keep their precision if the mean is large
-        for picture in x:  # one random stream for each image, so that the result does not depend on the batches
-            order = torch.randperm(len(picture), generator=generator("patches", len(self.kept)))
-            self.kept.append(picture[order[:SAMPLED]])
+        for image in x:  # one random stream for each image, so that the result does not depend on the batches
+            order = torch.randperm(len(image), generator=generator("patches", len(self.kept)))
+            self.kept.append(image[order[:SAMPLED]])
         centred = x.flatten(0, 1) - self.shift
         self.count += len(centred)
         self.total = self.total + centred.sum(dim=0)

@@ -89,12 +89,12 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
         raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
-            "probes need test pictures of two classes or more: name some (train.py: --data.test_path, or "
+            "probes need test images of two classes or more: name some (train.py: --data.test_path, or "
             "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
     places(net.stages, probing.layers)
     if min(len(data.train), probing.max_train) < probing.neighbours:
-        raise UserError(f"{probing.neighbours} nearest neighbours need as many training pictures")
+        raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Prober:
             "times": list(self.probing.times),
             "label": "null",
             **({} if self.precision == "float32" else {"precision": self.precision}),
-            "classifier": "logistic regression, ridge chosen on a held-out fifth of the training pictures",
+            "classifier": "logistic regression, ridge chosen on a held-out fifth of the training images",
             "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
         }
 
@@ -159,8 +159,8 @@ class Prober:
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
-        layers, pictures = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
-        size = max(1, FEATURES // (4 * pictures * self.net.dim))
+        layers, images = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
+        size = max(1, FEATURES // (4 * images * self.net.dim))
         return [layers[i : i + size] for i in range(0, len(layers), size)]
 
     def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:

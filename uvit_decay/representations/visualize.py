@@ -32,18 +32,18 @@ UNMATCHED = 255  # grey level of clusters matched to no class, and of ignored pi
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `evaluate.py features` to `parser`."""
     parser.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
-    parser.add_argument("--pictures", required=True, help="folder, zip, tar, .npz or data set, such as digits:test")
+    parser.add_argument("--images", required=True, help="folder, zip, tar, .npz or data set, such as digits:test")
     parser.add_argument("--layer", help="comma-separated numbers or names; default: the middle one")
     parser.add_argument("--time", type=float, default=0.1, help="noise level in (0, 1); default: 0.1")
-    parser.add_argument("--num", type=int, default=8, help="pictures to look at, the first 16 are drawn; default: 8")
+    parser.add_argument("--num", type=int, default=8, help="images to look at, the first 16 are drawn; default: 8")
     parser.add_argument("--views", default="pca,spectral", help="of pca,spectral,tsne; default: pca,spectral")
-    parser.add_argument("--masks", type=Path, help="folder of PNGs named as the pictures: values are classes, 255 none")
+    parser.add_argument("--masks", type=Path, help="folder of PNGs named as the images: values are classes, 255 none")
     parser.add_argument("--clusters", type=int, help="default: the number of classes in the masks, or 6")
     parser.add_argument("--neighbours", type=int, default=50, help="of a patch in spectral clustering; default: 50")
-    parser.add_argument("--fit", type=int, default=256, help="pictures that the colours of pca are of; default: 256")
-    parser.add_argument("--points", type=int, default=1000, help="pictures in t-SNE; default: 1000")
+    parser.add_argument("--fit", type=int, default=256, help="images that the colours of pca are of; default: 256")
+    parser.add_argument("--points", type=int, default=1000, help="images in t-SNE; default: 1000")
     parser.add_argument("--seed", type=int, default=0, help="of noise, k-means and t-SNE; default: 0")
-    parser.add_argument("--batch-size", type=int, default=64, help="pictures at a time; default: 64")
+    parser.add_argument("--batch-size", type=int, default=64, help="images at a time; default: 64")
     parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
     parser.add_argument("--vae", help="autoencoder that encodes for latents; default: the checkpoint's")
     parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
@@ -72,14 +72,14 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     found = checkpoint.load(options.ckpt, options.weights, options.trust)
     device = pick_device(options.device, processes.local_rank)
     features = PatchFeatures.of(
-        found, options.pictures, device, options.time, options.seed, options.batch_size, options.vae
+        found, options.images, device, options.time, options.seed, options.batch_size, options.vae
     )
     stages = found.net.stages
     layers = options.layer.split(",") if options.layer else (str(len(stages) // 2),)
     Probing((options.time,))  # raises a UserError for a time outside (0, 1)
     chosen = {i: stages[i] for i in places(stages, layers)}
-    masks = Masks.of(options.masks, features.pictures) if options.masks else None
-    classes, points = _points(options, features.pictures) if "tsne" in views else ([], [])
+    masks = Masks.of(options.masks, features.images) if options.masks else None
+    classes, points = _points(options, features.images) if "tsne" in views else ([], [])
     with claimed(options.out):
         if set(views) != {"tsne"}:
             _table(options, views, features, chosen, masks)
@@ -118,17 +118,17 @@ def _table(
     """Draw the figure of patches, one row for each image."""
     import torch
 
-    from uvit_decay.plots import picture_table
+    from uvit_decay.plots import image_table
     from uvit_decay.representations.patch_features import on_grid
 
-    pictures, order = features.pictures, _order(len(features.pictures))
+    images, order = features.images, _order(len(features.images))
     candidates = range(len(order)) if masks is None else set(masks.members)
     shown = [i for i in order if i in candidates][: options.num]
-    truth = masks.read(shown, pictures.shape[1]) if masks else None
+    truth = masks.read(shown, images.shape[1]) if masks else None
     states = torch.cat(list(features.states(shown, list(chosen))), dim=1)
     names = [f"{i} {stage.name}" for i, stage in chosen.items()]
     colours = _colours(options, features, order, list(chosen), names) if "pca" in views else []
-    columns = {"picture": _rgb(pictures.read(shown[:ROWS]))}
+    columns = {"image": _rgb(images.read(shown[:ROWS]))}
     for k, name in enumerate(names):
         if colours:
             columns[f"PCA\n{name}"] = on_grid(_bytes(colours[k](states[k, :ROWS])))
@@ -136,10 +136,10 @@ def _table(
             columns |= _clusters(options, states[k], name, truth)
     if truth is not None:
         columns["mask"] = _painted(truth[:ROWS], truth)
-    rows = [pictures.class_names[int(pictures.labels[i])] if pictures.labels is not None else str(i) for i in shown]
-    about = f"{options.ckpt.name}, {pictures.name}, t = {options.time:g}"
-    picture_table(options.out, columns, rows[:ROWS], about)
-    print(f"wrote {options.out}: {len(rows[:ROWS])} pictures of {pictures.name}")
+    rows = [images.class_names[int(images.labels[i])] if images.labels is not None else str(i) for i in shown]
+    about = f"{options.ckpt.name}, {images.name}, t = {options.time:g}"
+    image_table(options.out, columns, rows[:ROWS], about)
+    print(f"wrote {options.out}: {len(rows[:ROWS])} images of {images.name}")
 
 
 def _colours(
@@ -154,7 +154,7 @@ def _colours(
             fit.update(layer)
     found = [fit.colours() for fit in fits]
     for name, colours in zip(names, found, strict=True):
-        share, patches = 100 * float(colours.explained.sum()), f"{fits[0].count:,} patches of {len(fitted)} pictures"
+        share, patches = 100 * float(colours.explained.sum()), f"{fits[0].count:,} patches of {len(fitted)} images"
         print(f"{name}: three components hold {share:.1f} % of the variance of {patches}")
     return found
 
@@ -174,7 +174,7 @@ def _clusters(options: argparse.Namespace, states: Tensor, name: str, truth: Ten
     predicted = on_grid(found.labels, truth.shape[-1])
     for matching in ("greedy", "hungarian"):
         score = segmentation_miou(predicted, truth, matching)
-        sizes = f"{count} clusters, {len(score.classes)} classes, {len(truth)} pictures"
+        sizes = f"{count} clusters, {len(score.classes)} classes, {len(truth)} images"
         print(f"{name}: mIoU {100 * score.miou:.2f} %, {matching} matching, {sizes}, light spectral clustering")
     named = torch.where(score.matched < 0, IGNORED, score.matched)[found.labels[:ROWS]]
     return {**columns, f"{count} clusters\n{name}": on_grid(_painted(named, truth))}
@@ -198,22 +198,22 @@ def _bytes(rgb: Tensor) -> Tensor:
     return (255 * rgb).round().byte()
 
 
-def _rgb(pictures: Tensor) -> Tensor:
+def _rgb(images: Tensor) -> Tensor:
     """Convert images (n, 1 or 3, h, w) to (n, h, w, 3)."""
-    return pictures.cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+    return images.cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
 
 
 # ---- t-SNE
 
 
-def _points(options: argparse.Namespace, pictures: Pictures) -> tuple[list[int], list[int]]:
+def _points(options: argparse.Namespace, images: ImageSource) -> tuple[list[int], list[int]]:
     """Choose at most CLASSES classes, and images of them."""
-    if pictures.labels is None or len(pictures.class_names) < 2:
-        raise UserError(f"t-SNE colours classes, which {options.pictures} has not: leave tsne out of --views")
-    classes = sorted(_order(len(pictures.class_names))[:CLASSES])
-    points = [i for i in _order(len(pictures)) if int(pictures.labels[i]) in classes][: max(0, options.points)]
+    if images.labels is None or len(images.class_names) < 2:
+        raise UserError(f"t-SNE colours classes, which {options.images} has not: leave tsne out of --views")
+    classes = sorted(_order(len(images.class_names))[:CLASSES])
+    points = [i for i in _order(len(images)) if int(images.labels[i]) in classes][: max(0, options.points)]
     if len(points) < FEWEST:
-        raise UserError(f"t-SNE needs {FEWEST} pictures or more, got {len(points)}: see --pictures and --points")
+        raise UserError(f"t-SNE needs {FEWEST} images or more, got {len(points)}: see --images and --points")
     return classes, points
 
 
@@ -230,8 +230,8 @@ def _map(
 
     from uvit_decay.plots import scatter
 
-    pictures = features.pictures
-    labels = torch.tensor([classes.index(int(pictures.labels[i])) for i in points])
+    images = features.images
+    labels = torch.tensor([classes.index(int(images.labels[i])) for i in points])
     pooled = torch.cat([states.mean(dim=2) for states in features.states(points, list(chosen))], dim=1)
     if not pooled.isfinite().all():
         raise UserError("features with NaN or infinity have no t-SNE")
@@ -242,7 +242,7 @@ def _map(
         for (i, stage), x in zip(chosen.items(), pooled, strict=True)
     }
     out = options.out.with_stem(f"{options.out.stem}_tsne")
-    names = [pictures.class_names[label] for label in classes]
-    title = f"t-SNE of mean patch features: {options.ckpt.name}\n{len(points)} of {pictures.name}, t = {options.time:g}"
+    names = [images.class_names[label] for label in classes]
+    title = f"t-SNE of mean patch features: {options.ckpt.name}\n{len(points)} of {images.name}, t = {options.time:g}"
     scatter(out, panels, labels, names, title)
-    print(f"wrote {out}: {len(points)} pictures of {len(classes)} classes, perplexity {perplexity:g}")
+    print(f"wrote {out}: {len(points)} images of {len(classes)} classes, perplexity {perplexity:g}")

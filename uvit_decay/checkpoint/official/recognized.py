@@ -131,7 +131,7 @@ class Bare:
             raise self.misfit(f"its {name} has the shape {tuple(shape)}")
         return shape
 
-    def picture(self, patches: str, extras: int) -> dict[str, int]:
+    def image_layout(self, patches: str, extras: int) -> dict[str, int]:
         """Return the image and patch arguments of the network.
 
         Args:
@@ -145,9 +145,7 @@ class Bare:
         tokens = self.shape("pos_embed", 3)[1] - extras
         side = math.isqrt(max(tokens, 0))
         if side < 1 or side**2 != tokens:
-            raise UserError(
-                f"{self.where} has {tokens} positions for patches, which is no square picture: not supported"
-            )
+            raise UserError(f"{self.where} has {tokens} positions for patches, which is no square image: not supported")
         return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
 
     def blocks(self, *lists: str) -> int:

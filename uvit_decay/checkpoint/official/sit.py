@@ -101,15 +101,15 @@ def _built(**config: Any) -> SiT:
 
 def _sizes(bare: Bare) -> dict[str, Any]:
     """Return the arguments of `SiT` that names and shapes determine."""
-    picture = bare.picture("x_embedder.proj", extras=0)
+    image = bare.image_layout("x_embedder.proj", extras=0)
     decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in bare.state)
     first = "enc_blocks" if decayed else "blocks"
-    config = picture | {
+    config = image | {
         "depth": 2 * bare.blocks("enc_blocks", "dec_blocks") if decayed else bare.blocks("blocks"),
-        "mlp_ratio": bare.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / picture["dim"],
+        "mlp_ratio": bare.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / image["dim"],
         "wiring": "decayed" if decayed else "official",
     }
-    if decayed and bare.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * picture["dim"]:
+    if decayed and bare.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * image["dim"]:
         config["skip"] = "concat"
     return config
 

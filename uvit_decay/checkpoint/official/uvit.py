@@ -43,10 +43,10 @@ def recognise(bare: Bare, hints: Hints) -> Official:
 
 def _sizes(bare: Bare) -> dict[str, Any]:
     """Return the arguments of `UViT` that names and shapes determine."""
-    picture = bare.picture("patch_embed.proj", extras=2 if "label_emb.weight" in bare.state else 1)
-    return picture | {
+    image = bare.image_layout("patch_embed.proj", extras=2 if "label_emb.weight" in bare.state else 1)
+    return image | {
         "depth": 2 * bare.blocks("in_blocks", "out_blocks"),
-        "mlp_ratio": bare.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / picture["dim"],
+        "mlp_ratio": bare.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
         "skip": "out_blocks.0.skip_linear.weight" in bare.state,
         "conv": "final_layer.weight" in bare.state,
         "mlp_time_embed": "time_embed.0.weight" in bare.state,

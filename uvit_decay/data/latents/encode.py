@@ -70,7 +70,7 @@ def encode(
             be read or encoded.
     """
     if folder.resolve().is_relative_to(listing.path.resolve()):
-        raise UserError(f"{folder} is the pictures' own folder, or in it: choose another one for the latents")
+        raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
     with claimed(folder) if processes.is_main_process else nullcontext():
         if processes.is_main_process:
@@ -104,7 +104,7 @@ def _missing(listing: Listing, manifest: Manifest, folder: Path, processes: Part
 def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers: range) -> None:
     """Remove the damaged ones of these shards, with a remark; raise a UserError if a shard is of other images."""
     labels = torch.tensor(listing.labels)
-    pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     for number in numbers:
         name, part = manifest.shards[number]
         if not (folder / name).exists():
@@ -115,9 +115,9 @@ def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers:
             print(f"{error}: it is made anew", file=sys.stderr)
             (folder / name).unlink()
             continue
-        if pixels is not None and crc32(pictures[[part.start]][0], 1) != pixels[:1]:  # first image only, to save time
-            picture = f"{listing.path}: {listing.members[part.start]}"
-            raise UserError(f"{picture} is another picture than {folder / name} was made of: choose another folder")
+        if pixels is not None and crc32(images[[part.start]][0], 1) != pixels[:1]:  # first image only, to save time
+            image = f"{listing.path}: {listing.members[part.start]}"
+            raise UserError(f"{image} is another image than {folder / name} was made of: choose another folder")
 
 
 def _check_space(folder: Path, manifest: Manifest, shards: int) -> None:
@@ -140,8 +140,8 @@ def _encode_shards(
     parts = [manifest.shards[k][1] for k in numbers]
     step = manifest.batch_size
     batches = [list(part[start : start + step]) for part in parts for start in range(0, len(part), step)]
-    pictures = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
-    stream = iter(DataLoader(pictures, sampler=batches, batch_size=None, num_workers=workers))
+    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    stream = iter(DataLoader(images, sampler=batches, batch_size=None, num_workers=workers))
     who = f" ({processes.process_index + 1} of {processes.num_processes})" if processes.num_processes > 1 else ""
     total = sum(map(len, batches))
     with tqdm(total=total, unit="image", desc=f"encoding{who}", disable=not processes.is_main_process) as bar:
@@ -160,11 +160,11 @@ def _encode_shard(
     sums, start = _Sums(manifest.latents), 0
     for images, batch_labels in batches:
         part = slice(start, start := start + len(images))
-        for side, pictures in enumerate((images, images.flip(-1))):
-            moments[part, side] = autoencoder.encode(pictures).to("cpu", moments.dtype)
+        for side, oriented in enumerate((images, images.flip(-1))):
+            moments[part, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
         if not torch.isfinite(moments[part]).all():
             raise UserError(
-                f"latents of pictures {first + part.start} to {first + part.stop - 1} are not finite in "
+                f"latents of images {first + part.start} to {first + part.stop - 1} are not finite in "
                 f"{manifest.dtype}: try --dtype bfloat16, in another folder"
             )
         labels[part], pixels[part] = batch_labels, crc32(images, 1)

@@ -156,7 +156,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     """
     path = folder / NAME
     if not path.is_file():
-        command = f"python -m uvit_decay.data.latents encode <pictures> {folder}"
+        command = f"python -m uvit_decay.data.latents encode <images> {folder}"
         raise UserError(f"{folder} holds no latents (no {NAME}): make them with {command}")
     values = read_json(path, dict[str, object])
     if values.get("version") != VERSION:

@@ -84,7 +84,7 @@ def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -
     path = folder / manifest.shards[number][0]
     metadata, tensors = _open(folder, manifest, number, verify=True)
     if not torch.equal(tensors["labels"], labels):
-        raise UserError(f"{path} has labels of other pictures")
+        raise UserError(f"{path} has labels of other images")
     if not tensors["moments"].isfinite().all():
         raise UserError(f"{path} holds moments that are not finite")
     _sums(path, manifest, metadata)
@@ -143,7 +143,7 @@ class LatentSet(ImageSet):
             raise UserError(f"{error}: {MEND}") from error
         if labels.dtype != torch.int64 or labels.shape != (manifest.count,):
             found = f"{labels.dtype} {tuple(labels.shape)}"
-            raise UserError(f"{path} has labels {found}, the manifest {manifest.count} pictures: {MEND}")
+            raise UserError(f"{path} has labels {found}, the manifest {manifest.count} images: {MEND}")
         counts = list(manifest.classes.values()) or [manifest.count]
         inside = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
         if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:

@@ -1,4 +1,4 @@
-"""Decoding one picture: modes, transparency, depths, the crop."""
+"""Decoding one image: modes, transparency, depths, the crop."""
 
 import io
 import struct
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import ROOT
-from picture_noise import SIZE, noise
+from image_noise import SIZE, noise
 from PIL import Image
 
 from uvit_decay.data.image_files import Listing, centre_crop, decode, read
@@ -187,7 +187,7 @@ def test_bomb(tmp_path):
 
 
 def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:
-    """As guided-diffusion and DiT have it, step by step, with no shortcut for pictures that fit."""
+    """As guided-diffusion and DiT have it, step by step, with no shortcut for images that fit."""
     while min(*pil_image.size) >= 2 * image_size:
         pil_image = pil_image.resize(tuple(x // 2 for x in pil_image.size), resample=Image.BOX)
     scale = image_size / min(*pil_image.size)
@@ -205,15 +205,15 @@ SIDES = [1, 3, 7, 8, 9, 15, 16, 17, 31, 33, 47, 63, 65, 71]
 def test_crop_is_that_of_adm(size):
     for width in SIDES:
         for height in SIDES:
-            picture = Image.fromarray(noise(height, width, 3, seed=width))
-            ours = decode(saved(picture, "BMP"), "x", size, 3)
-            assert (ours.transpose(1, 2, 0) == adm_crop(picture, size)).all(), (width, height)
+            image = Image.fromarray(noise(height, width, 3, seed=width))
+            ours = decode(saved(image, "BMP"), "x", size, 3)
+            assert (ours.transpose(1, 2, 0) == adm_crop(image, size)).all(), (width, height)
 
 
-def test_crop_of_a_picture_that_fits_changes_nothing():
-    picture = Image.fromarray(noise(33, 33, 3))
-    assert (np.asarray(centre_crop(picture, 33)) == np.asarray(picture)).all()
-    assert (np.asarray(picture) == adm_crop(picture, 33)).all()
+def test_crop_of_a_image_that_fits_changes_nothing():
+    image = Image.fromarray(noise(33, 33, 3))
+    assert (np.asarray(centre_crop(image, 33)) == np.asarray(image)).all()
+    assert (np.asarray(image) == adm_crop(image, 33)).all()
 
 
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="no photographs here")

@@ -1,4 +1,4 @@
-"""Pictures that would run programs, take all memory, or never end: refused before they can."""
+"""Images that would run programs, take all memory, or never end: refused before they can."""
 
 import io
 import os
@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from picture_noise import SIZE, noise, tarred, tree, zipped
+from image_noise import SIZE, noise, tarred, tree, zipped
 from PIL import EpsImagePlugin, Image
-from test_picture_decoding import png
+from test_image_decoding import png
 
 from uvit_decay.data import members
 from uvit_decay.data.classes import class_list
-from uvit_decay.data.image_files import Listing, decode, list_pictures, read, size_of
+from uvit_decay.data.image_files import Listing, decode, list_images, read, size_of
 from uvit_decay.runtime.errors import UserError
 
 
@@ -42,7 +42,7 @@ def eps() -> bytes:
 
 
 def iptc() -> bytes:
-    """An IPTC file whose picture is an EPS."""
+    """An IPTC file whose image is an EPS."""
     fields = {(3, 60): b"\1\0", (3, 20): bytes([SIZE]), (3, 30): bytes([SIZE]), (3, 120): b"\5", (8, 10): eps()}
     packed = (struct.pack(">BBBH", 0x1C, *tag, len(data)) + data for tag, data in fields.items())
     return b"".join(packed) + bytes(5)
@@ -67,10 +67,10 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
     folder.mkdir()
     (folder / name).write_bytes(content())
     (folder / "x.eps").write_bytes(eps())
-    listing = list_pictures(folder)
+    listing = list_images(folder)
     assert listing.members == (name,)
     for look in (size_of, lambda listing: read(listing, SIZE, 3)):
-        with pytest.raises(UserError, match=f"{name}: not a picture that PIL knows"):
+        with pytest.raises(UserError, match=f"{name}: not an image that PIL knows"):
             look(listing)
     assert not ghostscript.exists()
 
@@ -79,7 +79,7 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 65000), (65000, 1), (2, 10000)])
-def test_a_picture_that_would_grow_without_bound_is_refused(width, height):
+def test_a_image_that_would_grow_without_bound_is_refused(width, height):
     rows = (b"\0" + bytes(width)) * height
     words = f"x: {width}x{height} is too long to be scaled to 256 on its shorter side"
     with pytest.raises(UserError, match=words):
@@ -87,7 +87,7 @@ def test_a_picture_that_would_grow_without_bound_is_refused(width, height):
     assert decode(png(width, height, 8, 0, rows), "x", 8, 1).shape == (1, 8, 8)
 
 
-def test_the_longest_pictures_that_fit_are_scaled():
+def test_the_longest_images_that_fit_are_scaled():
     rows = (b"\0" + bytes(3)) * 40_000
     assert decode(png(3, 40_000, 8, 0, rows), "x", 64, 1).shape == (1, 64, 64)
 
@@ -98,7 +98,7 @@ def test_more_pixels_than_fit_are_refused_before_they_are_decoded(side, recwarn)
         decode(png(side, side, 8, 0, b"\0"), "x", SIZE, 3)
 
 
-def test_pictures_of_a_size_that_cannot_be_meant_are_refused():
+def test_images_of_a_size_that_cannot_be_meant_are_refused():
     with pytest.raises(UserError, match="must lie between 1 and 9459, not 1000000000"):
         read(Listing(Path(), ("a",), (0,), ()), 10**9, 3)
 
@@ -116,9 +116,9 @@ def packed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", range(4))
-def test_a_file_that_is_larger_than_any_picture_is_not_read(tmp_path, monkeypatch, kind):
-    listing = list_pictures(packed(tmp_path, monkeypatch)[kind])
-    with pytest.raises(UserError, match=r"1 of 2 pictures .* c/b.png: 5,2\d\d bytes, more than the 5,000 that"):
+def test_a_file_that_is_larger_than_any_image_is_not_read(tmp_path, monkeypatch, kind):
+    listing = list_images(packed(tmp_path, monkeypatch)[kind])
+    with pytest.raises(UserError, match=r"1 of 2 images .* c/b.png: 5,2\d\d bytes, more than the 5,000 that"):
         read(listing, SIZE, 3)
 
 
@@ -130,7 +130,7 @@ def test_a_zip_member_that_unpacks_to_more_than_it_says_is_cut_there(tmp_path, m
     content = path.read_bytes()
     path.write_bytes(content.replace(struct.pack("<I", 2**24), struct.pack("<I", 1000)))
     with pytest.raises(UserError, match="a.png: "):
-        read(list_pictures(path), SIZE, 3)
+        read(list_images(path), SIZE, 3)
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
@@ -139,7 +139,7 @@ def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path, kind):
     entry.type, entry.size = kind, 2**40
     (tmp_path / "t.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
     with pytest.raises(UserError, match="t.tar: not a tar, or one that is damaged or cut short"):
-        list_pictures(tmp_path / "t.tar")
+        list_images(tmp_path / "t.tar")
 
 
 # --- no end ----------------------------------------------------------------------------------------------------------
@@ -148,14 +148,14 @@ def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path, kind):
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     folder = tree(tmp_path / "data", ["a.png"])
     os.mkfifo(folder / "x.png")
-    with at_most(20), pytest.raises(UserError, match="1 of 2 pictures .*the first is x.png: not a regular file"):
-        read(list_pictures(folder), SIZE, 3)
+    with at_most(20), pytest.raises(UserError, match="1 of 2 images .*the first is x.png: not a regular file"):
+        read(list_images(folder), SIZE, 3)
     tars = tmp_path / "tars"
     tars.mkdir()
     os.mkfifo(tars / "x.tar")
     for path in (folder / "x.png", tars, tars / "x.tar", Path("/dev/zero")):
         with at_most(20), pytest.raises(UserError, match=f"{path}.*: not a regular file"):
-            list_pictures(path)
+            list_images(path)
     for path in (folder / "x.png", Path("/dev/zero")):
         with at_most(20), pytest.raises(UserError, match=f"{path} is no file"):
             class_list(path)
@@ -167,17 +167,17 @@ def test_links_that_lead_to_a_folder_twice_are_named(tmp_path, links):
     for name, target in links.items():
         (folder / name).symlink_to(target)
     with at_most(20), pytest.raises(UserError, match=f"{folder}: a link makes .* and .* one folder: remove it"):
-        list_pictures(folder)
+        list_images(folder)
 
 
-def test_links_that_lead_nowhere_are_pictures_that_cannot_be_read(tmp_path):
+def test_links_that_lead_nowhere_are_images_that_cannot_be_read(tmp_path):
     folder = tree(tmp_path / "data", ["a.png"])
     (folder / "x.png").symlink_to("gone")
-    with pytest.raises(UserError, match=r"1 of 2 pictures .*x.png: .*No such file"):
-        read(list_pictures(folder), SIZE, 3)
+    with pytest.raises(UserError, match=r"1 of 2 images .*x.png: .*No such file"):
+        read(list_images(folder), SIZE, 3)
 
 
 def test_the_home_of_nobody_is_no_path():
-    for look, words in ((list_pictures, "no such folder"), (class_list, "neither a text file")):
+    for look, words in ((list_images, "no such folder"), (class_list, "neither a text file")):
         with pytest.raises(UserError, match=f"~nobody_here/x: {words}"):
             look("~nobody_here/x")

@@ -1,4 +1,4 @@
-"""Random pixels, and the folders, zips and tars that the tests of pictures write them to."""
+"""Random pixels, and the folders, zips and tars that the tests of images write them to."""
 
 import io
 import tarfile
@@ -16,7 +16,7 @@ def noise(*shape: int, seed: int = 0) -> np.ndarray:
 
 
 def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
-    """A folder with one distinct picture for each name."""
+    """A folder with one distinct image for each name."""
     for seed, name in enumerate(names):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(noise(size, size, 3, seed=seed)).save(root / name)
@@ -49,7 +49,7 @@ def tar_of(file: Path, members: dict[str, bytes]) -> Path:
 
 
 def class_tars(folder: Path, target: Path) -> Path:
-    """A folder with a tar for each class folder, its pictures at the top: what the official tar of ImageNet holds."""
+    """A folder with a tar for each class folder, its images at the top: what the official tar of ImageNet holds."""
     target.mkdir()
     for inside in folder.iterdir():
         tarred(inside, target / f"{inside.name}.tar", layout=tarfile.GNU_FORMAT)
