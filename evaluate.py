@@ -127,15 +127,15 @@ def _refuse_sampling(options: argparse.Namespace) -> None:
 
 def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "ImageSource":
     """Return the images to evaluate: those of --samples, or samples of --ckpt."""
-    from uvit_decay.evaluation.generated import OfCheckpoint
+    from uvit_decay.evaluation.generated import CheckpointImages
     from uvit_decay.evaluation.sources import open_images
-    from uvit_decay.samples import Sampled
+    from uvit_decay.samples import Samples
 
     if options.ckpt is None:
         _refuse_sampling(options)
         return open_images(options.samples, channels, options.image_size)
-    sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
-    return OfCheckpoint(options.ckpt, sampled, options.num or 50_000, channels)
+    sampled = Samples.from_options(options.ckpt, options, processes.local_rank)
+    return CheckpointImages(options.ckpt, sampled, options.num or 50_000, channels)
 
 
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
@@ -162,7 +162,7 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
     check_writable(out)
     if options.save_samples is not None:
         check_writable(options.save_samples)
-    with claimed(out, processes.first):
+    with claimed(out, processes.is_main):
         judge(options, comparison, out, processes)
 
 
@@ -173,7 +173,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
     from uvit_decay.image_io import save_npz
 
     store, against = comparison.extracted(out.with_suffix(".features"), processes, options.save_samples is not None)
-    if not processes.first:
+    if not processes.is_main:
         return
     report = comparison.report(store, against)
     save_json(out, comparison, report)
@@ -205,10 +205,10 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     prepare(extractor, images, device)
     keep = ["features", *(["spatial"] if options.spatial else [])]
     store = cached_features(images, extractor, keep, options.batch_size, processes, device)
-    if processes.first:
-        about = {"extractor": extractor.identity(), **images.describe()}
+    if processes.is_main:
+        about = {"extractor": extractor.fingerprint(), **images.describe()}
         save_statistics(options.out, {kind: store.statistics(kind) for kind in keep}, about)
-        print(f"wrote {options.out}: {len(images):,} images of {images.name}, {extractor.identity()}")
+        print(f"wrote {options.out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")
 
 
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
@@ -238,7 +238,7 @@ def probe(options: argparse.Namespace, processes: "Processes") -> None:
     out = options.out or Path("probes") / (name if precision == "float32" else f"{name}-{precision}")
     check_writable(out, folder=True)
     about = {"checkpoint": str(options.ckpt), "step": found.step, "weights": found.weights}
-    with claimed(out, processes.first):
+    with claimed(out, processes.is_main):
         grid = Prober(found.net.to(device), found.path, data, probing, device, precision).grid(processes, show=True)
         if grid is not None:
             grid.save(out, f"Linear probe of {options.ckpt.name}, test accuracy in %", about)

@@ -57,7 +57,7 @@ def check(options: argparse.Namespace) -> None:
         check_folder(out)
 
 
-def write(out: Path, sampled: "Sampled", numbers: Sequence[int], images: "Iterator[Tensor]") -> None:
+def write(out: Path, sampled: "Samples", numbers: Sequence[int], images: "Iterator[Tensor]") -> None:
     """Write the images with these indices; batch by batch, except a grid, which is assembled in memory."""
     import torch
 
@@ -91,17 +91,17 @@ def main(args: Sequence[str]) -> None:
 def make(options: argparse.Namespace, processes: "Processes") -> None:
     """Sample this rank's share of the images; rank 0 holds a lock on the output, gathers and writes all of them."""
     from uvit_decay.runtime.files import claimed
-    from uvit_decay.samples import Sampled
+    from uvit_decay.samples import Samples
 
-    sampled = Sampled.from_options(options.ckpt, options, processes.local_rank)
+    sampled = Samples.from_options(options.ckpt, options, processes.local_rank)
     if options.out.suffix.lower() == ".png":  # at most 10 classes, a column each
         classes = sampled.classes if options.classes else sampled.classes[:10]
         sampled = replace(sampled, classes=classes, at_random=options.labels == "random")
-    with claimed(options.out, processes.first):
+    with claimed(options.out, processes.is_main):
         make_missing(options, sampled, processes)
 
 
-def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Processes") -> None:
+def make_missing(options: argparse.Namespace, sampled: "Samples", processes: "Processes") -> None:
     """Sample and write all images but those that the folder holds already."""
     from tqdm import tqdm
 
@@ -111,15 +111,15 @@ def make_missing(options: argparse.Namespace, sampled: "Sampled", processes: "Pr
     num = options.num or (10 * len(sampled.classes) or 64)
     numbers: Sequence[int] = range(num)
     if not options.out.suffix:
-        numbers = processes.share(missing(options.out, sampled, num) if processes.first else [])
+        numbers = processes.broadcast(missing(options.out, sampled, num) if processes.is_main else [])
     jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), options.batch_size, processes.size)]
-    parts = processes.in_order(jobs, lambda part: sampled.images(part).cpu())
-    if not processes.first:
+    parts = processes.map_ordered(jobs, lambda part: sampled.images(part).cpu())
+    if not processes.is_main:
         list(parts)  # yields nothing on this rank, but does its share of the work
         return
     seconds = sampled.seconds(len(numbers), options.batch_size) / processes.size
     if seconds > LONG:
-        evaluations = sampled.sampling.evaluations or "adaptively many (about 100, one image after the other)"
+        evaluations = sampled.sampling.nfe or "adaptively many (about 100, one image after the other)"
         each = f"{len(numbers)} images, each {evaluations} network evaluations"
         print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
     what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"

@@ -20,7 +20,6 @@ from uvit_decay.data.classes import class_hash
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet, write_labels, write_shard
 from uvit_decay.image_io import to_float
-from uvit_decay.nn.sizes import build
 from uvit_decay.runtime.random import normal
 
 IMAGENET = 1_281_167

@@ -17,8 +17,8 @@ import math
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, Path, SDDiscrete, expand
+from uvit_decay.diffusion.denoiser import Denoiser
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
@@ -26,7 +26,7 @@ from uvit_decay.runtime.random import normal
 CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]], dtype=torch.float64)
 WEIGHTS = torch.tensor([0.3, 0.7], dtype=torch.float64)
 SPREAD = 0.15
-PATHS: list[Path] = [VP(), SDDiscrete(), Linear(), GVP()]
+PATHS: list[NoisePath] = [VP(), SDDiscrete(), Linear(), GVP()]
 STEPS = (20, 40, 80, 160)
 REFERENCE = 1000  # Heun steps
 FLOOR = 1e-4
@@ -40,7 +40,7 @@ def exact(size: int, seed: int) -> Tensor:
     return points.reshape(4, size, size, 2).movedim(-1, 1)
 
 
-def flow(path: Path) -> Flow:
+def denoiser(path: NoisePath) -> Denoiser:
     """E[x | x_t] of the mixture, and the noise that belongs to it."""
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,24 +54,24 @@ def flow(path: Path) -> Flow:
         x = (logits.softmax(0) * (centres + alpha * SPREAD**2 / variance * offsets)).sum(0)
         return x, (x_t - alpha * x) / sigma
 
-    return Flow(denoise, path)
+    return Denoiser(denoise, path)
 
 
-def noise(path: Path, size: int) -> Tensor:
+def noise(path: NoisePath, size: int) -> Tensor:
     """Exact states at t = 1, where SD's schedule still shows the data."""
     x = exact(size, seed=1)
     one = torch.ones(len(x), dtype=x.dtype)
-    return path.noised(x, torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2)), one)
+    return path.add_noise(x, torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(2)), one)
 
 
-def final(name: str, path: Path, x: Tensor, steps: int) -> Tensor:
+def final(name: str, path: NoisePath, x: Tensor, steps: int) -> Tensor:
     """The sample that the sampler makes of x."""
     rows = torch.arange(len(x))
 
     def draw(step: int) -> Tensor:
         return normal("sampler-error", step, rows=rows, shape=x.shape[1:])
 
-    for _, state in SAMPLERS[name].run(flow(path), x, steps, draw):
+    for _, state in SAMPLERS[name].run(denoiser(path), x, steps, draw):
         x = state
     return x
 
@@ -89,7 +89,7 @@ def distance(a: Tensor, b: Tensor) -> float:
     return (a - b).norm(dim=1).median().item()
 
 
-def errors(name: str, path: Path, x: Tensor, reference: Tensor) -> list[float]:
+def errors(name: str, path: NoisePath, x: Tensor, reference: Tensor) -> list[float]:
     """Distance from the reference at each of STEPS."""
     return [distance(final(name, path, x, steps), reference) for steps in STEPS]
 
@@ -100,7 +100,7 @@ def order(found: list[float]) -> float:
     return math.log(found[0] / found[last]) / math.log(STEPS[last] / STEPS[0])
 
 
-def sound(name: str, path: Path) -> bool:
+def sound(name: str, path: NoisePath) -> bool:
     """Whether the sampler takes the path."""
     try:
         SAMPLERS[name].check(path)
@@ -125,7 +125,7 @@ def main() -> None:
                 continue
             off = sliced_wasserstein(final(name, path, x, sampler.steps), truth)
             line = f"{type(path).__name__:11} {name:15} {sampler.steps:5d} {off:7.4f}"
-            if sampler.evaluations(1) is None:
+            if sampler.nfe(1) is None:
                 line += f"  {distance(final(name, path, x, 1), reference):7.1e}"
             elif not sampler.stochastic:
                 found = errors(name, path, x, reference)

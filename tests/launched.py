@@ -19,12 +19,12 @@ def main(jobs: int, fails: str, result: Path) -> None:
         return job, processes.rank
 
     done = []
-    for pair in processes.in_order(range(jobs), work):
+    for pair in processes.map_ordered(range(jobs), work):
         done.append(pair)
         if fails == f"result {pair[0]}":
             raise UserError(f"result {pair[0]} has failed")
-    shared = processes.share({"from": processes.rank})
-    joined = Processes.joined()
+    shared = processes.broadcast({"from": processes.rank})
+    joined = Processes.current()
     seen = [processes.rank, processes.size, joined.rank, joined.size, joined.local_rank]
     processes.end()
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]

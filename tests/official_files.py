@@ -11,11 +11,11 @@ from uvit_reference import SMALL, VARIANTS, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.nn import UViT
 
 HERE = Path("file.pth")
-TINY = Hints(heads=SMALL["heads"])
+TINY = ImportOptions(heads=SMALL["heads"])
 CASES = {**VARIANTS, "labels": dict(num_classes=10), "latents": dict(channels=4)}  # 11 rows: 10 classes and none
 del CASES["time-1000"]  # which no file tells
 

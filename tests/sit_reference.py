@@ -87,7 +87,7 @@ def mlp(w, name, h):
     return linear(w, name + ".fc2", h)
 
 
-def trunk(w, h, c, *, depth, heads, alphas=None, betas=None):
+def forward_intermediates(w, h, c, *, depth, heads, alphas=None, betas=None):
     """The blocks between the embeddings and the head, of the wiring whose names `w` has."""
     alphas, betas = iter(alphas or [1.0] * (2 * depth)), iter(betas or [1.0] * (2 * depth))
 
@@ -129,7 +129,7 @@ def official_forward(
     c = linear(w, "t_embedder.mlp.2", functional.silu(c))
     if y is not None:
         c = c + w["y_embedder.embedding_table.weight"][y]
-    h = trunk(w, h, c, depth=depth, heads=heads, alphas=alphas, betas=betas)
+    h = forward_intermediates(w, h, c, depth=depth, heads=heads, alphas=alphas, betas=betas)
     shift, scale = linear(w, "final_layer.adaLN_modulation.1", functional.silu(c)).chunk(2, dim=1)
     h = linear(w, "final_layer.linear", modulated(h, shift, scale))
 

@@ -19,7 +19,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import SiT
-from uvit_decay.samples import Sampled
+from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import add_sampling_options, chosen_sampling
 
 
@@ -252,7 +252,7 @@ def test_clipping_is_asked_for_and_named(trained, tmp_path, monkeypatch, capsys)
     [([], True), (["--sampler", "uvit-em"], False), (["--no-clip"], False), (["--sampler", "uvit-em", "--clip"], True)],
 )
 def test_a_description_says_whether_pixels_are_clipped(trained, options, flags, clips):
-    assert Sampled.from_options(trained, options(*flags)).describe()["clip"] is clips
+    assert Samples.from_options(trained, options(*flags)).describe()["clip"] is clips
 
 
 def test_an_array_has_the_classes_of_its_images(trained, tmp_path, monkeypatch):
@@ -303,12 +303,12 @@ def options():
 
 
 def test_images_are_a_source_that_says_what_it_is(trained, options):
-    sampled = Sampled.from_options(trained, options("--steps", "3", "--guidance", "2", "--seed", "5"))
+    sampled = Samples.from_options(trained, options("--steps", "3", "--guidance", "2", "--seed", "5"))
     assert sampled.shape == (1, 8, 8)
     assert sampled.labels([9, 10, 13]) == [9, 0, 3]
     together = sampled.images(range(7, 10))
     assert (together.dtype, tuple(together.shape)) == (torch.uint8, (3, 1, 8, 8))
-    assert sampled.network_calls == 3 * 3 * 2
+    assert sampled.nfe == 3 * 3 * 2
     assert torch.equal(together[1:], sampled.images([8, 9]))
     assert sampled.name() == "ema_dpm++3_w2_seed5"
     described = json.loads(json.dumps(sampled.describe()))
@@ -317,13 +317,13 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
         "weights": "ema",
         "sampler": "dpm++",
         "steps": 3,
-        "evaluations": 3,
+        "nfe": 3,
         "guidance": 2.0,
         "seed": 5,
     }
     assert wanted.items() <= described.items()
     assert described["labels"] == "all 10 classes in turn"
-    some = Sampled.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
+    some = Samples.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
     assert some.describe()["labels"] == "classes 1,2 in turn"
     assert some.name() == "raw_dpm++4_w2_seed0_classes1-2"
 
@@ -331,15 +331,15 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
 @pytest.mark.parametrize("classes", [[], ["--classes", "7,2,5"]])
 def test_random_labels_are_functions_of_seed_and_number(trained, options, classes):
     flags = ["--steps", "2", "--labels", "random", *classes]
-    sampled = Sampled.from_options(trained, options(*flags))
+    sampled = Samples.from_options(trained, options(*flags))
     found = sampled.labels(range(3000))
     assert sampled.labels([2999, 5]) == [found[2999], found[5]]
-    assert found != Sampled.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
+    assert found != Samples.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
     wanted = [2, 5, 7] if classes else list(range(10))
     counts = np.array([found.count(label) for label in wanted])
     assert counts.sum() == 3000
     assert 0 < ((counts - 3000 / len(wanted)) ** 2 / (3000 / len(wanted))).sum() < 30  # chi square, 9 or 2 degrees
-    alone = Sampled.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
+    alone = Samples.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
     assert torch.equal(sampled.images([5]), alone.images([5])), "the image is of its label"
     assert "_random-labels" in sampled.name()
     assert sampled.describe()["labels"].endswith("at random")
@@ -363,7 +363,7 @@ def test_another_sampler_than_the_checkpoints_clips_as_it_does(options):
     ],
 )
 def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_path, monkeypatch, flags, drawn):
-    sampled = Sampled.from_options(trained, options(*flags))
+    sampled = Samples.from_options(trained, options(*flags))
     assert (sampled.labels(range(20)) != [*range(10)] * 2) is drawn
     assert ("random-labels" in sampled.name()) is drawn
     base = ["--ckpt", trained, "-n", "20", "--steps", "1", *flags]
@@ -376,7 +376,7 @@ def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_pa
 
 
 def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):
-    sampled = Sampled.from_options(trained, options())
+    sampled = Samples.from_options(trained, options())
     lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]
     latent = replace(sampled.found, latents={"vae": "stabilityai/sd-vae-ft-ema"})
     others = [replace(sampled, found=latent, vae=vae) for vae in (latent.latents["vae"], "elsewhere/sd-vae-ft-mse")]
@@ -387,7 +387,7 @@ def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, option
 
 
 def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):
-    sampled, threads = Sampled.from_options(trained, options()), torch.get_num_threads()
+    sampled, threads = Samples.from_options(trained, options()), torch.get_num_threads()
     assert 0 < sampled.seconds(100, 64) < 60
-    assert sampled.network_calls == 0
+    assert sampled.nfe == 0
     assert torch.get_num_threads() == threads

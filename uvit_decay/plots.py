@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Looks = Sequence[Mapping[str, float]]  # results of one run, in the order of steps
+History = Sequence[Mapping[str, float]]  # results of one run, in the order of steps
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
 SHAPES = "osD^vP<X>*"
@@ -57,7 +57,7 @@ def heat_map(
 
 def learning_curves(
     path: Path,
-    groups: Mapping[str, Sequence[Looks]],
+    groups: Mapping[str, Sequence[History]],
     x: str,
     names: Mapping[str, str],
     against: tuple[str, str],
@@ -98,7 +98,7 @@ def _save(figure: Figure, path: Path) -> None:
         figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
 
 
-def _curves(axes: Axes, runs: Sequence[Looks], x: str, key: str, colour: tuple[float, ...]) -> None:
+def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple[float, ...]) -> None:
     """Draw each run, and their mean at the steps that all of them have."""
     if len(runs) > 1:  # a single run is its mean
         for run in runs:

@@ -12,7 +12,7 @@ from uvit_decay.runtime.files import remove_remains, replacing
 from uvit_decay.runtime.plain import read_json
 
 if TYPE_CHECKING:
-    from uvit_decay.samples import Sampled
+    from uvit_decay.samples import Samples
 
 ABOUT = "sampling.json"
 
@@ -23,7 +23,7 @@ def check_folder(folder: Path) -> None:
         raise UserError(f"--out {folder}: the folder is not empty, and its files would be mixed with the new ones")
 
 
-def missing(folder: Path, sampled: Sampled, num: int) -> list[int]:
+def missing(folder: Path, sampled: Samples, num: int) -> list[int]:
     """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
 
     Raises:

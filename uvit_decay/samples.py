@@ -17,12 +17,12 @@ from uvit_decay import checkpoint
 from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.diffusion.sampling import (
-    Counted,
+    DiffusionModel,
+    NFECounter,
     Sampling,
-    Source,
     estimated_seconds,
     generate_uint8,
-    image_evaluations,
+    total_nfe,
 )
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError, one_line
@@ -34,7 +34,7 @@ TINY = 5_000_000  # parameters
 
 
 @dataclass(frozen=True)
-class Sampled:
+class Samples:
     """An unbounded sequence of samples; sample i depends only on (checkpoint, seed, i, label of i).
 
     Args:
@@ -46,23 +46,23 @@ class Sampled:
         at_random: whether classes are drawn at random, rather than taken in turn.
         seed: seed of noise and random labels.
         shape: (c, h, w) of an image.
-        finish: function from the float samples of the network to uint8 images.
+        decode: function from the float samples of the network to uint8 images.
         vae: hub id or folder of the autoencoder that decodes latents; None for pixels.
     """
 
     ckpt: Path
     found: Checkpoint
-    source: Source
+    source: DiffusionModel
     sampling: Sampling
     classes: list[int]
     at_random: bool
     seed: int
     shape: tuple[int, int, int]
-    finish: Callable[[Tensor], Tensor]
+    decode: Callable[[Tensor], Tensor]
     vae: str | None = None
 
     @classmethod
-    def from_options(cls, ckpt: Path, options: argparse.Namespace, local_rank: int = 0) -> Sampled:
+    def from_options(cls, ckpt: Path, options: argparse.Namespace, local_rank: int = 0) -> Samples:
         """Load a checkpoint and apply the options of `add_sampling_options`.
 
         Args:
@@ -83,18 +83,18 @@ class Sampled:
         at_random = sampling.method.paper if options.labels is None else options.labels == "random"
         if options.vae is not None and not found.latents:
             raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-        counted = replace(source, net=Counted(source.net))
+        counted = replace(source, net=NFECounter(source.net))
         made = cls(ckpt, found, counted, sampling, classes, at_random, options.seed, source.shape, to_uint8)
         if not found.latents:
             return made
         autoencoder = decoder(found.latents, options.vae, source.device)
         shape = (3, *(side * autoencoder.space.factor for side in source.shape[1:]))
-        return replace(made, shape=shape, finish=autoencoder.decode, vae=autoencoder.space.vae)
+        return replace(made, shape=shape, decode=autoencoder.decode, vae=autoencoder.space.vae)
 
     def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
         with self._threads():
-            return generate_uint8(self.source, self.sampling, indices, self.labels(indices), self.seed, self.finish)
+            return generate_uint8(self.source, self.sampling, indices, self.labels(indices), self.seed, self.decode)
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
         """Return the classes of samples i, functions of (seed, i) alone; None for an unconditional network."""
@@ -106,13 +106,13 @@ class Sampled:
         return [self.classes[place] for place in (places % len(self.classes)).tolist()]
 
     @property
-    def network_calls(self) -> int:
+    def nfe(self) -> int:
         """Network evaluations of this process so far, per image; a guided step counts twice."""
-        return self.source.net.evaluations
+        return self.source.net.nfe
 
     def seconds(self, count: int, batch_size: int) -> float:
         """Return the estimated time of one process for `count` images, in seconds."""
-        evaluations = image_evaluations(count, self.sampling)
+        evaluations = total_nfe(count, self.sampling)
         with self._threads():
             uncounted = replace(self.source, net=self.found.net)
             batch = self.sampling.at_once(min(count, batch_size))

@@ -30,7 +30,7 @@ BOUNDS = {  # least and largest values of options of all scripts
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add all sampling options but checkpoint, number of images and output; see `Sampled.from_options`."""
+    """Add all sampling options but checkpoint, number of images and output; see `Samples.from_options`."""
     parser.add_argument("--classes", help="comma-separated class numbers; default: all, the first 10 in a grid")
     parser.add_argument(
         "--labels",

@@ -14,7 +14,7 @@ from uvit_reference import SMALL, inputs, official_forward, official_shapes, ran
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import Hints, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions, recognise
 from uvit_decay.diffusion.noise_path import VP, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import UViT
@@ -49,7 +49,7 @@ def test_published_configurations_are_recognised(name, image, rows, count, class
     options = UVIT_SIZES[size] | image | dict(patch_size=int(patch_size))
     shapes = official_shapes(**options, num_classes=rows, null_label=False)
     state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    found = recognise(state, Hints(), HERE)
+    found = recognise(state, ImportOptions(), HERE)
     net, description = found.net, found.description("file.pth")
     time_scale = 999.0 if path == VP() else 1000.0
     assert (found.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
@@ -77,19 +77,19 @@ def test_a_null_label_is_guessed_from_the_rows_or_said(rows, classes):
     guessed = recognise(state, TINY, HERE).net
     assert (guessed.num_classes, guessed.null_label) == (classes, classes < rows)
     for said in (rows, rows - 1):
-        net = recognise(state, Hints(heads=2, num_classes=said), HERE).net
+        net = recognise(state, ImportOptions(heads=2, num_classes=said), HERE).net
         assert (net.num_classes, net.null_label) == (said, said < rows)
 
 
 def test_what_is_said_comes_before_what_is_published():
     huge = official_shapes(**UVIT_SIZES["uvit-h"], patch_size=2, **LATENTS_32)
     state = {key: torch.empty(shape, device="meta") for key, shape in huge.items()}
-    found = recognise(state, Hints(path="vp", vae="my/vae", alpha_min=0.7), HERE)
+    found = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
     assert (found.path, found.net.time_scale, found.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
     assert found.latents == {
         "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None
     }  # fmt: skip
-    other = recognise(state, Hints(heads=12), HERE)  # no published network: nothing of H is taken over
+    other = recognise(state, ImportOptions(heads=12), HERE)  # no published network: nothing of H is taken over
     assert (other.size, other.net.config["heads"], other.path) == (None, 12, "vp")
 
 
@@ -108,7 +108,7 @@ def test_an_imported_file_is_the_official_function(tmp_path, options):
 def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
     config = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
     state = random_state(**config)
-    found = imported(state, tmp_path, Hints())
+    found = imported(state, tmp_path, ImportOptions())
     x, t, _ = inputs(image_size=32, count=1)
     with torch.no_grad():
         assert is_close(found.net(x, t), official_forward(state, x, t, **config))
@@ -116,14 +116,14 @@ def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
-    found = imported(tiny(), tmp_path, Hints(heads=2, path="sd-discrete"))
+    found = imported(tiny(), tmp_path, ImportOptions(heads=2, path="sd-discrete"))
     assert found.path == SDDiscrete()
     x, t, _ = inputs()
     assert is_close(found.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
 
 
 def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
-    found = imported(tiny(), tmp_path, Hints(heads=2, alpha_min=0.7))
+    found = imported(tiny(), tmp_path, ImportOptions(heads=2, alpha_min=0.7))
     alphas = torch.linspace(1, 0.7, 10).tolist()
     x, t, _ = inputs()
     wanted = official_forward(tiny(), x, t, alphas=alphas, **SMALL)

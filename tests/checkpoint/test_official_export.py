@@ -11,7 +11,7 @@ from uvit_reference import official_shapes, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.diffusion.noise_path import SDDiscrete
 from uvit_decay.runtime.errors import UserError
 
@@ -30,7 +30,9 @@ def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
     assert note == told("heads 2, alpha_min 0.7")
     bare = torch.load(tmp_path / "official.pth", weights_only=True)
     assert set(bare) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
-    import_official(tmp_path / "official.pth", tmp_path / "back.safetensors", weights, Hints(heads=2, alpha_min=0.7))
+    import_official(
+        tmp_path / "official.pth", tmp_path / "back.safetensors", weights, ImportOptions(heads=2, alpha_min=0.7)
+    )
     back, ours = load(tmp_path / "back.safetensors"), load(trained, weights)
     assert same(back.net.state_dict(), ours.net.state_dict())
     assert (back.weights, back.class_names, back.path) == (weights, ours.class_names, ours.path)
@@ -74,5 +76,5 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
 
 def test_a_published_network_loses_nothing(tmp_path):
     state = random_state(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
-    import_official(saved(state, tmp_path / "s.pth"), tmp_path / "s.safetensors", None, Hints())
+    import_official(saved(state, tmp_path / "s.pth"), tmp_path / "s.safetensors", None, ImportOptions())
     assert export(tmp_path / "s.safetensors", tmp_path / "back.pth") == ""

@@ -13,7 +13,7 @@ from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.nn import UViT
 from uvit_decay.nn.block import Mlp
 from uvit_decay.runtime.errors import UserError
@@ -184,7 +184,7 @@ def test_a_reader_of_ours_says_how_to_import(tmp_path):
 )
 def test_a_hint_that_does_not_fit_is_refused(tmp_path, options, hints, message):
     with pytest.raises(UserError, match=message) as caught:
-        imported(tiny(**options), tmp_path, Hints(**{"heads": 2, **hints}))
+        imported(tiny(**options), tmp_path, ImportOptions(**{"heads": 2, **hints}))
     assert "\n" not in str(caught.value)
 
 
@@ -192,7 +192,7 @@ def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
     state = UViT(**SMALL, alpha_min=0.7).state_dict()
     with pytest.raises(UserError, match=r"alphas from 1 to 0\.7, not with alpha_min 1: give --alpha-min 0\.7"):
         imported(state, tmp_path)
-    assert same(imported(state, tmp_path, Hints(heads=2, alpha_min=0.7)).net.state_dict(), state)
+    assert same(imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.7)).net.state_dict(), state)
     with pytest.raises(UserError, match="give --alpha-min"):
         imported(state | {"alphas": torch.ones(3)}, tmp_path)
 

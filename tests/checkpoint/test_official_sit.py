@@ -14,14 +14,14 @@ from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_sh
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import Hints, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions, recognise
 from uvit_decay.checkpoint.official.sit_layout import without_sigma
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 
-PLAIN, ONE = Hints(heads=2), Hints(heads=2, alpha_min=1.0)
+PLAIN, ONE = ImportOptions(heads=2), ImportOptions(heads=2, alpha_min=1.0)
 ARGUMENTS = Namespace(model="SiT-XL/2", path_type="Linear", prediction="velocity", vae="ema", cfg_scale=4.0, ckpt=None)
 PUBLISHED = [
     # size, options of the file, tensors, parameters of the plain network
@@ -59,7 +59,7 @@ def test_published_files_are_recognised(name, options, tensors, count):
     layout = SIT_SIZES[size] | dict(image_size=32, channels=4, patch_size=int(patch), num_classes=1000) | options
     shapes = official_shapes(**layout)
     found = recognise(
-        {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, Hints(alpha_min=1.0), HERE
+        {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, ImportOptions(alpha_min=1.0), HERE
     )
     description = found.description("file.pt")
     assert (found.size, len(shapes)) == (size, tensors)
@@ -74,7 +74,7 @@ def test_published_files_are_recognised(name, options, tensors, count):
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_names_and_shapes_tell_the_network(options):
-    hints = Hints(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
+    hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
     found = recognise(tiny_sit(**options), hints, HERE)
     assert found.net.config == SiT(**SMALL | options | {"learn_sigma": False}).config
     assert found.size is None
@@ -82,7 +82,9 @@ def test_names_and_shapes_tell_the_network(options):
 
 
 def test_what_is_said_comes_before_what_is_published():
-    found = recognise(tiny_sit(), Hints(heads=4, num_classes=4, path="gvp", prediction="score", vae="my/vae"), HERE)
+    found = recognise(
+        tiny_sit(), ImportOptions(heads=4, num_classes=4, path="gvp", prediction="score", vae="my/vae"), HERE
+    )
     assert (found.net.config["heads"], found.net.num_classes, found.net.null_label) == (4, 4, False)
     assert (found.path, found.prediction, found.latents["vae"]) == ("gvp", "score", "my/vae")
 
@@ -93,7 +95,7 @@ def test_what_is_said_comes_before_what_is_published():
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_an_imported_file_is_the_published_function(tmp_path, options):
     state = tiny_sit(**options)
-    hints = Hints(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
+    hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
     found = imported(state, tmp_path, hints)
     assert is_close(output(found, options), expected(state, options))
     assert (found.prediction, found.path, found.step, found.weights) == ("velocity", Linear(), 0, "ema")
@@ -102,7 +104,7 @@ def test_an_imported_file_is_the_published_function(tmp_path, options):
 @pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(wiring="decayed", learn_sigma=True)])
 def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
     state, alphas = tiny_sit(**options), torch.linspace(1, 0.6, 8).tolist()
-    found = imported(state, tmp_path, Hints(heads=2, alpha_min=0.6))
+    found = imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.6))
     assert is_close(output(found, options), expected(state, options, alphas=alphas))
     assert not torch.allclose(output(found, options), expected(state, options), atol=0.05)
     assert found.net.alphas.tolist() == pytest.approx(alphas)
@@ -111,7 +113,7 @@ def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
 @pytest.mark.parametrize("options", [dict(), dict(learn_sigma=True)])
 def test_an_official_network_gets_the_decayed_wiring_as_the_same_function(tmp_path, options):
     state = tiny_sit(**options)
-    found = imported(state, tmp_path, Hints(heads=2, wiring="decayed"))
+    found = imported(state, tmp_path, ImportOptions(heads=2, wiring="decayed"))
     assert (found.net.config["wiring"], found.net.config["alpha_min"]) == ("decayed", 1.0)
     assert is_close(output(found, options), expected(state, options))
     assert set(found.net.state_dict()) == {*official_shapes(**SMALL | {"wiring": "decayed"}), "alphas"}
@@ -120,7 +122,7 @@ def test_an_official_network_gets_the_decayed_wiring_as_the_same_function(tmp_pa
 def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
     config = SIT_SIZES["sit-s"] | dict(image_size=16, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
     state = random_state(**config)
-    found = imported(state, tmp_path, Hints())
+    found = imported(state, tmp_path, ImportOptions())
     x, t, y = inputs(**config, count=1)
     with torch.no_grad():
         assert is_close(found.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
@@ -166,7 +168,7 @@ def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp
     contents = training(ema=tiny_sit(wiring="decayed"), args=arguments)
     found = imported(contents, tmp_path, PLAIN)
     assert (found.path, found.prediction, found.net.config["alpha_min"]) == (VP(), "eps", 0.6)
-    found = imported(contents, tmp_path, Hints(heads=2, path="gvp", prediction="score", alpha_min=0.6))
+    found = imported(contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6))
     assert (found.path, found.prediction) == (GVP(), "score")
 
 
@@ -206,7 +208,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, options, suffix):
     assert f"alpha_min {options['alpha_min']}" in export(ours, official)
     assert set(torch.load(official, weights_only=True)) == set(official_shapes(**SMALL | options))
     classes = net.num_classes if net.num_classes else None
-    import_official(official, back, None, Hints(heads=2, alpha_min=options["alpha_min"], num_classes=classes))
+    import_official(official, back, None, ImportOptions(heads=2, alpha_min=options["alpha_min"], num_classes=classes))
     again = load(back).net
     assert same(again.state_dict(), without_sigma(net.state_dict()))
     assert again.config == net.config | {"learn_sigma": False}

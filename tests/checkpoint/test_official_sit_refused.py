@@ -11,10 +11,10 @@ from sit_reference import loaded
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import Hints
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.runtime.errors import UserError
 
-PLAIN = Hints(heads=2)
+PLAIN = ImportOptions(heads=2)
 
 
 def changed(remove=(), options=None, **entries):
@@ -53,7 +53,7 @@ MISFITS = {
 @pytest.mark.parametrize(("state", "message"), MISFITS.values(), ids=MISFITS)
 def test_a_sit_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
     with pytest.raises(UserError, match=f"official.pth .*{message}") as caught:
-        imported(state, tmp_path, Hints(heads=2, alpha_min=1.0))
+        imported(state, tmp_path, ImportOptions(heads=2, alpha_min=1.0))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.safetensors").exists()
 
@@ -74,7 +74,7 @@ HINTS = [
 @pytest.mark.parametrize(("options", "hints", "message"), HINTS)
 def test_a_hint_that_is_missing_or_does_not_fit_is_said(tmp_path, options, hints, message):
     with pytest.raises(UserError, match=message) as caught:
-        imported(tiny_sit(**options), tmp_path, Hints(**{"heads": 2, **hints}))
+        imported(tiny_sit(**options), tmp_path, ImportOptions(**{"heads": 2, **hints}))
     assert "\n" not in str(caught.value)
 
 
@@ -83,7 +83,7 @@ def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
         state = loaded(**options, alpha_min=0.7).state_dict()
         with pytest.raises(UserError, match=r"alphas from 1 to 0\.7, not with alpha_min 1: give --alpha-min 0\.7"):
             imported(state, tmp_path, PLAIN)
-        assert same(imported(state, tmp_path, Hints(heads=2, alpha_min=0.7)).net.state_dict(), state)
+        assert same(imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.7)).net.state_dict(), state)
     ordinary = loaded(wiring="decayed").state_dict()
     assert same(imported(ordinary, tmp_path, PLAIN).net.state_dict(), ordinary), "its alphas tell that they are 1"
 
@@ -115,7 +115,7 @@ TRAINING = {
     ),
     "decay": (
         {"ema": tiny_sit(**DECAYED), "args": Namespace(min_sigma=0.8)},
-        Hints(heads=2, alpha_min=0.7),
+        ImportOptions(heads=2, alpha_min=0.7),
         r"was trained with min_sigma 0\.8, not with alpha_min 0\.7: leave out --alpha-min",
     ),
     "no-decay": ({"ema": tiny_sit(**DECAYED), "args": Namespace(min_sigma=None)}, PLAIN, "give it with --alpha-min"),

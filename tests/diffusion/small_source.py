@@ -4,7 +4,7 @@ import torch
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Source, generate
+from uvit_decay.diffusion.sampling import DiffusionModel, generate
 from uvit_decay.nn import UViT
 
 CLASSES, SHAPE = 3, (2, 8, 8)
@@ -25,7 +25,7 @@ NET = network()
 
 def source(net=NET, prediction="eps", **changes):
     given = dict(path=PATH, shape=SHAPE, num_classes=CLASSES, null_label=True, device=torch.device("cpu"))
-    return Source(net, prediction=prediction, **given | changes)
+    return DiffusionModel(net, prediction=prediction, **given | changes)
 
 
 def images(sampling, indices=range(10), labels=LABELS, seed=0, batch_size=10, of=None):
@@ -35,7 +35,7 @@ def images(sampling, indices=range(10), labels=LABELS, seed=0, batch_size=10, of
 
 def few(name, count):
     """`count`, or 2 of a sampler that takes one image after the other."""
-    return 2 if SAMPLERS[name].alone else count
+    return 2 if SAMPLERS[name].per_sample else count
 
 
 def noise(n=5, seed=0):

@@ -79,14 +79,14 @@ def test_guidance_keeps_to_its_interval_and_asks_for_nothing_more():
 
     sampling = Sampling(guidance=3.0, guidance_interval=(0.1, 0.8), clip=False)
     inside, everywhere, nowhere = (
-        source(net).flow(replace(sampling, **changes), Y.tolist())
+        source(net).denoiser(replace(sampling, **changes), Y.tolist())
         for changes in ({}, {"guidance_interval": None}, {"guidance": 1.0})
     )
     for time in (1.0, 0.9, 0.8, 0.3, 0.1, 0.05):
         calls.clear()
-        found = inside.split(noise(), time)[0]
+        found = inside.denoise(noise(), time)[0]
         assert calls == [10 if 0.1 <= time <= 0.8 else 5]
-        assert torch.equal(found, (everywhere if 0.1 <= time <= 0.8 else nowhere).split(noise(), time)[0])
+        assert torch.equal(found, (everywhere if 0.1 <= time <= 0.8 else nowhere).denoise(noise(), time)[0])
 
 
 def test_half_precision_is_guided_in_that_of_the_image():

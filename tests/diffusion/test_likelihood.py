@@ -7,7 +7,7 @@ import torch
 
 from uvit_decay.diffusion.likelihood import bits_per_dim, log_likelihood, signs, standard_normal_log_density
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, expand
-from uvit_decay.diffusion.sampling import Source
+from uvit_decay.diffusion.sampling import DiffusionModel
 
 SHAPE = (1, 2, 2)
 MEAN, STD = 0.3, 0.5
@@ -20,18 +20,18 @@ def velocity_of(path, root):
     variances, vectors = torch.linalg.eigh((root @ root.T).double())
 
     def net(x_t, t, y):
-        alpha, sigma, alpha_slope, sigma_slope = (
-            f(t.double())[:, None] for f in (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope)
+        alpha, sigma, d_alpha_t, d_sigma_t = (
+            f(t.double())[:, None] for f in (path.alpha, path.sigma, path.d_alpha_t, path.d_sigma_t)
         )
         offset = (x_t.double().flatten(1) - alpha * MEAN) @ vectors
-        gain = (alpha * alpha_slope * variances + sigma * sigma_slope) / (alpha**2 * variances + sigma**2)
-        return (-(alpha_slope * MEAN + (gain * offset) @ vectors.T)).to(x_t).reshape(x_t.shape)
+        gain = (alpha * d_alpha_t * variances + sigma * d_sigma_t) / (alpha**2 * variances + sigma**2)
+        return (-(d_alpha_t * MEAN + (gain * offset) @ vectors.T)).to(x_t).reshape(x_t.shape)
 
     return net
 
 
 def source(path, root):
-    return Source(velocity_of(path, root), path, "velocity", SHAPE, 0, False, torch.device("cpu"), pixels=False)
+    return DiffusionModel(velocity_of(path, root), path, "velocity", SHAPE, 0, False, torch.device("cpu"), pixels=False)
 
 
 def images(count, root):
@@ -93,7 +93,7 @@ def test_labels_reach_the_network():
     def net(x, t, y):
         return inner(x, t, y) + 0.2 * expand(y.to(x), x)
 
-    of = Source(net, Linear(), "velocity", SHAPE, 3, True, torch.device("cpu"), pixels=False)
+    of = DiffusionModel(net, Linear(), "velocity", SHAPE, 3, True, torch.device("cpu"), pixels=False)
     x = images(2, STD * torch.eye(4))
     for solver in ("heun", "dopri5"):
         one, other = (log_likelihood(of, x, labels, range(2), solver=solver) for labels in ([0, 1], [0, 2]))

@@ -150,8 +150,8 @@ def test_score_with_the_velocity_weight_is_the_velocity_loss(path):
     """v = f x_t-part + w score, so that |v' - v|^2 = w^2 |s' - s|^2 = (w / sigma)^2 |sigma s' - sigma s|^2."""
     (x, _, _, eps), t = batch(), torch.tensor([0.1, 0.35, 0.6, 0.9])
     wrong = eps + 0.3 * torch.sin(eps)
-    x_t = path.noised(x, eps, t)
-    velocity = path.velocity(path.data_from_noise(x_t, wrong, t), wrong, t)
+    x_t = path.add_noise(x, eps, t)
+    velocity = path.velocity(path.x_from_eps(x_t, wrong, t), wrong, t)
     by_velocity = diffusion_loss(lambda *_: velocity, path, "velocity", x, None, t, eps)
     by_score = diffusion_loss(lambda *_: path.score(wrong, t), path, "score", x, None, t, eps, "velocity")
     assert torch.allclose(by_velocity, by_score, rtol=1e-3)

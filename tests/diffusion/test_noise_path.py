@@ -62,7 +62,7 @@ def test_the_linear_path_is_straight():
 @pytest.mark.parametrize("path", PATHS)
 def test_slopes_are_the_derivatives(path):
     h = 1e-5
-    for f, slope in ((path.alpha, path.alpha_slope), (path.sigma, path.sigma_slope)):
+    for f, slope in ((path.alpha, path.d_alpha_t), (path.sigma, path.d_sigma_t)):
         assert torch.allclose(slope(INNER), (f(INNER + h) - f(INNER - h)) / (2 * h), rtol=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_a_path_is_built_again_from_its_description(path):
 @pytest.mark.parametrize("path", PATHS)
 def test_coefficients_stay_on_the_device_of_their_times(path):
     t = torch.empty(3, device="meta")
-    coefficients = (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope, path.drift, path.diffusion2)
+    coefficients = (path.alpha, path.sigma, path.d_alpha_t, path.d_sigma_t, path.drift, path.diffusion2)
     for f in (*coefficients, path.times):
         assert (f(t).device, f(t).dtype, f(t).shape) == (t.device, t.dtype, t.shape)
 
@@ -158,14 +158,14 @@ def test_a_table_made_in_inference_mode_serves_training():
     with torch.inference_mode():
         path.alpha(TIMES)
     x = batch(0).requires_grad_()
-    path.noised(x, batch(1), TIMES).square().sum().backward()
+    path.add_noise(x, batch(1), TIMES).square().sum().backward()
     assert x.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
     x, eps = batch(0), batch(1)
-    x_t = path.noised(x, eps, TIMES)
+    x_t = path.add_noise(x, eps, TIMES)
     for i in (0, 30, 100):
         wanted = path.alpha(TIMES)[i] * x[i] + path.sigma(TIMES)[i] * eps[i]
         assert torch.allclose(x_t[i], wanted, rtol=1e-12)
@@ -176,11 +176,11 @@ def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
 def test_conversions_find_data_and_noise_again(path):
     t = inner_and_end(path)
     x, eps = batch(0, len(t)), batch(1, len(t))
-    x_t = path.noised(x, eps, t)
-    assert torch.allclose(path.data_from_noise(x_t, eps, t), x, atol=1e-11)
-    assert torch.allclose(path.noise_from_data(x_t, x, t), eps, atol=1e-11)
-    assert torch.allclose(path.noise_from_score(path.score(eps, t), t), eps, atol=1e-12)
-    for found, wanted in zip(path.split(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
+    x_t = path.add_noise(x, eps, t)
+    assert torch.allclose(path.x_from_eps(x_t, eps, t), x, atol=1e-11)
+    assert torch.allclose(path.eps_from_x(x_t, x, t), eps, atol=1e-11)
+    assert torch.allclose(path.eps_from_score(path.score(eps, t), t), eps, atol=1e-12)
+    for found, wanted in zip(path.x_eps_from_velocity(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
         assert torch.allclose(found, wanted, atol=1e-11)
 
 
@@ -188,13 +188,13 @@ def test_conversions_find_data_and_noise_again(path):
 def test_conversions_are_inverse_for_any_prediction(path):
     t = inner_and_end(path)
     x_t, guess = batch(2, len(t)), batch(3, len(t))
-    data = path.data_from_noise(x_t, guess, t)
-    assert torch.allclose(path.noise_from_data(x_t, data, t), guess, atol=1e-10)
-    noise = path.noise_from_data(x_t, guess, t)
-    assert torch.allclose(path.data_from_noise(x_t, noise, t), guess, atol=1e-10)
-    parts = path.split(x_t, guess, t)
+    data = path.x_from_eps(x_t, guess, t)
+    assert torch.allclose(path.eps_from_x(x_t, data, t), guess, atol=1e-10)
+    noise = path.eps_from_x(x_t, guess, t)
+    assert torch.allclose(path.x_from_eps(x_t, noise, t), guess, atol=1e-10)
+    parts = path.x_eps_from_velocity(x_t, guess, t)
     assert torch.allclose(path.velocity(*parts, t), guess, atol=1e-10)
-    assert torch.allclose(path.noised(*parts, t), x_t, atol=1e-10)
+    assert torch.allclose(path.add_noise(*parts, t), x_t, atol=1e-10)
 
 
 @pytest.mark.parametrize("path", INTERPOLANTS)
@@ -203,29 +203,29 @@ def test_the_velocity_of_an_interpolant_is_finite_and_tells_all_at_both_ends(pat
     x, eps, t = batch(0), batch(1), torch.full((101,), end, dtype=torch.float64)
     v = path.velocity(x, eps, t)
     assert torch.allclose(v, {Linear(): x - eps, GVP(): math.pi / 2 * (end * x - (1 - end) * eps)}[path], atol=1e-14)
-    for found, wanted in zip(path.split(path.noised(x, eps, t), v, t), (x, eps), strict=True):
+    for found, wanted in zip(path.x_eps_from_velocity(path.add_noise(x, eps, t), v, t), (x, eps), strict=True):
         assert torch.allclose(found, wanted, atol=1e-14)
 
 
 def gaussian_truth(path, t, x_t, mean, std):
     """(score, velocity) where the data are N(mean, std^2): of the density, and of its quantiles towards the data."""
-    alpha, sigma, alpha_slope, sigma_slope = (
-        expand(f(t), x_t) for f in (path.alpha, path.sigma, path.alpha_slope, path.sigma_slope)
+    alpha, sigma, d_alpha_t, d_sigma_t = (
+        expand(f(t), x_t) for f in (path.alpha, path.sigma, path.d_alpha_t, path.d_sigma_t)
     )
     variance = alpha**2 * std**2 + sigma**2
     offset = x_t - alpha * mean
-    std_slope = (alpha * alpha_slope * std**2 + sigma * sigma_slope) / variance.sqrt()
-    return -offset / variance, -(alpha_slope * mean + std_slope / variance.sqrt() * offset)
+    std_slope = (alpha * d_alpha_t * std**2 + sigma * d_sigma_t) / variance.sqrt()
+    return -offset / variance, -(d_alpha_t * mean + std_slope / variance.sqrt() * offset)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_velocity_and_score_of_gaussian_data_are_known(path):
     mean, std, x_t = 0.3, 0.6, batch(5, len(INNER))
     score, velocity = gaussian_truth(path, INNER, x_t, mean, std)
-    eps = path.noise_from_score(score, INNER)
-    x = path.data_from_noise(x_t, eps, INNER)
+    eps = path.eps_from_score(score, INNER)
+    x = path.x_from_eps(x_t, eps, INNER)
     assert torch.allclose(path.velocity(x, eps, INNER), velocity, atol=1e-9)
-    found = path.split(x_t, velocity, INNER)
+    found = path.x_eps_from_velocity(x_t, velocity, INNER)
     assert torch.allclose(path.score(found[1], INNER), score, atol=1e-9)
     alpha = expand(path.alpha(INNER), x_t)
     gain = alpha * std**2 / (alpha**2 * std**2 + expand(path.sigma(INNER), x_t) ** 2)
@@ -262,7 +262,7 @@ def test_score_is_the_gradient_of_the_log_density(path):
     variance = expand(path.alpha(t).square() * s**2 + path.sigma(t).square(), x_t)
     (gradient,) = torch.autograd.grad((-0.5 * x_t.square() / variance).sum(), x_t)
     data = expand(path.alpha(t), x_t) * s**2 / variance * x_t.detach()
-    eps = path.noise_from_data(x_t.detach(), data, t)
+    eps = path.eps_from_x(x_t.detach(), data, t)
     assert torch.allclose(path.score(eps, t), gradient, atol=1e-10)
 
 

@@ -40,7 +40,7 @@ def eps(x, t):
 
 def made(name, steps, path=PATH):
     """What our sampler makes of NET, a network of pixels, as `generate` would."""
-    *_, (_, found) = SAMPLERS[name].run(source(path=path).flow(Sampling(name, steps), LABELS), START, steps, noise)
+    *_, (_, found) = SAMPLERS[name].run(source(path=path).denoiser(Sampling(name, steps), LABELS), START, steps, noise)
     return found
 
 

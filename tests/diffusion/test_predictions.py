@@ -7,11 +7,11 @@ import torch
 from sampler_cases import NAMES, PATHS, sound
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
-from uvit_decay.diffusion.denoiser import Flow, sampling_interval
+from uvit_decay.diffusion.denoiser import Denoiser, sampling_interval
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.noise_path import GVP
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Sampling, denoiser
+from uvit_decay.diffusion.sampling import Sampling, denoise_fn
 from uvit_decay.runtime.random import normal
 
 SOFT = 0.02  # dopri5 only promises its rtol of 1e-3 a step, and rounding decides which steps it takes
@@ -23,18 +23,18 @@ def test_clip_keeps_the_denoised_image_in_range_and_the_noise_agrees(prediction)
         return 5 * NET(x, t, y)
 
     x_t = 2 * noise()
-    free, _ = denoiser(net, PATH, prediction, Y, clip=False)(x_t, T)
-    x, eps = denoiser(net, PATH, prediction, Y, clip=True)(x_t, T)
+    free, _ = denoise_fn(net, PATH, prediction, Y, clip=False)(x_t, T)
+    x, eps = denoise_fn(net, PATH, prediction, Y, clip=True)(x_t, T)
     assert free.abs().max() > 1.5
     assert torch.equal(x, free.clamp(-1, 1))
-    assert torch.allclose(PATH.noised(x, eps, T), x_t, atol=1e-5)
+    assert torch.allclose(PATH.add_noise(x, eps, T), x_t, atol=1e-5)
 
 
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("prediction", ["eps", "x"])
 def test_the_denoiser_splits_its_input_into_data_and_noise(prediction, clip):
-    x, eps = denoiser(NET, PATH, prediction, Y, clip)(noise(), T)
-    assert torch.allclose(PATH.noised(x, eps, T), noise(), atol=1e-5)
+    x, eps = denoise_fn(NET, PATH, prediction, Y, clip)(noise(), T)
+    assert torch.allclose(PATH.add_noise(x, eps, T), noise(), atol=1e-5)
     if not clip:
         assert torch.equal({"x": x, "eps": eps}[prediction], NET(noise(), T, Y))
 
@@ -57,7 +57,7 @@ def translated(path, told, wanted):
     """NET, which predicts `told`, as a network that predicts `wanted`."""
 
     def net(x_t, t, y):
-        x, eps = denoiser(NET, path, told, y, clip=False)(x_t, t)
+        x, eps = denoise_fn(NET, path, told, y, clip=False)(x_t, t)
         return {"x": x, "eps": eps, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[wanted]
 
     return net
@@ -75,9 +75,11 @@ def test_all_predictions_make_the_same_images(name, told, path, clip):
     x, y = noise(count), Y[:count]
 
     def image(prediction):
-        denoise = denoiser(translated(path, told, prediction), path, prediction, y, clip)
-        flow = Flow(denoise, path, *sampling_interval(path, "eps", clip))
-        steps = SAMPLERS[name].run(flow, x, 4, lambda i: normal("test", i, rows=torch.arange(count), shape=x.shape[1:]))
+        denoise = denoise_fn(translated(path, told, prediction), path, prediction, y, clip)
+        denoiser = Denoiser(denoise, path, *sampling_interval(path, "eps", clip))
+        steps = SAMPLERS[name].run(
+            denoiser, x, 4, lambda i: normal("test", i, rows=torch.arange(count), shape=x.shape[1:])
+        )
         return list(steps)[-1][1]
 
     wanted = image(told)

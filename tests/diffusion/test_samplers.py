@@ -10,9 +10,9 @@ import torch
 from sampler_cases import NAMES, PATHS, SAME, SOUND
 from torch import nn
 
-from uvit_decay.diffusion.denoiser import Flow
+from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
-from uvit_decay.diffusion.ode import FIRST_TIME
+from uvit_decay.diffusion.ode import T_MIN
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.runtime.random import normal
 
@@ -69,7 +69,7 @@ def marginal(t, path=PATH):
     return path.alpha(t) * MEAN, (path.alpha(t).square() * STD**2 + path.sigma(t).square()).sqrt()
 
 
-def flow(x_1, t, path=PATH):
+def denoiser(x_1, t, path=PATH):
     """Where the probability flow of the Gaussian takes x_1: the same quantile of the marginal at t."""
     (first_mean, first_std), (mean, std) = marginal(1.0, path), marginal(t, path)
     return mean + std / first_std * (x_1 - first_mean)
@@ -89,7 +89,7 @@ class Toy(nn.Module):
 
 
 def run(name, denoise, x, steps, noise=None, path=PATH):
-    return list(SAMPLERS[name].run(Flow(denoise, path), x, steps, noise or noise_of(x)))
+    return list(SAMPLERS[name].run(Denoiser(denoise, path), x, steps, noise or noise_of(x)))
 
 
 def counted(denoise):
@@ -106,12 +106,12 @@ def counted(denoise):
 
 
 def error_at(name, steps, time, path):
-    """Largest distance from the exact flow when the trajectory comes by `time`."""
+    """Largest distance from the exact denoiser when the trajectory comes by `time`."""
     x = torch.linspace(-2, 2, 9).reshape(9, 1, 1, 1)
     trajectory = run(name, partial(gaussian, path=path), x, steps, path=path)
     at, state = min(trajectory, key=lambda item: abs(item[0] - time))
     assert at == pytest.approx(time, abs=1e-9)
-    return (state - flow(x, time, path)).abs().max().item()
+    return (state - denoiser(x, time, path)).abs().max().item()
 
 
 def test_every_sampler_has_its_case():
@@ -160,23 +160,23 @@ CLOSE = [("dpm++", 400, 0.01), ("ddim", 500, 0.02), ("heun", 100, 0.01), ("sit-o
 def test_a_deterministic_sampler_follows_the_exact_flow(name, steps, atol, path):
     x = start((2, 1, 8, 8))
     found = run(name, partial(gaussian, path=path), x, steps, path=path)[-1][1]
-    assert torch.allclose(found, flow(x, 0.0, path).float(), atol=atol)
+    assert torch.allclose(found, denoiser(x, 0.0, path).float(), atol=atol)
 
 
 @pytest.mark.parametrize(
     ("path", "name", "order", "time", "steps"),
     [
         # Their grids meet at one time before the end, whose last step is of first order for all of them.
-        (VP(), "euler", 1, FIRST_TIME, (51, 101, 201)),
-        (VP(), "heun", 2, FIRST_TIME, (26, 51, 101)),
+        (VP(), "euler", 1, T_MIN, (51, 101, 201)),
+        (VP(), "heun", 2, T_MIN, (26, 51, 101)),
         (VP(), "ddim", 1, 0.5, (50, 100, 200)),
         (VP(), "dpm++", 2, 0.5, (10, 20, 40)),
         # Not Heun: its order needs a smooth drift, and SD's jumps at each level.
-        (SDDiscrete(), "euler", 1, FIRST_TIME, (51, 101, 201)),
+        (SDDiscrete(), "euler", 1, T_MIN, (51, 101, 201)),
         (SDDiscrete(), "ddim", 1, 0.5, (50, 100, 200)),
         (SDDiscrete(), "dpm++", 2, 0.5, (10, 20, 40)),
-        (Linear(), "euler", 1, FIRST_TIME, (51, 101, 201)),
-        (GVP(), "heun", 2, FIRST_TIME, (26, 51, 101)),
+        (Linear(), "euler", 1, T_MIN, (51, 101, 201)),
+        (GVP(), "heun", 2, T_MIN, (26, 51, 101)),
         (Linear(), "sit-ode", 2, 0.5005, (10, 20, 40)),
         (Linear(), "dpm++", 2, 0.5, (20, 40, 80)),
         (GVP(), "dpm++", 2, 0.5, (20, 40, 80)),
@@ -191,7 +191,7 @@ def test_more_steps_help_as_much_as_the_order_says(path, name, order, time, step
 def test_the_singlestep_solver_is_of_third_order():
     x = torch.linspace(-2, 2, 9, dtype=torch.float64).reshape(9, 1, 1, 1)
     samples = [run("uvit-dpm", gaussian, x, steps)[-1][1] for steps in (23, 47, 95)]
-    errors = [(sample - flow(x, 1e-4)).abs().max().item() for sample in samples]
+    errors = [(sample - denoiser(x, 1e-4)).abs().max().item() for sample in samples]
     for more, less in itertools.pairwise(errors):
         assert math.log2(more / less) == pytest.approx(3, abs=0.5), errors
 
@@ -201,10 +201,10 @@ def test_the_singlestep_solver_is_of_third_order():
 def test_the_network_is_called_as_often_as_promised(name, steps):
     denoise, times = counted(gaussian)
     run(name, denoise, start((2, 1, 4, 4)), steps)
-    promised = SAMPLERS[name].evaluations(steps)
+    promised = SAMPLERS[name].nfe(steps)
     assert len(times) == promised if promised else 20 < len(times) < 200
     assert times[0] == 1.0
-    assert min(times) >= (1e-4 if name == "uvit-dpm" else 0.999 * FIRST_TIME)
+    assert min(times) >= (1e-4 if name == "uvit-dpm" else 0.999 * T_MIN)
     assert max(times) <= 1
 
 
@@ -258,7 +258,7 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
 
     def denoise(x_t, t):
         eps = toy(x_t, t)
-        return PATH.data_from_noise(x_t, eps, t), eps
+        return PATH.x_from_eps(x_t, eps, t), eps
 
     found = run("dpm++", denoise, x, steps)[-1][1]
     assert wanted.std() > 0.1

@@ -12,7 +12,7 @@ from small_source import LABELS, NET, SHAPE, few, images, network, source
 from uvit_decay.diffusion import sampling as generating
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Counted, Sampling, estimated_seconds, generate, generate_uint8
+from uvit_decay.diffusion.sampling import NFECounter, Sampling, estimated_seconds, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError
@@ -69,7 +69,7 @@ def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
     assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if Sampling(name).evaluations])
+@pytest.mark.parametrize("name", [name for name in NAMES if Sampling(name).nfe])
 def test_sampling_never_waits_for_the_device(name):
     """On the meta device each look at a value raises."""
     of = source(network().to("meta"), device=torch.device("meta"))
@@ -113,13 +113,13 @@ def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precis
 def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat16(precision, wanted):
     seen = []
 
-    def finish(x):
+    def decode(x):
         seen.append((torch.backends.cudnn.conv.fp32_precision, torch.backends.cuda.matmul.fp32_precision))
         assert torch.nn.functional.linear(x, torch.eye(8)).dtype == torch.float32
         return to_uint8(x)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = generate_uint8(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, finish)
+        found = generate_uint8(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, decode)
     assert seen == [(wanted, wanted)]
     assert torch.equal(found, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
 
@@ -165,12 +165,12 @@ def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
 
     sampling = Sampling(name, steps=steps, guidance=guidance)
     images(sampling, [0, 1], [0, 1], of=source(net))
-    if sampling.evaluations is None:
+    if sampling.nfe is None:
         assert set(calls) == {1 if guidance == 1 else 2}
         return
-    assert calls == [2 if guidance == 1 else 4] * sampling.evaluations
+    assert calls == [2 if guidance == 1 else 4] * sampling.nfe
     twice = {"heun": 2 * steps - 1, "sit-ode": 2 * steps, "sit-sde-heun": 2 * steps - 1}
-    assert sampling.evaluations == twice.get(name, steps)
+    assert sampling.nfe == twice.get(name, steps)
 
 
 @pytest.mark.parametrize(
@@ -270,20 +270,20 @@ def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
 
 def test_each_sampler_has_its_own_number_of_steps():
     wanted = {"dpm++": 25, "heun": 25, "sit-ode": 125, "sit-sde": 250, "uvit-dpm": 50, "uvit-em": 1000}
-    assert {name: Sampling(name).step_count for name in wanted} == wanted
-    assert Sampling("sit-sde", 10).step_count == 10
-    assert (Sampling("sit-ode").evaluations, Sampling("sit-sde").evaluations) == (250, 250)
-    assert Sampling("dopri5").evaluations is None
+    assert {name: Sampling(name).num_steps for name in wanted} == wanted
+    assert Sampling("sit-sde", 10).num_steps == 10
+    assert (Sampling("sit-ode").nfe, Sampling("sit-sde").nfe) == (250, 250)
+    assert Sampling("dopri5").nfe is None
 
 
 def test_counting_evaluations_changes_nothing():
-    counted = Counted(NET)
+    counted = NFECounter(NET)
     made = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
-    assert counted.evaluations == 2 * 2 * 6
+    assert counted.nfe == 2 * 2 * 6
     assert torch.equal(made, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
-    counted = Counted(NET)
+    counted = NFECounter(NET)
     images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counted))
-    assert 20 < counted.evaluations / 2 < 400
+    assert 20 < counted.nfe / 2 < 400
 
 
 @pytest.mark.parametrize(

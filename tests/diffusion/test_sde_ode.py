@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from uvit_decay.diffusion.denoiser import Flow, sampling_interval
+from uvit_decay.diffusion.denoiser import Denoiser, sampling_interval
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
@@ -27,7 +27,7 @@ def start(*shape, dtype=torch.float32):
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
 
 
-def flow(path, low=1e-3, high=1.0, times=None):
+def denoiser(path, low=1e-3, high=1.0, times=None):
     """Of pixels from N(MEAN, STD^2): E[x | x_t], and the noise that belongs to it, also at t = 0."""
 
     def denoise(x_t, t):
@@ -38,7 +38,7 @@ def flow(path, low=1e-3, high=1.0, times=None):
         offset = x_t - alpha * MEAN
         return MEAN + alpha * STD**2 / variance * offset, sigma / variance * offset
 
-    return Flow(denoise, path, low, high)
+    return Denoiser(denoise, path, low, high)
 
 
 def run(sde, of, x, steps):
@@ -68,14 +68,14 @@ def test_forms_are_those_of_sit():
 def test_every_form_keeps_the_marginals(path, form, heun):
     """Small steps to a last one of 0.001: mean and deviation of the data, within the noise of 16384 values."""
     sde = SDE(form, last_time=1e-3, heun=heun)
-    sample = run(sde, flow(path), start(4, 1, 64, 64), 400)[-1][1]
+    sample = run(sde, denoiser(path), start(4, 1, 64, 64), 400)[-1][1]
     assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
     assert sample.std().item() == pytest.approx(STD, abs=0.015)
 
 
 @pytest.mark.parametrize("last_step", get_args(LastStep))
 def test_every_last_step_ends_near_the_data(last_step):
-    sample = run(SDE(last_step=last_step), flow(Linear()), start(4, 1, 64, 64), 250)[-1][1]
+    sample = run(SDE(last_step=last_step), denoiser(Linear()), start(4, 1, 64, 64), 250)[-1][1]
     assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
     assert sample.std().item() == pytest.approx(STD, abs=0.015)
 
@@ -83,7 +83,7 @@ def test_every_last_step_ends_near_the_data(last_step):
 @pytest.mark.parametrize("path", PATHS)
 def test_last_steps_are_those_of_sit(path):
     x = start(2, 1, 3, 3, dtype=torch.float64)
-    h, (data, eps) = 0.04, flow(path).split(x, 0.04)
+    h, (data, eps) = 0.04, denoiser(path).denoise(x, 0.04)
     t = torch.tensor([h, h], dtype=torch.float64)
     v, score = path.velocity(data, eps, t), path.score(eps, t)
     alpha, sigma = expand(path.alpha(t), x), expand(path.sigma(t), x)
@@ -93,21 +93,21 @@ def test_last_steps_are_those_of_sit(path):
         "euler": x + v * h,
     }
     for rule, result in wanted.items():
-        found = SDE(norm=1.5, last_step=rule)._last(flow(path), x, h)
+        found = SDE(norm=1.5, last_step=rule)._last(denoiser(path), x, h)
         assert torch.allclose(found, result, rtol=1e-9), rule
 
 
 def test_the_grid_of_the_sde_is_that_of_sit():
     times = []
-    trajectory = run(SDE(), flow(Linear(), 0.0, times=times), start(2, 1, 2, 2, dtype=torch.float64), 250)
+    trajectory = run(SDE(), denoiser(Linear(), 0.0, times=times), start(2, 1, 2, 2, dtype=torch.float64), 250)
     assert times == pytest.approx((1 - torch.linspace(0, 0.96, 250, dtype=torch.float64)).tolist())
     assert [t for t, _ in trajectory] == pytest.approx([*times[1:], 0.0])
     assert len(times) == 250, "one evaluation gives drift and score"
     times.clear()
-    run(SDE(), flow(Linear(), 1e-3, 0.999, times), start(2, 1, 2, 2), 250)
+    run(SDE(), denoiser(Linear(), 1e-3, 0.999, times), start(2, 1, 2, 2), 250)
     assert (times[0], times[-1]) == pytest.approx((0.999, 0.04))
     times.clear()
-    states = run(SDE(last_step="none"), flow(Linear(), 1e-3, times=times), start(2, 1, 2, 2), 10)
+    states = run(SDE(last_step="none"), denoiser(Linear(), 1e-3, times=times), start(2, 1, 2, 2), 10)
     assert len(times) == len(states) == 10
     assert min(times) == pytest.approx((1 - 1e-3) / 10 + 1e-3)
 
@@ -115,7 +115,7 @@ def test_the_grid_of_the_sde_is_that_of_sit():
 @pytest.mark.parametrize("path", PATHS)
 def test_one_step_of_each_method_is_its_formula(path):
     x, now, after = start(3, 1, 2, 2, dtype=torch.float64), 0.6, 0.5
-    of, h = flow(path), now - after
+    of, h = denoiser(path), now - after
     z = noise_of(x)(0).double()
 
     def w(time):
@@ -138,7 +138,7 @@ def test_one_step_of_each_method_is_its_formula(path):
 @pytest.mark.parametrize("path", [VP(), SDDiscrete()])
 def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
     """dx = (f x - g^2 score) dt + g dW on linspace(1, 1e-3, steps), 0, with no noise on the last interval."""
-    of, steps = flow(path), 20
+    of, steps = denoiser(path), 20
     x = wanted = start(3, 1, 4, 4)
     times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
     for i, (now, after) in enumerate(itertools.pairwise(times)):
@@ -179,8 +179,8 @@ def test_an_sde_out_of_range_is_a_user_error(options, reason):
 def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
     times = []
     x = start(2, 1, 3, 3, dtype=torch.float64)
-    found = list(SAMPLERS["sit-ode"].run(flow(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
-    assert len(times) == 250 == SAMPLERS["sit-ode"].evaluations(SAMPLERS["sit-ode"].steps)
+    found = list(SAMPLERS["sit-ode"].run(denoiser(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
+    assert len(times) == 250 == SAMPLERS["sit-ode"].nfe(SAMPLERS["sit-ode"].steps)
     assert times[::2] == pytest.approx([1 - i / 125 for i in range(125)])
     assert times[1::2] == pytest.approx([1 - i / 125 for i in range(1, 126)])
     assert torch.allclose(found, MEAN + STD * x, atol=2e-4)
@@ -190,7 +190,7 @@ def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path)
 def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
     times = []
     x = start(3, 1, 3, 3)
-    states = list(SAMPLERS["dopri5"].run(flow(path, low, 0.999, times), x, 4, noise_of(x)))
+    states = list(SAMPLERS["dopri5"].run(denoiser(path, low, 0.999, times), x, 4, noise_of(x)))
     assert len(states) == 4
     assert min(times) >= low * (1 - 1e-6)
     assert max(times) <= 0.9991
@@ -213,12 +213,12 @@ def test_networks_are_asked_where_sit_asks_them(path, prediction, clip, interval
     assert sampling_interval(path, prediction, clip) == interval
 
 
-def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
+def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_denoisers():
     """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
     from diffusers import DPMSolverMultistepScheduler
 
     x, times = start(3, 1, 4, 4), []
-    of = flow(Linear(), times=times)
+    of = denoiser(Linear(), times=times)
     scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
     scheduler.set_timesteps(100)
     wanted = x
@@ -237,14 +237,14 @@ def test_heun_without_a_last_step_of_its_own_stays_finite(path, form):
     def denoise(x_t, t):
         return x_t, torch.zeros_like(x_t)
 
-    flow = Flow(denoise, path, low=0.0, high=1.0)
+    denoiser = Denoiser(denoise, path, low=0.0, high=1.0)
     x = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(0))
-    *_, (time, end) = SDE(form, last_step="none", heun=True).run(flow, x, 5, noise_of(x))
+    *_, (time, end) = SDE(form, last_step="none", heun=True).run(denoiser, x, 5, noise_of(x))
     assert time == 0.0
     assert torch.isfinite(end).all()
 
 
 def test_a_last_step_longer_than_the_way_is_refused():
-    flow = Flow(lambda x_t, t: (x_t, x_t), Linear(), low=1e-3, high=0.999)
+    denoiser = Denoiser(lambda x_t, t: (x_t, x_t), Linear(), low=1e-3, high=0.999)
     with pytest.raises(UserError, match="last_time 0.9995 is not below 0.999"):
-        list(SDE(last_time=0.9995).run(flow, torch.zeros(1, 1, 2, 2), 5, noise_of))
+        list(SDE(last_time=0.9995).run(denoiser, torch.zeros(1, 1, 2, 2), 5, noise_of))

@@ -95,7 +95,7 @@ def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
     report = json.loads((tmp_path / "direct.json").read_text())
     (key,) = [key for key in report["metrics"] if key.startswith("fid/")]
     assert key == "fid/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn"
-    assert report["protocol"]["network_calls"] == 6  # three steps, both halves of guidance
+    assert report["protocol"]["measured_nfe"] == 6  # three steps, both halves of guidance
     assert set(report["coverage"]) == set("0123456789")
     assert np.load(tmp_path / "samples.npz")["arr_1"].tolist() == [i % 10 for i in range(120)]
 

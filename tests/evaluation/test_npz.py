@@ -21,7 +21,7 @@ STATISTICS = {"mu": np.zeros(64), "sigma": COV, "about": np.array(json.dumps({"n
 
 
 class Classifier(SmallClassifier):
-    def identity(self):
+    def fingerprint(self):
         return "small-cnn-0"
 
 

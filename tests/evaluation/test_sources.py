@@ -39,8 +39,8 @@ def test_the_same_images_in_every_form(forms, images, name):
     found = open_images(str(forms / name), 3)
     assert (len(found), found.shape) == (12, (3, 16, 16))
     assert torch.equal(torch.cat([found.read(range(5)), found.read(range(5, 12))]), images)
-    assert found.identity() == open_images(str(forms / name), 3).identity()
-    assert not found.lossy
+    assert found.fingerprint() == open_images(str(forms / name), 3).fingerprint()
+    assert not found.has_jpegs
 
 
 def test_an_array_without_compression_is_mapped_and_may_have_labels(forms):
@@ -51,9 +51,9 @@ def test_an_array_without_compression_is_mapped_and_may_have_labels(forms):
 
 
 def test_other_images_have_another_identity(forms, images):
-    before = open_images(str(forms / "folder"), 3).identity()
+    before = open_images(str(forms / "folder"), 3).fingerprint()
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).resize((16, 16)).save(forms / "folder" / "more.png")
-    assert open_images(str(forms / "folder"), 3).identity() != before
+    assert open_images(str(forms / "folder"), 3).fingerprint() != before
 
 
 def test_data_sets_and_configurations(tmp_path):
@@ -82,7 +82,7 @@ def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
 
 def test_jpegs_are_told(tmp_path, images):
     Image.fromarray(images[0].permute(1, 2, 0).numpy()).save(tmp_path / "a.JPG")
-    assert open_images(str(tmp_path), 3).lossy
+    assert open_images(str(tmp_path), 3).has_jpegs
 
 
 def broken_npz(folder, **arrays):
@@ -152,7 +152,7 @@ def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
         data = Images(str(forms / "classes"), holdout=0.5, image_size=size, batch_size=1, memory_gb=0.0)
         data.setup()
         found.append(
-            DatasetImages("own", data.train if split == "train" else data.test, 3, data.class_names).identity()
+            DatasetImages("own", data.train if split == "train" else data.test, 3, data.class_names).fingerprint()
         )
     assert found[0] != found[1] != found[2] != found[0]
 

@@ -109,8 +109,8 @@ def test_channels_are_those_of_the_training_set(classifier):
 
 def test_the_identity_tells_weights_apart(digits):
     one, again, other = (prepared(digits, steps) for steps in (3, 3, 4))
-    assert one.identity() == again.identity() != other.identity()
-    assert re.fullmatch(r"small-cnn-[0-9a-f]{12}", one.identity())
+    assert one.fingerprint() == again.fingerprint() != other.fingerprint()
+    assert re.fullmatch(r"small-cnn-[0-9a-f]{12}", one.fingerprint())
 
 
 def test_importing_metrics_is_light():

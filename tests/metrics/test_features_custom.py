@@ -107,8 +107,8 @@ def test_stylegan_files_are_asked_for_features(tmp_path):
 def test_the_identity_is_name_and_checksum(tmp_path):
     path = scripted(Means(), tmp_path / "net.pt")
     identity = f"net.pt-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}"
-    assert prepared(path).identity() == identity
-    assert prepared(scripted(WithLogits(), path)).identity() != identity
+    assert prepared(path).fingerprint() == identity
+    assert prepared(scripted(WithLogits(), path)).fingerprint() != identity
 
 
 def test_a_missing_file_is_a_user_error_at_once(tmp_path):

@@ -143,4 +143,4 @@ def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkey
     shutil.copy(weights, cached.with_name(name))
     extractor = Inception()
     extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
-    assert extractor.identity() == f"inception-v3-pytorch-fid-{found[:12]}"
+    assert extractor.fingerprint() == f"inception-v3-pytorch-fid-{found[:12]}"

@@ -100,7 +100,7 @@ def test_protocols_differ(weights, photographs):
     found = {protocol: prepared(weights, protocol) for protocol in RESIZE}
     features = [extractor(photographs).features for extractor in found.values()]
     assert all(not close(a, b, 1e-3) for a, b in itertools.combinations(features, 2))
-    assert len({extractor.identity() for extractor in found.values()}) == len(RESIZE) == 3
+    assert len({extractor.fingerprint() for extractor in found.values()}) == len(RESIZE) == 3
 
 
 def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photographs, found):
@@ -164,8 +164,8 @@ def test_the_identity_is_that_of_the_file(weights, inception, tmp_path):
     copy = tmp_path / "elsewhere.pth"
     copy.write_bytes(weights.read_bytes())
     other = random_weights(tmp_path / "other.pth", seed=1)
-    assert prepared(copy).identity() == inception.identity() != prepared(other).identity()
-    assert re.fullmatch(r"inception-v3-adm-[0-9a-f]{12}", inception.identity())
+    assert prepared(copy).fingerprint() == inception.fingerprint() != prepared(other).fingerprint()
+    assert re.fullmatch(r"inception-v3-adm-[0-9a-f]{12}", inception.fingerprint())
 
 
 def test_the_size_is_that_of_torch_fidelity():

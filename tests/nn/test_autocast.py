@@ -32,7 +32,7 @@ def test_embeddings_stream_and_head_are_float32_and_the_branches_are_not(checkpo
     options = dict(mlp_time_embed=True) if kind is UVIT else dict()
     net = kind.loaded(alpha_min=0.7, schedule=schedule, checkpointing=checkpointing, **options)
     found = dtypes_under_autocast(net, kind.inputs())
-    blocks = [stage.name for stage in net.stages[1:]]
+    blocks = [stage.name for stage in net.layers[1:]]
     for block in blocks:
         for branch in ("attn", "mlp"):
             assert found[f"{block}.{branch}"] == {torch.bfloat16}
@@ -59,7 +59,7 @@ def test_the_noise_of_small_times_reaches_the_stream_whole(kind):
     t, noise = torch.full((3,), 1e-3), 0.0145 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
     def shift():
-        return next(net.trunk(x + noise, t, y)) - next(net.trunk(x, t, y))
+        return next(net.forward_intermediates(x + noise, t, y)) - next(net.forward_intermediates(x, t, y))
 
     with torch.no_grad():
         exact = shift()
@@ -74,7 +74,7 @@ def test_the_noise_of_small_times_reaches_the_stream_whole(kind):
 def test_silent_branches_leave_the_stream_times_the_exact_alphas(schedule, kind, options):
     net = kind.small(alpha_min=0.7, schedule=schedule, **options)
     with torch.no_grad(), autocast():
-        first, *_, last = net.trunk(*kind.inputs())
+        first, *_, last = net.forward_intermediates(*kind.inputs())
     torch.testing.assert_close(last, first * net.alphas.prod(), atol=0, rtol=1e-6)
 
 

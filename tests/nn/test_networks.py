@@ -29,7 +29,7 @@ def test_recomputed_activations_give_identical_loss_and_gradients(schedule, kind
 def test_blocks_are_recomputed_only_with_checkpointing_and_in_training(checkpointing, training, runs, kind):
     net = kind.loaded(checkpointing=checkpointing).train(training)
     calls = []
-    blocks = [net.get_submodule(stage.name) for stage in net.stages[1:]]
+    blocks = [net.get_submodule(stage.name) for stage in net.layers[1:]]
     for block in blocks:
         block.register_forward_pre_hook(lambda block, _: calls.append(block))
     gradients(net, kind.inputs())
@@ -115,12 +115,12 @@ def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(kind,
 @each_kind
 def test_each_state_of_the_trunk_is_the_output_of_the_module_that_its_stage_names(kind):
     net, seen = kind.loaded(alpha_min=0.7), {}
-    for stage in net.stages[1:]:
+    for stage in net.layers[1:]:
         module = net.get_submodule(stage.name)
         module.register_forward_hook(lambda *call, name=stage.name: seen.setdefault(name, call[-1]))
-    states = list(net.trunk(*kind.inputs()))
-    assert len(states) == len(net.stages)
-    assert list(seen) == [stage.name for stage in net.stages[1:]]
+    states = list(net.forward_intermediates(*kind.inputs()))
+    assert len(states) == len(net.layers)
+    assert list(seen) == [stage.name for stage in net.layers[1:]]
     for state, output in zip(states[1:], seen.values(), strict=True):
         assert state.shape == (3, kind.tokens, 16)
         assert torch.equal(state, output)
@@ -134,7 +134,7 @@ def test_pooled_features_are_the_means_over_patch_tokens_under_the_null_label(nu
     null = torch.full((3,), num_classes) if num_classes else None
     with torch.no_grad():
         features = pooled_features(net, x, t)
-        states = list(net.trunk(x, t, null))
+        states = list(net.forward_intermediates(x, t, null))
     assert features.shape == (1 + kind.blocks, 3, 16)
     for stage, state in enumerate(states):
         expected = sum(state[:, token] for token in range(-16, 0)) / 16  # patches are the last tokens

@@ -7,7 +7,7 @@ import pytest
 import torch
 from sit_reference import inputs, loaded, small
 
-from uvit_decay.nn.intermediates import Tapped
+from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.runtime.errors import UserError
 
 # ---- labels and time
@@ -65,14 +65,14 @@ def test_stages_are_the_embeddings_and_every_block_in_execution_order(depth):
     }
     for wiring, blocks in names.items():
         net = small(depth=depth, wiring=wiring)
-        assert [stage.name for stage in net.stages] == ["embeddings", *blocks]
-        assert [stage.kind for stage in net.stages] == ["embeddings", *["encoder"] * half, *["decoder"] * half]
-        assert isinstance(net, Tapped)
+        assert [stage.name for stage in net.layers] == ["embeddings", *blocks]
+        assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * half, *["decoder"] * half]
+        assert isinstance(net, HasIntermediates)
 
 
 @pytest.mark.parametrize(("depth", "kinds"), [(1, ["middle"]), (3, ["encoder", "middle", "decoder"])])
 def test_an_odd_depth_has_a_middle_block(depth, kinds):
-    assert [stage.kind for stage in small(depth=depth).stages[1:]] == kinds
+    assert [stage.kind for stage in small(depth=depth).layers[1:]] == kinds
 
 
 # ---- user errors

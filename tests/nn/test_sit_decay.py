@@ -45,7 +45,7 @@ def test_decay_scales_the_shortcuts_in_execution_order_after_the_skip_merge(opti
 def test_a_fresh_trunk_without_skips_multiplies_the_embeddings_by_every_alpha(alpha_min, options):
     net = small(alpha_min=alpha_min, **options)
     with torch.no_grad():
-        first, *_, last = net.trunk(*inputs())
+        first, *_, last = net.forward_intermediates(*inputs())
     assert first.std() > 0.3
     torch.testing.assert_close(last, first * math.prod(1 - (1 - alpha_min) * k / 7 for k in range(8)))
 
@@ -54,7 +54,7 @@ def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
     net = small(wiring="decayed", alpha_min=0.6)
     alphas = [1 - 0.4 * k / 7 for k in range(8)]
     with torch.no_grad():
-        states = list(net.trunk(*inputs()))
+        states = list(net.forward_intermediates(*inputs()))
         for j, read in enumerate((2, 1)):  # the state after the last encoder block first, then the one before it
             merged = states[2 + j] + states[read] @ net.dec_blocks[j].skip.weight.T
             torch.testing.assert_close(states[3 + j], merged * alphas[4 + 2 * j] * alphas[5 + 2 * j])

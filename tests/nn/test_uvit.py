@@ -7,7 +7,7 @@ import pytest
 import torch
 from uvit_reference import SMALL, inputs, loaded, random_state, small
 
-from uvit_decay.nn.intermediates import Tapped, pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates, pooled_features
 from uvit_decay.runtime.errors import UserError
 
 # ---- loading
@@ -35,9 +35,9 @@ def test_strict_loading_still_refuses_incomplete_files(missing):
 def test_bfloat16_autocast_leaves_the_embeddings_of_time_and_label_exact():
     net, arguments = loaded(num_classes=3), inputs(num_classes=3)
     with torch.no_grad():
-        exact = next(net.trunk(*arguments))
+        exact = next(net.forward_intermediates(*arguments))
         with torch.autocast("cpu", torch.bfloat16):
-            rough = next(net.trunk(*arguments))
+            rough = next(net.forward_intermediates(*arguments))
     assert rough.dtype == torch.float32
     assert torch.equal(rough[:, :2], exact[:, :2])
 
@@ -48,17 +48,17 @@ def test_bfloat16_autocast_leaves_the_embeddings_of_time_and_label_exact():
 @pytest.mark.parametrize("depth", [2, 4, 12])
 def test_stages_are_the_embeddings_and_every_block_in_execution_order(depth):
     net, half = small(depth=depth), depth // 2
-    assert [stage.name for stage in net.stages] == [
+    assert [stage.name for stage in net.layers] == [
         "embeddings",
         *(f"in_blocks.{i}" for i in range(half)),
         "mid_block",
         *(f"out_blocks.{i}" for i in range(half)),
     ]
-    assert [stage.kind for stage in net.stages] == [
+    assert [stage.kind for stage in net.layers] == [
         "embeddings", *["encoder"] * half, "middle", *["decoder"] * half
     ]  # fmt: skip
     assert len(net.blocks()) == depth + 1
-    assert isinstance(net, Tapped)
+    assert isinstance(net, HasIntermediates)
 
 
 def test_pooled_features_are_float32_under_bfloat16_autocast():

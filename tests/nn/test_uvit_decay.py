@@ -7,7 +7,6 @@ import torch
 from record_ops import recorded
 from uvit_reference import SMALL, inputs, loaded, official_forward, small
 
-from uvit_decay.nn.sizes import build
 from uvit_decay.runtime.errors import UserError
 
 # ---- the function
@@ -46,7 +45,7 @@ def test_with_silent_branches_the_trunk_multiplies_the_embeddings_by_every_alpha
     for block in net.blocks():
         block.zero_init()
     with torch.no_grad():
-        first, *_, last = net.trunk(*inputs())
+        first, *_, last = net.forward_intermediates(*inputs())
     expected = first
     for k in range(10):
         expected = expected * (1.0 - (1.0 - alpha_min) * k / 9)

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 from uvit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 
-from uvit_decay.nn.sizes import build
 from uvit_decay.runtime.errors import UserError
 
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)

@@ -13,7 +13,7 @@ from evaluations import evaluate, refused
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.nn.intermediates import Stage, Tapped
+from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
 from uvit_decay.representations.probing import Prober, Probing, check_probed
 from uvit_decay.runtime.distributed import Processes
@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 class Planted(torch.nn.Module):
     """Five layers of noise; only layer 3, and only at t = 0.1, shows what the first pixel of the image says."""
 
-    stages = tuple(Stage(f"blocks.{i}", "encoder") for i in range(5))
-    extras, dim, num_classes, null_label = 1, 12, 3, True
+    layers = tuple(Layer(f"blocks.{i}", "encoder") for i in range(5))
+    num_prefix_tokens, dim, num_classes, null_label = 1, 12, 3, True
 
-    def trunk(self, x, t, y=None):
+    def forward_intermediates(self, x, t, y=None):
         assert y is None
         for layer in range(5):
             state = torch.randn(len(x), 5, self.dim, generator=torch.Generator().manual_seed(layer))
@@ -56,7 +56,7 @@ def planted_grid(shuffled=False):
 
 
 def test_a_planted_signal_is_found_there_and_nowhere_else():
-    assert isinstance(Planted(), Tapped)
+    assert isinstance(Planted(), HasIntermediates)
     grid = planted_grid()
     assert grid.best() == (1, 3)
     for name in ("test_accuracy", "knn_accuracy"):
@@ -75,8 +75,8 @@ def test_chosen_layers_and_small_memory_give_the_same_cells(monkeypatch):
     data.setup()
     small = {"times": (0.1, 0.4), "max_train": 200, "max_test": 100}
     whole = Prober(net, VP(), data, Probing(**small), CPU).grid(Processes())
-    part = Prober(net, VP(), data, Probing(**small, layers=("2", net.stages[0].name)), CPU).grid(Processes())
-    assert list(part.stages) == [0, 2]
+    part = Prober(net, VP(), data, Probing(**small, layers=("2", net.layers[0].name)), CPU).grid(Processes())
+    assert list(part.layers) == [0, 2]
     monkeypatch.setattr(probing, "FEATURES", 4 * 300 * net.dim)  # one layer at a time
     split = Prober(net, VP(), data, Probing(**small), CPU).grid(Processes())
     for name, found in whole.scores.items():

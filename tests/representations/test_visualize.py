@@ -68,7 +68,7 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     noise = normal("probe", 3, "images", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
-        wanted = list(features.net.trunk(features.path.noised(x, noise, t), t))
+        wanted = list(features.net.forward_intermediates(features.path.add_noise(x, noise, t), t))
     torch.testing.assert_close(states, torch.stack([wanted[i][:, 2:] for i in (1, 2)]))
 
 

@@ -46,16 +46,16 @@ def test_batches_are_all_in_order_and_for_every_process(count, size):
 
 
 def test_one_process_works_in_order_and_alone():
-    alone = Processes.joined()
+    alone = Processes.current()
     assert (alone.rank, alone.size, alone.first) == (0, 1, True)
-    assert list(alone.in_order("abc", str.upper)) == ["A", "B", "C"]
+    assert list(alone.map_ordered("abc", str.upper)) == ["A", "B", "C"]
     assert alone.share("a") == "a"
     alone.end()
 
 
 def test_results_come_before_the_next_job_is_begun():
     begun = []
-    results = Processes.joined().in_order([1, 2, 3], begun.append)
+    results = Processes.current().map_ordered([1, 2, 3], begun.append)
     next(results)
     assert begun == [1]
 

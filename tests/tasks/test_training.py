@@ -81,7 +81,7 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
 
         name, dim, channels, knows_labels, has_logits = "pixels", 64, 1, False, True
 
-        def identity(self) -> str:
+        def fingerprint(self) -> str:
             return "pixels-0"
 
         def prepare(self, images, labels, device) -> None:

@@ -20,7 +20,7 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import subset
-from uvit_decay.diffusion.sampling import Counted, Sampling, generate_uint8, image_evaluations
+from uvit_decay.diffusion.sampling import NFECounter, Sampling, generate_uint8, total_nfe
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
 from uvit_decay.evaluation.sources import open_reference
@@ -36,10 +36,10 @@ from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
-class _OfTask(ImageSource):
+class _TaskImages(ImageSource):
     """Samples of the network in training, with the weights that it has when they are read."""
 
-    ahead = False
+    prefetch = False
 
     def __init__(
         self,
@@ -48,14 +48,14 @@ class _OfTask(ImageSource):
         weights: str,
         num: int,
         seed: int,
-        finish: Callable[[Tensor], Tensor],
+        decode: Callable[[Tensor], Tensor],
         shape: tuple[int, int, int],
     ) -> None:
-        self.counted = Counted(task.net)
+        self.counted = NFECounter(task.net)
         self.source = replace(task.source(), net=self.counted)
-        self.sampling, self.num, self.seed, self.finish, self.shape = sampling, num, seed, finish, shape
+        self.sampling, self.num, self.seed, self.decode, self.shape = sampling, num, seed, decode, shape
         self.weights = weights
-        cost = "" if sampling.evaluations is None else f"_nfe{sampling.evaluations}"
+        cost = "" if sampling.nfe is None else f"_nfe{sampling.nfe}"
         self.name = f"{weights}_{sampling.describe()}_seed{seed}{cost}"
         if self.source.num_classes:
             self.labels = torch.arange(num) % self.source.num_classes
@@ -66,14 +66,14 @@ class _OfTask(ImageSource):
     def read(self, indices: Sequence[int]) -> Tensor:
         labels = None if self.labels is None else self.labels[list(indices)].tolist()
         return as_channels(
-            generate_uint8(self.source, self.sampling, indices, labels, self.seed, self.finish), self.shape[0]
+            generate_uint8(self.source, self.sampling, indices, labels, self.seed, self.decode), self.shape[0]
         )
 
     @property
-    def calls(self) -> int:
-        return self.counted.evaluations
+    def nfe(self) -> int:
+        return self.counted.nfe
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         return {"sampled": asdict(self.sampling), "seed": self.seed}
 
     def describe(self) -> dict[str, Any]:
@@ -133,8 +133,8 @@ class GenerationMetrics(Periodic):
         self._autoencoder: Autoencoder | None = None  # on the CPU; `look` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
 
-    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return image_evaluations(self.num, self.sampling_for(task))
+    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return total_nfe(self.num, self.sampling_for(task))
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
@@ -152,7 +152,7 @@ class GenerationMetrics(Periodic):
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.reference_features(Processes.joined())  # caches them for `look`
+        comparison.reference_features(Processes.current())  # caches them for `look`
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
         if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
@@ -170,21 +170,21 @@ class GenerationMetrics(Periodic):
         return None, DatasetImages(f"{data.name}-train", data.train, channels, data.class_names, chosen)
 
     def _comparison(
-        self, task: DiffusionTask, sampling: Sampling, weights: str, finish: Callable[[Tensor], Tensor]
+        self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
         metrics = ("fid", "is") if self.extractor.has_logits else ("fid",)
         shape = (self.extractor.channels, self._size, self._size)
-        samples = _OfTask(task, sampling, weights, self.num, self.seed, finish, shape)
+        samples = _TaskImages(task, sampling, weights, self.num, self.seed, decode, shape)
         options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
         return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        sampling, processes = self.sampling_for(task), Processes.joined()
-        finish = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
+        sampling, processes = self.sampling_for(task), Processes.current()
+        decode = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
-            comparison = self._comparison(task, sampling, weights, finish)
+            comparison = self._comparison(task, sampling, weights, decode)
             store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
-            if processes.first:
+            if processes.is_main:
                 values = comparison.measure(store, reference)
                 if self.extractor.knows_labels and task.net.num_classes:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
@@ -206,7 +206,7 @@ class GenerationMetrics(Periodic):
             "step": trainer.global_step,
             **values,
             **protocol,
-            "network_calls": calls,
+            "measured_nfe": calls,
             "remarks": comparison.remarks(),
         }
         path = self.folder / "generation.json"

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.sampling import Sampling, Source, estimated_seconds
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, estimated_seconds
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -43,7 +43,7 @@ class Periodic(Callback):
         source.check(self._sampling_of(source, task))
 
     @abstractmethod
-    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
         """Return the network evaluations (NFE times images) of one `look`, over all ranks."""
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
@@ -61,7 +61,7 @@ class Periodic(Callback):
         """
         return self._sampling_of(task.source(), task)
 
-    def _sampling_of(self, source: Source, task: DiffusionTask) -> Sampling:
+    def _sampling_of(self, source: DiffusionModel, task: DiffusionTask) -> Sampling:
         sampling = source.unguided(self.sampling or task.sampling)
         return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
 
@@ -87,7 +87,7 @@ class Periodic(Callback):
         self.look(trainer, task)
 
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
-        count = self.evaluations(trainer, task)
+        count = self.nfe(trainer, task)
         with averaged(trainer, task):
             sampling, share = self.sampling_for(task), count // trainer.world_size
             batch = sampling.at_once(self.batch_size)

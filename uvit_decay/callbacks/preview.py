@@ -11,7 +11,7 @@ from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.diffusion.sampling import Sampling, generate, image_evaluations
+from uvit_decay.diffusion.sampling import Sampling, generate, total_nfe
 from uvit_decay.image_io import grid_columns, labelled_grid, save_image
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, check_whole
@@ -60,12 +60,12 @@ class Preview(Periodic):
         names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
         return names, grid_columns(len(names), self.columns)
 
-    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return image_evaluations(self.rows * self._columns(trainer, task)[1], self.sampling_for(task))
+    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return total_nfe(self.rows * self._columns(trainer, task)[1], self.sampling_for(task))
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
         names, columns = self._columns(trainer, task)
-        sampling, processes = self.sampling_for(task), Processes.joined()
+        sampling, processes = self.sampling_for(task), Processes.current()
 
         def work(part: range) -> Tensor:
             labels = [i % len(names) for i in part] if names else None
@@ -73,8 +73,8 @@ class Preview(Periodic):
             return torch.cat([trainer.datamodule.preview(batch).cpu() for batch in made])
 
         with averaged(trainer, task):
-            parts = list(processes.in_order(batches(self.rows * columns, self.batch_size, processes.size), work))
-        if processes.first:
+            parts = list(processes.map_ordered(batches(self.rows * columns, self.batch_size, processes.size), work))
+        if processes.is_main:
             self._save(trainer, labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names)))))
 
     def _save(self, trainer: Trainer, grid: Image) -> None:

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.nn.intermediates import Tapped, places
+from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
 from uvit_decay.runtime.distributed import Processes
@@ -36,7 +36,7 @@ class LinearProbes(Periodic):
         batch_size: images per batch on each device.
 
     Raises:
-        UserError: a time outside (0, 1), data without classes or without a test set, a network without stages or null
+        UserError: a time outside (0, 1), data without classes or without a test set, a network without layers or null
             label, or an unknown layer.
     """
 
@@ -63,12 +63,12 @@ class LinearProbes(Periodic):
             check_probed(task.net, trainer.datamodule, self.probing)
             self._watched(task.net)
 
-    def _watched(self, net: Tapped) -> int:
+    def _watched(self, net: HasIntermediates) -> int:
         if self.watch is None:
-            return len(net.stages) // 2  # U-ViT's middle block, SiT's last encoder block
-        return places(net.stages, (str(self.watch),))[0]
+            return len(net.layers) // 2  # U-ViT's middle block, SiT's last encoder block
+        return layer_indices(net.layers, (str(self.watch),))[0]
 
-    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
         return sum(map(len, self.probing.chosen(trainer.datamodule))) * len(self.probing.times)
 
     def look(self, trainer: Trainer, task: DiffusionTask) -> None:
@@ -76,7 +76,7 @@ class LinearProbes(Periodic):
         with averaged(trainer, task) as weights:
             precision = self.sampling_for(task).precision
             prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
-            grid = prober.grid(Processes.joined())
+            grid = prober.grid(Processes.current())
         if grid is not None:
             self._report(trainer, task, grid, weights)
 
@@ -91,11 +91,11 @@ class LinearProbes(Periodic):
         for logger in trainer.loggers:
             logger.log_metrics(values, trainer.global_step)
         title = f"Linear probe, test accuracy in % (step {trainer.global_step})"
-        about = {"step": trainer.global_step, "weights": weights, "watched": grid.stages[number].name}
+        about = {"step": trainer.global_step, "weights": weights, "watched": grid.layers[number].name}
         grid.save(self.folder, title, about)
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
-            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.stages[number].name}, "
+            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "
             f"mean over t: accuracy {watched['accuracy']:.3f}, effective rank {watched['effective_rank']:.2f}, "
             f"{watched['dimensions']:.1f} dimensions"
         )

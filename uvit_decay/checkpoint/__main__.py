@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.recognized import PATHS, STABLE_DIFFUSION, Hints
+from uvit_decay.checkpoint.official.recognized import PATHS, STABLE_DIFFUSION, ImportOptions
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.nn.sit import Wiring
 from uvit_decay.runtime.errors import user_errors
@@ -44,7 +44,7 @@ def main(args: Sequence[str]) -> None:
     if options.command == "export":
         note = export(options.source, options.target, options.weights)
     else:
-        hints = Hints(**{field.name: getattr(options, field.name) for field in fields(Hints)})
+        hints = ImportOptions(**{field.name: getattr(options, field.name) for field in fields(ImportOptions)})
         note = import_official(options.source, options.target, options.weights, hints)
     if note:
         print(note)

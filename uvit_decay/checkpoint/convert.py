@@ -15,7 +15,7 @@ from uvit_decay.checkpoint.io import KEY, Weights, check_weights, read, read_for
 from uvit_decay.checkpoint.loading import HOME, described
 from uvit_decay.checkpoint.official import common as official
 from uvit_decay.checkpoint.official import sit
-from uvit_decay.checkpoint.official.recognized import Hints
+from uvit_decay.checkpoint.official.recognized import ImportOptions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
@@ -39,13 +39,17 @@ def export(source: Path, target: Path, weights: Weights | None = None) -> str:
         _write(target, {**stored.plain, "weights": stored.weights}, stored.state)
         return ""
     bare = official.bare_state(net, stored.state, source)
-    untold = official.untold(net, stored.plain, bare, source)
+    missing_metadata = official.missing_metadata(net, stored.plain, bare, source)
     with replacing(target) as file:
         torch.save(bare, file)
-    return f"an official file does not say {', '.join(untold)}: its reader must be told" if untold else ""
+    return (
+        f"an official file does not say {', '.join(missing_metadata)}: its reader must be told"
+        if missing_metadata
+        else ""
+    )
 
 
-def import_official(source: Path, target: Path, weights: Weights | None, hints: Hints) -> str:
+def import_official(source: Path, target: Path, weights: Weights | None, hints: ImportOptions) -> str:
     """Convert an official file, or one of an official folder <step>.ckpt, to .safetensors; return a summary of it.
 
     Args:

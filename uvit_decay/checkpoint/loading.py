@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.io import Stored, Weights, misfit, read
 from uvit_decay.diffusion.loss import Prediction
-from uvit_decay.diffusion.noise_path import Path as NoisePath
-from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build
 
@@ -38,9 +38,9 @@ class Checkpoint:
     weights: Weights
     latents: LatentSpace | None  # None for a network of pixels
 
-    def source(self, device: torch.device) -> Source:
+    def source(self, device: torch.device) -> DiffusionModel:
         """Return the network on `device` in the form that samplers take."""
-        return Source.of(self.net.to(device), self.path, self.prediction, device, self.latents is None)
+        return DiffusionModel.of(self.net.to(device), self.path, self.prediction, device, self.latents is None)
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:

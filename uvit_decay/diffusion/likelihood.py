@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, linspace
+from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.ode import adaptive
-from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.random import uniform
 
 Solver = Literal["heun", "dopri5"]
@@ -39,35 +39,35 @@ def standard_normal_log_density(x: Batch) -> Float[Tensor, " b"]:
     return -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
 
 
-def _rates(flow: Flow, x: Tensor, z: Tensor, time: float) -> Rates:
+def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> Rates:
     """Return d/dt of the state, -v, and of the integral of the divergence, z . (dv/dx) z."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        velocity = flow.velocity(x, time)
+        velocity = denoiser.velocity(x, time)
         (product,) = torch.autograd.grad(velocity, x, grad_outputs=z)
     return -velocity.detach(), (product * z).flatten(1).sum(dim=1)
 
 
-def _heun(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
+def _heun(denoiser: Denoiser, x: Tensor, z: Tensor, steps: int) -> Rates:
     """Return x_1 and the integral of the divergence, with equal Heun steps."""
     total = x.new_zeros(len(x))
-    for now, after in pairwise(linspace(flow.low, flow.high, steps + 1)):
-        move, gain = _rates(flow, x, z, now)
-        move_ahead, gain_ahead = _rates(flow, x + (after - now) * move, z, after)
+    for now, after in pairwise(linspace(denoiser.low, denoiser.high, steps + 1)):
+        move, gain = _rates(denoiser, x, z, now)
+        move_ahead, gain_ahead = _rates(denoiser, x + (after - now) * move, z, after)
         x = x + 0.5 * (after - now) * (move + move_ahead)
         total = total + 0.5 * (after - now) * (gain + gain_ahead)
     return x, total
 
 
-def _dopri5(flow: Flow, x: Tensor, z: Tensor, steps: int) -> Rates:
+def _dopri5(denoiser: Denoiser, x: Tensor, z: Tensor, steps: int) -> Rates:
     """Return the same with torchdiffeq's adaptive steps, which ignore `steps`; x is one image."""
-    start, times = (x, x.new_zeros(1)), [flow.low, flow.high]
-    states, totals = adaptive(lambda state, time: _rates(flow, state[0], z, time), start, times, x.device)
+    start, times = (x, x.new_zeros(1)), [denoiser.low, denoiser.high]
+    states, totals = adaptive(lambda state, time: _rates(denoiser, state[0], z, time), start, times, x.device)
     return states[-1], totals[-1]
 
 
 def log_likelihood(
-    source: Source,
+    source: DiffusionModel,
     images: Batch,
     labels: Sequence[int] | None,
     indices: Sequence[int],
@@ -82,17 +82,17 @@ def log_likelihood(
     """
     z = signs(source.shape, seed, torch.tensor(indices).to(images.device)).to(images)
     if solver == "heun":
-        x, total = _heun(_plain_flow(source, labels), images, z, steps)
+        x, total = _heun(_plain_denoiser(source, labels), images, z, steps)
     else:  # one image at a time: in a batch they would share their steps and depend on one another
-        flows = [_plain_flow(source, labels and [labels[k]]) for k in range(len(images))]
-        parts = [_dopri5(flow, images[k : k + 1], z[k : k + 1], steps) for k, flow in enumerate(flows)]
+        denoisers = [_plain_denoiser(source, labels and [labels[k]]) for k in range(len(images))]
+        parts = [_dopri5(denoiser, images[k : k + 1], z[k : k + 1], steps) for k, denoiser in enumerate(denoisers)]
         x, total = (torch.cat(part) for part in zip(*parts, strict=True))
     return standard_normal_log_density(x) - total
 
 
-def _plain_flow(source: Source, labels: Sequence[int] | None) -> Flow:
+def _plain_denoiser(source: DiffusionModel, labels: Sequence[int] | None) -> Denoiser:
     """Return the denoiser without guidance and clipping, which would change the density."""
-    return source.flow(Sampling(clip=False), labels)
+    return source.denoiser(Sampling(clip=False), labels)
 
 
 def bits_per_dim(log_density: Float[Tensor, " b"], dims: int, width: float = 1.0) -> Float[Tensor, " b"]:

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory
-from uvit_decay.diffusion.noise_path import Path
+from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory
+from uvit_decay.diffusion.noise_path import NoisePath
 
 GRID = 1000  # levels of the discrete grid to which diffusers' schedulers reduce a continuous path
 FAINTEST = 2.0**-24  # alpha^2 of the last level where alpha_1 = 0, as in diffusers' zero-SNR schedules
 
 
-def _powers(path: Path) -> tuple[Tensor, Tensor]:
+def _powers(path: NoisePath) -> tuple[Tensor, Tensor]:
     """Return (alpha_t^2, alpha_t^2 + sigma_t^2) at t = 0, 1/GRID, ..., 1 in float64."""
     t = torch.arange(GRID + 1, dtype=torch.float64, device="cpu") / GRID
     alpha2 = path.alpha(t).square()
     return alpha2, alpha2 + path.sigma(t).square()
 
 
-def _trained_betas(path: Path) -> list[float]:
+def _trained_betas(path: NoisePath) -> list[float]:
     """Return the betas whose cumulative product of 1 - beta is alpha^2 / (alpha^2 + sigma^2) on the grid, exactly."""
     alpha2, power = _powers(path)
     signal = (alpha2 / power).clamp(min=FAINTEST)
@@ -39,22 +39,22 @@ def _timesteps(steps: int) -> list[int]:
     return [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
 
 
-def _with_scheduler(scheduler: Any, flow: Flow, x: Tensor, steps: int) -> Trajectory:
+def _with_scheduler(scheduler: Any, denoiser: Denoiser, x: Tensor, steps: int) -> Trajectory:
     """Yield the trajectory of one of diffusers' schedulers with prediction type "sample", over `_timesteps`."""
     timesteps = _timesteps(steps)
     scheduler.set_timesteps(timesteps=timesteps)  # on the CPU, since the scheduler reads their values
     scheduler.set_begin_index(0)
-    scales = [math.sqrt(power) for power in _powers(flow.path)[1].tolist()]
+    scales = [math.sqrt(power) for power in _powers(denoiser.path)[1].tolist()]
     for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):
-        denoised, _ = flow.split(x, min((now + 1) / GRID, flow.high))
+        denoised, _ = denoiser.denoise(x, min((now + 1) / GRID, denoiser.high))
         preserved = scheduler.step(denoised, now, x / scales[now + 1]).prev_sample
         x = preserved * scales[after + 1]
         yield (after + 1) / GRID, x
 
 
-def dpm_solver(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def dpm_solver(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DPM-Solver++(2M), Lu et al. (2022), by diffusers; the last step is of first order."""
     from diffusers import DPMSolverMultistepScheduler
 
-    scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=_trained_betas(flow.path), prediction_type="sample")
-    yield from _with_scheduler(scheduler, flow, x, steps)
+    scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=_trained_betas(denoiser.path), prediction_type="sample")
+    yield from _with_scheduler(scheduler, denoiser, x, steps)

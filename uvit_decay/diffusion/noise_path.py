@@ -4,7 +4,7 @@ Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t =
 
     x_t = alpha_t x + sigma_t eps.
 
-The velocity is that of the flow from noise to data, from t = 1 to t = 0:
+The velocity is that of the denoiser from noise to data, from t = 1 to t = 0:
 
     v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
 
@@ -35,7 +35,7 @@ def expand(coefficient: Tensor, x: Tensor) -> Tensor:
     return coefficient.reshape(-1, *(1,) * (x.ndim - 1))
 
 
-class Path(ABC):
+class NoisePath(ABC):
     """Gaussian noise path, given by alpha_t and sigma_t (abstract)."""
 
     @abstractmethod
@@ -47,34 +47,34 @@ class Path(ABC):
         """Return sigma_t, which rises from 0 to about 1."""
 
     @abstractmethod
-    def alpha_slope(self, t: Times) -> Times:
+    def d_alpha_t(self, t: Times) -> Times:
         """Return alpha_t' = d alpha_t / dt."""
 
     @abstractmethod
-    def sigma_slope(self, t: Times) -> Times:
+    def d_sigma_t(self, t: Times) -> Times:
         """Return sigma_t' = d sigma_t / dt; infinite at t = 0 for `VariancePreserving` paths."""
 
     def drift(self, t: Times) -> Times:
         """Return f(t) = d log alpha_t / dt of the forward SDE dx = f(t) x dt + g(t) dW; infinite where alpha_t = 0."""
-        return self.alpha_slope(t) / self.alpha(t)
+        return self.d_alpha_t(t) / self.alpha(t)
 
     def diffusion2(self, t: Times) -> Times:
         """Return g(t)^2 = d sigma_t^2 / dt - 2 f(t) sigma_t^2 = 2 sigma_t (sigma_t' - f(t) sigma_t)."""
-        return 2 * self.sigma(t) * (self.sigma_slope(t) - self.drift(t) * self.sigma(t))
+        return 2 * self.sigma(t) * (self.d_sigma_t(t) - self.drift(t) * self.sigma(t))
 
     def times(self, uniform: Times) -> Times:
         """Map numbers uniform on [0, 1) to training times; a path with a discrete grid rounds them up to it."""
         return uniform
 
-    def noised(self, x: Batch, eps: Batch, t: Times) -> Batch:
+    def add_noise(self, x: Batch, eps: Batch, t: Times) -> Batch:
         """Return x_t = alpha_t x + sigma_t eps."""
         return expand(self.alpha(t), x) * x + expand(self.sigma(t), x) * eps
 
-    def data_from_noise(self, x_t: Batch, eps: Batch, t: Times) -> Batch:
+    def x_from_eps(self, x_t: Batch, eps: Batch, t: Times) -> Batch:
         """Return x = (x_t - sigma_t eps) / alpha_t."""
         return (x_t - expand(self.sigma(t), x_t) * eps) / expand(self.alpha(t), x_t)
 
-    def noise_from_data(self, x_t: Batch, x: Batch, t: Times) -> Batch:
+    def eps_from_x(self, x_t: Batch, x: Batch, t: Times) -> Batch:
         """Return eps = (x_t - alpha_t x) / sigma_t; t > 0."""
         return (x_t - expand(self.alpha(t), x_t) * x) / expand(self.sigma(t), x_t)
 
@@ -82,29 +82,29 @@ class Path(ABC):
         """Return grad log p_t(x_t) = -eps / sigma_t; t > 0."""
         return -eps / expand(self.sigma(t), eps)
 
-    def noise_from_score(self, score: Batch, t: Times) -> Batch:
+    def eps_from_score(self, score: Batch, t: Times) -> Batch:
         """Return eps = -sigma_t score."""
         return -expand(self.sigma(t), score) * score
 
     def velocity(self, x: Batch, eps: Batch, t: Times) -> Batch:
         """Return v = -(alpha_t' x + sigma_t' eps)."""
-        return -(expand(self.alpha_slope(t), x) * x + expand(self.sigma_slope(t), x) * eps)
+        return -(expand(self.d_alpha_t(t), x) * x + expand(self.d_sigma_t(t), x) * eps)
 
-    def split(self, x_t: Batch, velocity: Batch, t: Times) -> tuple[Batch, Batch]:
+    def x_eps_from_velocity(self, x_t: Batch, velocity: Batch, t: Times) -> tuple[Batch, Batch]:
         """Return (x, eps) of x_t and v, with D = alpha_t sigma_t' - sigma_t alpha_t':
 
         x = (sigma_t' x_t + sigma_t v) / D and eps = -(alpha_t' x_t + alpha_t v) / D.
         """
-        alpha, sigma, alpha_slope, sigma_slope = (
-            expand(f(t), x_t) for f in (self.alpha, self.sigma, self.alpha_slope, self.sigma_slope)
+        alpha, sigma, d_alpha_t, d_sigma_t = (
+            expand(f(t), x_t) for f in (self.alpha, self.sigma, self.d_alpha_t, self.d_sigma_t)
         )
-        determinant = alpha * sigma_slope - sigma * alpha_slope
-        x = (sigma_slope * x_t + sigma * velocity) / determinant
-        return x, -(alpha_slope * x_t + alpha * velocity) / determinant
+        determinant = alpha * d_sigma_t - sigma * d_alpha_t
+        x = (d_sigma_t * x_t + sigma * velocity) / determinant
+        return x, -(d_alpha_t * x_t + alpha * velocity) / determinant
 
 
-class Interpolant(Path):
-    """Path with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
+class Interpolant(NoisePath):
+    """NoisePath with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
 
     The drift is infinite at t = 1, where eps and the score do not determine x.
     """
@@ -112,7 +112,7 @@ class Interpolant(Path):
 
 @dataclass(frozen=True)
 class Linear(Interpolant):
-    """SiT's linear interpolant (Ma et al. 2024), rectified flow: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
+    """SiT's linear interpolant (Ma et al. 2024), rectified denoiser: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
 
     def alpha(self, t: Times) -> Times:
         return 1 - t
@@ -120,10 +120,10 @@ class Linear(Interpolant):
     def sigma(self, t: Times) -> Times:
         return t
 
-    def alpha_slope(self, t: Times) -> Times:
+    def d_alpha_t(self, t: Times) -> Times:
         return -torch.ones_like(t)
 
-    def sigma_slope(self, t: Times) -> Times:
+    def d_sigma_t(self, t: Times) -> Times:
         return torch.ones_like(t)
 
 
@@ -137,14 +137,14 @@ class GVP(Interpolant):
     def sigma(self, t: Times) -> Times:
         return torch.sin(0.5 * math.pi * t)
 
-    def alpha_slope(self, t: Times) -> Times:
+    def d_alpha_t(self, t: Times) -> Times:
         return -0.5 * math.pi * self.sigma(t)
 
-    def sigma_slope(self, t: Times) -> Times:
+    def d_sigma_t(self, t: Times) -> Times:
         return 0.5 * math.pi * self.alpha(t)
 
 
-class VariancePreserving(Path):
+class VariancePreserving(NoisePath):
     """Path with sigma_t^2 = 1 - alpha_t^2 and a given drift f, so that alpha' = f alpha and g^2 = -2 f (abstract)."""
 
     @abstractmethod
@@ -154,10 +154,10 @@ class VariancePreserving(Path):
         """Return g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f."""
         return -2 * self.drift(t)
 
-    def alpha_slope(self, t: Times) -> Times:
+    def d_alpha_t(self, t: Times) -> Times:
         return self.drift(t) * self.alpha(t)
 
-    def sigma_slope(self, t: Times) -> Times:
+    def d_sigma_t(self, t: Times) -> Times:
         return -self.drift(t) * self.alpha(t).square() / self.sigma(t)
 
 

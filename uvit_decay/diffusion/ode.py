@@ -14,99 +14,99 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace, times_like
+from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
 
-FIRST_TIME = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
+T_MIN = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT
 
 State = TypeVar("State", Tensor, tuple[Tensor, ...])
 
 
-def ddim(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def ddim(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DDIM (Song et al. 2021; eta = 0), x_s = alpha_s x + sigma_s eps, in equal steps.
 
     diffusers' DDIMScheduler is not used: it always moves x by GRID // steps, so that most step counts miss t = 0.
     """
-    for now, after in pairwise(linspace(flow.high, 0.0, steps + 1)):
-        denoised, eps = flow.split(x, now)
-        x = flow.path.noised(denoised, eps, times_like(x, after))
+    for now, after in pairwise(linspace(denoiser.high, 0.0, steps + 1)):
+        denoised, eps = denoiser.denoise(x, now)
+        x = denoiser.path.add_noise(denoised, eps, times_like(x, after))
         yield after, x
 
 
-def ddpm(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of ancestral sampling (Ho et al. 2020), x_s ~ p(x_s | x, x_t), with the steps of `ddim`.
 
     The posterior is the step of DDIM with eps replaced by r eps + sqrt(1 - r^2) z, where z is new noise and
     r = (alpha_t / sigma_t) / (alpha_s / sigma_s). diffusers' DDPMScheduler is not used: it searches its timesteps on
     the device, and so waits for it.
     """
-    times = linspace(flow.high, 0.0, steps + 1)
+    times = linspace(denoiser.high, 0.0, steps + 1)
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
-    signal = (flow.path.alpha(t) / flow.path.sigma(t)).tolist()  # signal-to-noise ratio, infinite at t = 0
+    signal = (denoiser.path.alpha(t) / denoiser.path.sigma(t)).tolist()  # signal-to-noise ratio, infinite at t = 0
     for i, (now, after) in enumerate(pairwise(times)):
-        denoised, eps = flow.split(x, now)
+        denoised, eps = denoiser.denoise(x, now)
         if after > 0:
             kept = signal[i] / signal[i + 1]
             eps = kept * eps + math.sqrt(1 - kept**2) * noise(i)
-        x = flow.path.noised(denoised, eps, times_like(x, after))
+        x = denoiser.path.add_noise(denoised, eps, times_like(x, after))
         yield after, x
 
 
-def _uvit_grid(flow: Flow, steps: int) -> list[tuple[float, float]]:
+def _uvit_grid(denoiser: Denoiser, steps: int) -> list[tuple[float, float]]:
     """Return U-ViT's time grid 1 .. 1e-3, 0 as (from, to) pairs: `steps` intervals, the last of length 1e-3."""
-    return list(pairwise([*linspace(flow.high, FIRST_TIME, steps), 0.0]))
+    return list(pairwise([*linspace(denoiser.high, T_MIN, steps), 0.0]))
 
 
-def euler(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def euler(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of Euler steps on U-ViT's grid."""
-    for now, after in _uvit_grid(flow, steps):
-        x = x + (now - after) * flow.velocity(x, now)
+    for now, after in _uvit_grid(denoiser, steps):
+        x = x + (now - after) * denoiser.velocity(x, now)
         yield after, x
 
 
-def _heun_step(flow: Flow, x: Tensor, now: float, after: float) -> tuple[Tensor, Tensor]:
+def _heun_step(denoiser: Denoiser, x: Tensor, now: float, after: float) -> tuple[Tensor, Tensor]:
     """Return x at `after` by a Heun step, and the velocity at the Euler prediction that the step corrects."""
-    slope = flow.velocity(x, now)
-    ahead = flow.velocity(x + (now - after) * slope, after)
+    slope = denoiser.velocity(x, now)
+    ahead = denoiser.velocity(x + (now - after) * slope, after)
     return x + 0.5 * (now - after) * (slope + ahead), ahead
 
 
-def heun(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def heun(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of Heun steps on U-ViT's grid; the last is an Euler step, since t = 0 has no score."""
-    for now, after in _uvit_grid(flow, steps):
-        x = _heun_step(flow, x, now, after)[0] if after > 0 else x + (now - after) * flow.velocity(x, now)
+    for now, after in _uvit_grid(denoiser, steps):
+        x = _heun_step(denoiser, x, now, after)[0] if after > 0 else x + (now - after) * denoiser.velocity(x, now)
         yield after, x
 
 
-def heun_throughout(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
-    """Yield the trajectory of SiT's ODE sampler: equal Heun steps from `flow.high` to `flow.low`, two evaluations each.
+def heun_throughout(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+    """Yield the trajectory of SiT's ODE sampler: equal Heun steps, of two evaluations, from `high` to `low`.
 
-    If `flow.low` is not 0, an Euler step with the last velocity computed leads on to t = 0 without an evaluation.
+    If `denoiser.low` is not 0, an Euler step with the last velocity computed leads on to t = 0 without an evaluation.
     """
-    times = linspace(flow.high, flow.low, steps + 1)
+    times = linspace(denoiser.high, denoiser.low, steps + 1)
     for now, after in pairwise(times[:-1]):
-        x, _ = _heun_step(flow, x, now, after)
+        x, _ = _heun_step(denoiser, x, now, after)
         yield after, x
-    x, velocity = _heun_step(flow, x, times[-2], flow.low)
-    yield 0.0, x + flow.low * velocity
+    x, velocity = _heun_step(denoiser, x, times[-2], denoiser.low)
+    yield 0.0, x + denoiser.low * velocity
 
 
-def dopri5(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield `steps` states of the trajectory of Dormand-Prince 5(4) by torchdiffeq, which chooses the steps itself.
 
     Integrates one sample at a time: in a batch the samples would share their steps, and depend on one another.
     """
-    times = linspace(flow.high, flow.low, steps + 1)
-    states = torch.cat([_dopri5(flow, row[None], times) for row in x], dim=1)
+    times = linspace(denoiser.high, denoiser.low, steps + 1)
+    states = torch.cat([_dopri5(denoiser, row[None], times) for row in x], dim=1)
     yield from zip(times[1:-1], states, strict=False)
     yield 0.0, states[-1]
 
 
-def _dopri5(flow: Flow, x: Tensor, times: list[float]) -> Tensor:
+def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
     """Return the states of one sample at `times` but the first; an Euler step leads the last one on to t = 0."""
-    states = adaptive(lambda state, time: -flow.velocity(state, time), x, times, x.device)[1:]
-    if flow.low > 0:
-        states[-1] += flow.low * flow.velocity(states[-1], flow.low)
+    states = adaptive(lambda state, time: -denoiser.velocity(state, time), x, times, x.device)[1:]
+    if denoiser.low > 0:
+        states[-1] += denoiser.low * denoiser.velocity(states[-1], denoiser.low)
     return states
 
 

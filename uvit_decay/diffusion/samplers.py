@@ -1,6 +1,6 @@
 """Table of the samplers; each is a generator that yields (t, x_t) after every step and ends at t = 0.
 
-Entries of SAMPLERS take a flow, x_1, the number of steps, and a function that draws the noise of step 0, 1, ... .
+Entries of SAMPLERS take a denoiser, x_1, the number of steps, and a function that draws the noise of step 0, 1, ... .
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory
+from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory
 from uvit_decay.diffusion.multistep import dpm_solver
-from uvit_decay.diffusion.noise_path import Interpolant, Path
-from uvit_decay.diffusion.ode import FIRST_TIME, ddim, ddpm, dopri5, euler, heun, heun_throughout
+from uvit_decay.diffusion.noise_path import Interpolant, NoisePath
+from uvit_decay.diffusion.ode import T_MIN, ddim, ddpm, dopri5, euler, heun, heun_throughout
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.diffusion.singlestep import dpm_solver_fast, dpm_solver_plus_fast
 from uvit_decay.runtime.errors import UserError
@@ -25,25 +25,25 @@ class Sampler:
 
     Args:
         run: yields the trajectory.
-        evaluations: number of steps -> network evaluations for each sample; None for adaptive samplers.
+        nfe: number of steps -> network evaluations for each sample; None for adaptive samplers.
         stochastic: the steps draw noise.
         steps: the default number of steps.
         sde: the SDE that is integrated, for samplers that offer a choice.
-        alone: the denoiser is called with one sample at a time.
+        per_sample: the denoiser is called with one sample at a time.
         noisy_start: the log-SNR must be finite at t = 1.
         paper: the sampler of a paper: by default, nothing is clipped and evaluations draw labels at random.
     """
 
-    run: Callable[[Flow, Tensor, int, Noise], Trajectory]
-    evaluations: Callable[[int], int | None]
+    run: Callable[[Denoiser, Tensor, int, Noise], Trajectory]
+    nfe: Callable[[int], int | None]
     stochastic: bool
     steps: int
     sde: SDE | None = None
-    alone: bool = False
+    per_sample: bool = False
     noisy_start: bool = False
     paper: bool = False
 
-    def check(self, path: Path) -> None:
+    def check(self, path: NoisePath) -> None:
         """Raise a UserError if this sampler is not defined on `path`."""
         if self.sde:
             self.sde.check(path)
@@ -67,9 +67,9 @@ def _adaptive(steps: int) -> None:
     return None
 
 
-def of_sde(sde: SDE, steps: int, paper: bool = False) -> Sampler:
+def sde_sampler(sde: SDE, steps: int, paper: bool = False) -> Sampler:
     """Return the sampler that integrates `sde`."""
-    return Sampler(sde.run, sde.evaluations, True, steps, sde, paper=paper)
+    return Sampler(sde.run, sde.nfe, True, steps, sde, paper=paper)
 
 
 SAMPLERS: dict[str, Sampler] = {
@@ -77,14 +77,14 @@ SAMPLERS: dict[str, Sampler] = {
     "dpm++": Sampler(dpm_solver, _one_each, False, 25),
     "ddim": Sampler(ddim, _one_each, False, 25),
     "ddpm": Sampler(ddpm, _one_each, True, 25),
-    "euler-maruyama": of_sde(SDE("sbdm", last_time=FIRST_TIME), 25),
+    "euler-maruyama": sde_sampler(SDE("sbdm", last_time=T_MIN), 25),
     "euler": Sampler(euler, _one_each, False, 25),
     "heun": Sampler(heun, _two_but_the_last, False, 25),
-    "dopri5": Sampler(dopri5, _adaptive, False, 1, alone=True),
+    "dopri5": Sampler(dopri5, _adaptive, False, 1, per_sample=True),
     # The samplers of the papers
     "sit-ode": Sampler(heun_throughout, _two_each, False, 125, paper=True),
-    "sit-sde": of_sde(SDE(), 250, paper=True),
-    "sit-sde-heun": of_sde(SDE(heun=True), 125, paper=True),
+    "sit-sde": sde_sampler(SDE(), 250, paper=True),
+    "sit-sde-heun": sde_sampler(SDE(heun=True), 125, paper=True),
     "uvit-dpm": Sampler(dpm_solver_fast, _one_each, False, 50, noisy_start=True, paper=True),
     "uvit-dpm++": Sampler(dpm_solver_plus_fast, _one_each, False, 50, noisy_start=True, paper=True),
 }

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Denoiser, Flow, sampling_interval
+from uvit_decay.diffusion.denoiser import DenoiseFn, Denoiser, sampling_interval
 from uvit_decay.diffusion.guidance import Guided
 from uvit_decay.diffusion.loss import Network, Prediction
-from uvit_decay.diffusion.noise_path import Path
-from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, of_sde
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
@@ -75,30 +75,30 @@ class Sampling:
     def method(self) -> Sampler:
         """The sampler, with the chosen SDE."""
         named = SAMPLERS[self.sampler]
-        return of_sde(self.sde, named.steps, named.paper) if self.sde else named
+        return sde_sampler(self.sde, named.steps, named.paper) if self.sde else named
 
     @property
-    def step_count(self) -> int:
+    def num_steps(self) -> int:
         """`steps`, or the sampler's default."""
         return self.steps or self.method.steps
 
     @property
-    def evaluations(self) -> int | None:
-        """Network evaluations (NFE) for each image, a guided one counted once; None if adaptive (see `Counted`)."""
-        return self.method.evaluations(self.step_count)
+    def nfe(self) -> int | None:
+        """Network evaluations (NFE) for each image, a guided one counted once; None if adaptive (see `NFECounter`)."""
+        return self.method.nfe(self.num_steps)
 
     def at_once(self, batch_size: int) -> int:
         """Return the number of images of a batch that the network evaluates together."""
-        return 1 if self.method.alone else batch_size
+        return 1 if self.method.per_sample else batch_size
 
     def values(self) -> dict[str, Any]:
         """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
-        return {**asdict(self), "steps": self.step_count, "evaluations": self.evaluations}
+        return {**asdict(self), "steps": self.num_steps, "nfe": self.nfe}
 
     def describe(self) -> str:
         """Return a short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
         parts = [
-            self.sampler if self.evaluations is None else f"{self.sampler}{self.step_count}",
+            self.sampler if self.nfe is None else f"{self.sampler}{self.num_steps}",
             f"w{short(self.guidance)}",
         ]
         if self.clip or (self.clip is False and not self.method.paper):
@@ -114,28 +114,28 @@ class Sampling:
         return "_".join(parts)
 
 
-class Counted:
-    """Wrapper of a network with the same call that counts per-image `evaluations`; a guided step counts as two."""
+class NFECounter:
+    """Wrapper of a network, with the same call, that counts evaluations per image in `nfe`; a guided step is two."""
 
     def __init__(self, net: Network) -> None:
-        self.net, self.evaluations = net, 0
+        self.net, self.nfe = net, 0
 
     def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        self.evaluations += len(x)
+        self.nfe += len(x)
         return self.net(x, t, y)
 
 
-def _split(path: Path, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+def _split(path: NoisePath, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """Return (x, eps) of x_t from the network's output."""
     if prediction == "velocity":
-        return path.split(x_t, out, t)
+        return path.x_eps_from_velocity(x_t, out, t)
     if prediction == "x":
-        return out, path.noise_from_data(x_t, out, t)
-    eps = path.noise_from_score(out, t) if prediction == "score" else out
-    return path.data_from_noise(x_t, eps, t), eps
+        return out, path.eps_from_x(x_t, out, t)
+    eps = path.eps_from_score(out, t) if prediction == "score" else out
+    return path.x_from_eps(x_t, eps, t), eps
 
 
-def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None, clip: bool) -> Denoiser:
+def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
     """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
 
     def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,13 +143,13 @@ def denoiser(net: Network, path: Path, prediction: Prediction, y: Tensor | None,
         if not clip:
             return x, eps
         x = x.clamp(-1, 1)
-        return x, path.noise_from_data(x_t, x, t)
+        return x, path.eps_from_x(x_t, x, t)
 
     return denoise
 
 
 @dataclass(frozen=True)
-class Source:
+class DiffusionModel:
     """A trained network with its noise path, its prediction type and the shape (c, h, w) of an image.
 
     `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
@@ -157,7 +157,7 @@ class Source:
     """
 
     net: Network
-    path: Path
+    path: NoisePath
     prediction: Prediction
     shape: tuple[int, int, int]
     num_classes: int
@@ -166,7 +166,9 @@ class Source:
     pixels: bool = True
 
     @classmethod
-    def of(cls, net: Any, path: Path, prediction: Prediction, device: torch.device, pixels: bool = True) -> Source:
+    def of(
+        cls, net: Any, path: NoisePath, prediction: Prediction, device: torch.device, pixels: bool = True
+    ) -> DiffusionModel:
         """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`."""
         shape = (net.channels, net.image_size, net.image_size)
         return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels)
@@ -185,16 +187,16 @@ class Source:
                 f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]} channels"
             )
 
-    def flow(self, sampling: Sampling, labels: Sequence[int] | None) -> Flow:
+    def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
         """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
         y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
-        guided, plain = (denoiser(either, self.path, self.prediction, y, clip) for either in (net, self.net))
-        flow = Flow(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
+        guided, plain = (denoise_fn(either, self.path, self.prediction, y, clip) for either in (net, self.net))
+        denoiser = Denoiser(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
         if sampling.guidance == 1.0 or sampling.guidance_interval is None:
-            return flow
-        return replace(flow, plain=plain, guided=sampling.guidance_interval)
+            return denoiser
+        return replace(denoiser, plain=plain, guided=sampling.guidance_interval)
 
     def clips(self, sampling: Sampling) -> bool:
         """Return whether the denoised image is clipped at every step."""
@@ -214,7 +216,12 @@ class Source:
 
 
 def generate(
-    source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int, batch_size: int
+    source: DiffusionModel,
+    sampling: Sampling,
+    indices: Sequence[int],
+    labels: Sequence[int] | None,
+    seed: int,
+    batch_size: int,
 ) -> Iterator[Tensor]:
     """Yield the images with these `indices`, in order, as float32 batches (b, c, h, w) of about [-1, 1].
 
@@ -236,29 +243,29 @@ def generate(
 
 
 def generate_uint8(
-    source: Source,
+    source: DiffusionModel,
     sampling: Sampling,
     indices: Sequence[int],
     labels: Sequence[int] | None,
     seed: int,
-    finish: Callable[[Tensor], Tensor],
+    decode: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return one batch of `generate` as uint8 images (b, c, h, w), by `finish`, which may be an autoencoder's decoder.
+    """Return one batch of `generate` as uint8 images (b, c, h, w), by `decode`, which may be an autoencoder's decoder.
 
-    `finish` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
+    `decode` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
     """
     full = chosen_precision(sampling.precision, source.device) == "float32"
     with computing(source.device, "float32" if full else "tf32"):
         made = generate(source, sampling, indices, labels, seed, len(indices))
-        return torch.cat([finish(batch) for batch in made])
+        return torch.cat([decode(batch) for batch in made])
 
 
 @torch.no_grad()
 def _generate_batch(
-    source: Source, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+    source: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
 ) -> Tensor:
-    """Return the final states of one batch, or one sample at a time for samplers that need it (`alone`)."""
-    if sampling.method.alone and len(indices) > 1:
+    """Return the final states of one batch, or one sample at a time for samplers that need it (`per_sample`)."""
+    if sampling.method.per_sample and len(indices) > 1:
         lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
         return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
     rows = torch.tensor(indices, dtype=torch.int64).to(source.device)
@@ -267,15 +274,17 @@ def _generate_batch(
     def noise(step: int) -> Tensor:
         return normal("sample step", seed, step, rows=rows, shape=source.shape)
 
-    flow = source.flow(sampling, labels)
+    denoiser = source.denoiser(sampling, labels)
     with computing(source.device, chosen_precision(sampling.precision, source.device)):
-        for _, state in sampling.method.run(flow, x, sampling.step_count, noise):
+        for _, state in sampling.method.run(denoiser, x, sampling.num_steps, noise):
             x = state
     return x
 
 
 @torch.no_grad()
-def estimated_seconds(source: Source, evaluations: int, batch_size: int, precision: Precision | None = None) -> float:
+def estimated_seconds(
+    source: DiffusionModel, evaluations: int, batch_size: int, precision: Precision | None = None
+) -> float:
     """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
     batch = max(1, min(batch_size, evaluations // 100))
     x = torch.zeros(batch, *source.shape, device=source.device)
@@ -288,6 +297,6 @@ def estimated_seconds(source: Source, evaluations: int, batch_size: int, precisi
     return evaluations * (time.perf_counter() - start) / batch
 
 
-def image_evaluations(count: int, sampling: Sampling) -> int:
+def total_nfe(count: int, sampling: Sampling) -> int:
     """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
-    return count * (sampling.evaluations or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)
+    return count * (sampling.nfe or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)

@@ -16,15 +16,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace, times_like
-from uvit_decay.diffusion.loss import EDGE
-from uvit_decay.diffusion.noise_path import Interpolant, Path, Times, expand
+from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
+from uvit_decay.diffusion.loss import T_EPS
+from uvit_decay.diffusion.noise_path import Interpolant, NoisePath, Times, expand
 from uvit_decay.runtime.errors import UserError
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]
 
-FORMS: dict[str, Callable[[Path, Times, float], Times]] = {
+FORMS: dict[str, Callable[[NoisePath, Times, float], Times]] = {
     # w(t) with the norm c; SiT writes them in its time, 1 - t
     "constant": lambda path, t, c: torch.full_like(t, c),
     "sbdm": lambda path, t, c: c * 0.5 * path.diffusion2(t),
@@ -69,7 +69,7 @@ class SDE:
         if not 0 < self.last_time < 1:
             raise UserError(f"last_time must lie between 0 and 1, got {self.last_time}")
 
-    def check(self, path: Path) -> None:
+    def check(self, path: NoisePath) -> None:
         """Raise a UserError if w is infinite at t = 1."""
         if self.form == "sbdm" and isinstance(path, Interpolant):
             name = type(path).__name__
@@ -77,7 +77,7 @@ class SDE:
                 f"the diffusion g^2 / 2 (sbdm) is infinite at t = 1 on the path {name}: use sampler sit-sde"
             )
 
-    def evaluations(self, steps: int) -> int:
+    def nfe(self, steps: int) -> int:
         """Return the number of network evaluations for each image."""
         noisy = steps if self.last_step == "none" else steps - 1
         return (2 if self.heun else 1) * noisy + steps - noisy
@@ -87,54 +87,56 @@ class SDE:
         parts = (f"{self.form}{short(self.norm)}", f"{self.last_step}{short(self.last_time)}")
         return "-".join((*parts, *(["heun"] if self.heun else [])))
 
-    def run(self, flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+    def run(self, denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
         """Yield the trajectory (t, x_t) of `steps` steps.
 
         Raises:
             UserError: w is infinite on this path, or `last_time` is not below the time of the first step.
         """
-        self.check(flow.path)
+        self.check(denoiser.path)
         alike = self.last_step == "none"
-        if not alike and self.last_time >= flow.high:
-            raise UserError(f"last_time {self.last_time} is not below {flow.high}, where this network is first asked")
+        if not alike and self.last_time >= denoiser.high:
+            raise UserError(
+                f"last_time {self.last_time} is not below {denoiser.high}, where this network is first asked"
+            )
         # N noisy steps need N + 1 times; a last step without noise replaces one step. The times end above t = 0, where
         # Heun's method would need the score, which does not exist.
-        times = linspace(flow.high, max(flow.low, EDGE) if alike else self.last_time, steps + alike)
+        times = linspace(denoiser.high, max(denoiser.low, T_EPS) if alike else self.last_time, steps + alike)
         step = self._heun if self.heun else self._euler
         for i, (now, after) in enumerate(pairwise(times)):
-            x = step(flow, x, now, after, noise(i))
+            x = step(denoiser, x, now, after, noise(i))
             yield 0.0 if alike and after == times[-1] else after, x
         if not alike:
-            yield 0.0, self._last(flow, x, times[-1])
+            yield 0.0, self._last(denoiser, x, times[-1])
 
-    def _w(self, flow: Flow, x: Tensor, time: float) -> Tensor:
+    def _w(self, denoiser: Denoiser, x: Tensor, time: float) -> Tensor:
         """Return w(time), shaped to multiply x."""
-        return expand(FORMS[self.form](flow.path, times_like(x, time), self.norm), x)
+        return expand(FORMS[self.form](denoiser.path, times_like(x, time), self.norm), x)
 
-    def _drift(self, flow: Flow, x: Tensor, time: float) -> Tensor:
+    def _drift(self, denoiser: Denoiser, x: Tensor, time: float) -> Tensor:
         """Return v + w score, with one network evaluation."""
         t = times_like(x, time)
-        data, eps = flow.split(x, time)
-        return flow.path.velocity(data, eps, t) + self._w(flow, x, time) * flow.path.score(eps, t)
+        data, eps = denoiser.denoise(x, time)
+        return denoiser.path.velocity(data, eps, t) + self._w(denoiser, x, time) * denoiser.path.score(eps, t)
 
-    def _scaled(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
+    def _scaled(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return the noise sqrt(2 w h) z that the step adds, z standard normal."""
-        return (2 * (now - after) * self._w(flow, x, now)).sqrt() * z
+        return (2 * (now - after) * self._w(denoiser, x, now)).sqrt() * z
 
-    def _euler(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
+    def _euler(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return x at `after` by an Euler-Maruyama step."""
-        moved = x + (now - after) * self._drift(flow, x, now)
-        return moved + self._scaled(flow, x, now, after, z)
+        moved = x + (now - after) * self._drift(denoiser, x, now)
+        return moved + self._scaled(denoiser, x, now, after, z)
 
-    def _heun(self, flow: Flow, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
+    def _heun(self, denoiser: Denoiser, x: Tensor, now: float, after: float, z: Tensor) -> Tensor:
         """Return x at `after` by Heun's step along the drift, after the noise of the step is added."""
-        x = x + self._scaled(flow, x, now, after, z)
-        drift = self._drift(flow, x, now)
-        ahead = self._drift(flow, x + (now - after) * drift, after)
+        x = x + self._scaled(denoiser, x, now, after, z)
+        drift = self._drift(denoiser, x, now)
+        ahead = self._drift(denoiser, x + (now - after) * drift, after)
         return x + 0.5 * (now - after) * (drift + ahead)
 
-    def _last(self, flow: Flow, x: Tensor, now: float) -> Tensor:
+    def _last(self, denoiser: Denoiser, x: Tensor, now: float) -> Tensor:
         """Return x at t = 0 by the last step, which adds no noise."""
         if self.last_step == "tweedie":
-            return flow.split(x, now)[0]
-        return x + now * (self._drift(flow, x, now) if self.last_step == "mean" else flow.velocity(x, now))
+            return denoiser.denoise(x, now)[0]
+        return x + now * (self._drift(denoiser, x, now) if self.last_step == "mean" else denoiser.velocity(x, now))

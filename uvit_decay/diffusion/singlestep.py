@@ -11,27 +11,27 @@ from itertools import accumulate, chain, pairwise
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Flow, Noise, Trajectory, linspace
-from uvit_decay.diffusion.noise_path import LEVELS, Path
+from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace
+from uvit_decay.diffusion.noise_path import LEVELS, NoisePath
 
 LAST_TIME = 1e-4  # the state at this time is returned as the image
 
 
-def dpm_solver_fast(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def dpm_solver_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DPM-Solver on noise predictions, equal steps in log-SNR; `steps` network evaluations."""
     orders = _orders(steps)
-    ends = torch.tensor([flow.high, LAST_TIME], dtype=torch.float64, device="cpu")
-    grid = linspace(*_log_snr(flow.path, ends).tolist(), len(orders) + 1)
+    ends = torch.tensor([denoiser.high, LAST_TIME], dtype=torch.float64, device="cpu")
+    grid = linspace(*_log_snr(denoiser.path, ends).tolist(), len(orders) + 1)
     inner = [linspace(*pair, order + 1)[:-1] for pair, order in zip(pairwise(grid), orders, strict=True)]
-    yield from _run(flow, x, _times(flow.path, [*chain(*inner), grid[-1]]), orders, of_data=False)
+    yield from _run(denoiser, x, _times(denoiser.path, [*chain(*inner), grid[-1]]), orders, of_data=False)
 
 
-def dpm_solver_plus_fast(flow: Flow, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+def dpm_solver_plus_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DPM-Solver++ on data predictions, with `steps` network evaluations.
 
     Its steps are equal in time, down to the first level of Stable Diffusion's schedule.
     """
-    yield from _run(flow, x, linspace(flow.high, 1 / LEVELS, steps + 1), _orders(steps), of_data=True)
+    yield from _run(denoiser, x, linspace(denoiser.high, 1 / LEVELS, steps + 1), _orders(steps), of_data=True)
 
 
 def _orders(steps: int) -> list[int]:
@@ -40,12 +40,12 @@ def _orders(steps: int) -> list[int]:
     return [3] * ((steps - sum(last)) // 3) + last
 
 
-def _log_snr(path: Path, t: Tensor) -> Tensor:
+def _log_snr(path: NoisePath, t: Tensor) -> Tensor:
     """Return log(alpha_t / sigma_t), half the log-SNR."""
     return (path.alpha(t) / path.sigma(t)).log()
 
 
-def _times(path: Path, log_snrs: list[float]) -> list[float]:
+def _times(path: NoisePath, log_snrs: list[float]) -> list[float]:
     """Return the times at which the path has these values of `_log_snr`, by bisection."""
     wanted = torch.tensor(log_snrs, dtype=torch.float64, device="cpu")
     low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
@@ -56,24 +56,24 @@ def _times(path: Path, log_snrs: list[float]) -> list[float]:
     return high.tolist()
 
 
-def _run(flow: Flow, x: Tensor, times: list[float], orders: list[int], of_data: bool) -> Trajectory:
+def _run(denoiser: Denoiser, x: Tensor, times: list[float], orders: list[int], of_data: bool) -> Trajectory:
     """Yield the trajectory over `times`; a step of order n covers n of their intervals. The last time counts as 0."""
     for end, order in zip(accumulate(orders), orders, strict=True):
         group = times[end - order : end + 1]
-        states = _step(flow, x, group, of_data)
+        states = _step(denoiser, x, group, of_data)
         for after, state in zip(group[1:], states, strict=True):
             yield 0.0 if after == times[-1] else after, state
         x = states[-1]
 
 
-def _step(flow: Flow, x: Tensor, times: list[float], of_data: bool) -> list[Tensor]:
+def _step(denoiser: Denoiser, x: Tensor, times: list[float], of_data: bool) -> list[Tensor]:
     """Return the states at `times` but the first: the result of one step, of order len(times) - 1, comes last.
 
     With D the noise, and h the increase of log(alpha / sigma), a step is alpha_t / alpha_s x - sigma_t (e^h - 1) D plus
     a correction of its order; with D the data, alpha and sigma are exchanged.
     """
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
-    kept, added = flow.path.alpha(t), flow.path.sigma(t)
+    kept, added = denoiser.path.alpha(t), denoiser.path.sigma(t)
     if of_data:
         kept, added = added, kept
     gains = (kept / added).log()
@@ -81,11 +81,11 @@ def _step(flow: Flow, x: Tensor, times: list[float], of_data: bool) -> list[Tens
     growth = torch.expm1(gains - gains[0]).tolist()
     keep, add = (kept / kept[0]).tolist(), added.tolist()
     states: list[Tensor] = []
-    first = flow.split(x, times[0])[1 - of_data]
+    first = denoiser.denoise(x, times[0])[1 - of_data]
     for i in range(1, len(times)):
         change = growth[i] * first
         if i > 1:
             bend = growth[i] / 2 if len(times) == 3 else growth[i] / h[i] - 1
-            change = change + bend * h[i] / h[i - 1] * (flow.split(states[-1], times[i - 1])[1 - of_data] - first)
+            change = change + bend * h[i] / h[i - 1] * (denoiser.denoise(states[-1], times[i - 1])[1 - of_data] - first)
         states.append(keep[i] * x - add[i] * change)
     return states

@@ -31,7 +31,7 @@ def parts_of(count: int) -> list[range]:
 
 def about(images: ImageSource, extractor: Extractor, keep: Sequence[str]) -> dict[str, Any]:
     """Return everything that the tensors of a store depend on, as `Store` takes it."""
-    return {"images": images.identity(), "n": len(images), "extractor": extractor.identity(), "keep": list(keep)}
+    return {"images": images.fingerprint(), "n": len(images), "extractor": extractor.fingerprint(), "keep": list(keep)}
 
 
 def extract(
@@ -60,25 +60,25 @@ def extract(
         UserError: images that cannot be read, or what `Store.open` raises.
     """
     # Only the first process locks, reads and writes the store; the list of missing parts is shared with the others.
-    with _alone(store) if processes.first else nullcontext():
-        missing: list[range] = processes.share(store.open() if processes.first else None)
-        # The batches of this process, in the order in which `in_order` asks for its parts: reading can run ahead.
+    with _alone(store) if processes.is_main else nullcontext():
+        missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
+        # The batches of this process, in the order in which `map_ordered` asks for its parts: reading can run ahead.
         mine = [batch for part in missing[processes.rank :: processes.size] for batch in _cut(part, batch_size)]
         with _read_ahead(images, mine) as take:
 
             def work(part: range) -> dict[str, Tensor]:
-                calls = images.calls
+                calls = images.nfe
                 found = [_tensors(take(batch), part, extractor, keep, device) for batch in _cut(part, batch_size)]
                 joined = {name: torch.cat([tensors[name] for tensors in found]) for name in found[0]}
-                return {**joined, "calls": torch.tensor([images.calls - calls])}
+                return {**joined, "calls": torch.tensor([images.nfe - calls])}
 
             # Parts arrive in order on the first process. On the others `done` is empty, so that the loop below has no
             # steps, but iterating it to the end is what makes them work; hence `strict` on the first process only.
-            done = processes.in_order(missing, work)
-            bar = tqdm(total=len(store), unit="image", desc=images.name, disable=not (show and processes.first))
+            done = processes.map_ordered(missing, work)
+            bar = tqdm(total=len(store), unit="image", desc=images.name, disable=not (show and processes.is_main))
             with bar:
                 bar.update(len(store) - sum(map(len, missing)))
-                for part, tensors in zip(missing, done, strict=processes.first):
+                for part, tensors in zip(missing, done, strict=processes.is_main):
                     store.add(part, tensors)
                     bar.update(len(part))
 
@@ -118,9 +118,9 @@ def _tensors(
 def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Callable[[range], Tensor]]:
     """Yield a function that returns the images of these parts, in this order, while a thread reads the next part.
 
-    Sources that do not allow it (`ahead` is false) are read directly.
+    Sources that do not allow it (`prefetch` is false) are read directly.
     """
-    if not images.ahead:
+    if not images.prefetch:
         yield images.read
         return
     # A prefetch of depth one: at any time at most one part is being read, or has been read and waits.

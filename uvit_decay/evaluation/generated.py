@@ -11,10 +11,10 @@ from torch import Tensor
 
 from uvit_decay.evaluation.image_sources import ImageSource, as_channels
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.samples import Sampled
+from uvit_decay.samples import Samples
 
 
-class OfCheckpoint(ImageSource):
+class CheckpointImages(ImageSource):
     """Samples 0 to num - 1 of a checkpoint.
 
     Args:
@@ -27,15 +27,15 @@ class OfCheckpoint(ImageSource):
         UserError: the checkpoint generates images of other channels.
     """
 
-    ahead = False  # the network and the extractor share a device
+    prefetch = False  # the network and the extractor share a device
 
-    def __init__(self, path: Path, sampled: Sampled, num: int, channels: int) -> None:
+    def __init__(self, path: Path, sampled: Samples, num: int, channels: int) -> None:
         own = sampled.shape[0]
         if own not in (1, channels):
             raise UserError(f"{path} makes images of {own} channels, these features are of {channels}")
         self.path, self.sampled, self.num = path, sampled, num
         self.shape = (channels, *sampled.shape[1:])
-        evaluations = sampled.sampling.evaluations
+        evaluations = sampled.sampling.nfe
         cost = "" if evaluations is None else f"_nfe{evaluations}"
         self.name = f"{path.stem}-step{sampled.found.step}_{sampled.name()}{cost}"
         labels = sampled.labels(range(num))
@@ -50,10 +50,10 @@ class OfCheckpoint(ImageSource):
         return as_channels(self.sampled.images(indices), self.shape[0])
 
     @property
-    def calls(self) -> int:
-        return self.sampled.network_calls
+    def nfe(self) -> int:
+        return self.sampled.nfe
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         stat = self.path.stat()
         return {
             "checkpoint": str(self.path.resolve()),

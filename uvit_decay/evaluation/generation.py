@@ -126,7 +126,7 @@ class Comparison:
         return Report(
             title=f"{self.samples.name} against {self._reference_name()}",
             metrics=values,
-            protocol={**self.protocol(), "network_calls": float(samples.tensor("calls").sum()) / len(self.samples)},
+            protocol={**self.protocol(), "measured_nfe": float(samples.tensor("calls").sum()) / len(self.samples)},
             remarks=self.remarks(),
             samples=shown[: len(shown) // columns * columns or len(shown)],
             columns=columns,
@@ -181,9 +181,9 @@ class Comparison:
 
     def default_name(self) -> str:
         """Return the default report name: readable, plus a hash of every setting that affects the numbers."""
-        whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.identity()}
+        whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
         if self.reference is not None:
-            whole["images"] = self.reference.identity()
+            whole["images"] = self.reference.fingerprint()
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
         return f"{self.short()}_{digest[:8]}.json"
 
@@ -193,7 +193,7 @@ class Comparison:
             "n": len(self.samples),
             "samples": self.samples.describe(),
             "reference": self._about_reference(),
-            "extractor": self.extractor.identity(),
+            "extractor": self.extractor.fingerprint(),
             **({"is_splits": SPLITS} if "is" in self.metrics else {}),
             **({"kid_subset": self.kid_subset} if "kid" in self.metrics else {}),
         }
@@ -212,15 +212,15 @@ class Comparison:
         if self.file is not None and "extractor" not in self.file.about:
             said.append(f"{self.file.path.name} does not say by which extractor and resize it was made")
         if self.reference is not None:
-            if self.samples.lossy != self.reference.lossy:
-                lossy = self.samples.name if self.samples.lossy else self.reference.name
-                said.append(f"{lossy} are JPEGs and the other side is not: compression alone moves every metric")
+            if self.samples.has_jpegs != self.reference.has_jpegs:
+                has_jpegs = self.samples.name if self.samples.has_jpegs else self.reference.name
+                said.append(f"{has_jpegs} are JPEGs and the other side is not: compression alone moves every metric")
             if self.samples.shape != self.reference.shape:
                 sizes = (f"{p.shape[2]}x{p.shape[1]}" for p in (self.samples, self.reference))
                 said.append(f"samples and reference differ in size, {' and '.join(sizes)}")
         if not self.extractor.name.startswith("inception"):
             said.append(f"features of {self.extractor.name}, not Inception's: no FID of papers compares")
-        elif PUBLISHED not in self.extractor.identity():
+        elif PUBLISHED not in self.extractor.fingerprint():
             said.append("these Inception weights are not the published ones: the numbers compare with nothing else")
         return tuple(said)
 

@@ -27,17 +27,17 @@ class ImageSource(ABC):
     """A sequence of uint8 images of one `shape` (c, h, w).
 
     `name` identifies them in keys and reports. `labels`, int64 (n,) on the CPU, index `class_names`, or are None.
-    `lossy` is true of JPEGs, whose artefacts affect every metric. `ahead` permits a thread to read the next part while
-    features of the last one are extracted.
+    `has_jpegs` is true of JPEGs, whose artefacts affect every metric. `prefetch` permits a thread to read the
+    next part while features of the last one are extracted.
     """
 
     name: str
     shape: tuple[int, int, int]
     labels: Tensor | None = None
     class_names: tuple[str, ...] = ()
-    lossy = False
-    ahead = True
-    calls = 0  # network evaluations so far, counted per image, if a network generates the images
+    has_jpegs = False
+    prefetch = True
+    nfe = 0  # network evaluations so far, counted per image, if a network generates the images
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -47,7 +47,7 @@ class ImageSource(ABC):
         """Return the images at `indices`, uint8 (b, c, h, w), on any device."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
 
     def describe(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class FileImages(ImageSource):
         self.exact = image_size is None
         side = image_size or size_of(self.listing)
         self.name, self.shape = path.resolve().stem, (channels, side, side)
-        self.lossy = any(name.lower().endswith(LOSSY) for name in self.listing.members)
+        self.has_jpegs = any(name.lower().endswith(LOSSY) for name in self.listing.members)
         if self.listing.class_names:
             self.labels, self.class_names = torch.tensor(self.listing.labels), self.listing.class_names
 
@@ -93,7 +93,7 @@ class FileImages(ImageSource):
     def read(self, indices: Sequence[int]) -> Tensor:
         return read(self.listing, self.shape[1], self.shape[0], indices, progress=False, exact=self.exact)
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         return {"files": _files_hash(self.listing), "shape": list(self.shape)}
 
 
@@ -151,7 +151,7 @@ class ArrayImages(ImageSource):
     def read(self, indices: Sequence[int]) -> Tensor:
         return as_channels(torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2), self.shape[0])
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         stat = self.path.stat()
         return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 
@@ -187,7 +187,7 @@ class DatasetImages(ImageSource):
     def read(self, indices: Sequence[int]) -> Tensor:
         return as_channels(self.images[[self.chosen[i] for i in indices]][0], self.shape[0])
 
-    def identity(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         if isinstance(self.images, InMemory):
             content = hashlib.sha256(self.images.images.cpu().contiguous().numpy()).hexdigest()
             chosen = self.chosen

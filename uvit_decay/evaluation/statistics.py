@@ -66,7 +66,7 @@ class StatisticsFile:
 
     def check(self, extractor: Extractor) -> None:
         """Raise a UserError unless these are valid statistics, of this extractor as far as the file records it."""
-        wanted, found = extractor.identity(), self.about.get("extractor")
+        wanted, found = extractor.fingerprint(), self.about.get("extractor")
         if found is not None and found != wanted:
             raise UserError(f"{self.path} has statistics of {found}, these features are of {wanted}")
         dims = {"features": extractor.dim, "spatial": SPATIAL}

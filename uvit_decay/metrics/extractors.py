@@ -54,7 +54,7 @@ class Extractor(Protocol):
     def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
         """Load or train on the training set `images`, `labels`, and move to `device`; later calls cost nothing."""
 
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         """Return the fingerprint: the name and the start of the weights' SHA-256, after `prepare`.
 
         Metrics are comparable only between equal fingerprints.
@@ -113,7 +113,7 @@ class Inception:
             self.net = net
         self.net.place(device)
 
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class SmallClassifier:
             self._sha256 = _sha256(self.net.state_dict().values())
         self.net.to(device)
 
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()
@@ -214,7 +214,7 @@ class CustomExtractor:
             raise UserError(f"{self.path} cannot take {tuple(trial.shape)} images: {one_line(error)}") from error
         self.dim, self.has_logits = found.features.shape[1], found.logits is not None
 
-    def identity(self) -> str:
+    def fingerprint(self) -> str:
         return f"{self.name}-{self._sha256[:12]}"
 
     @torch.no_grad()

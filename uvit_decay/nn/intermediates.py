@@ -1,6 +1,6 @@
 """Named intermediate token states of a network, for probes.
 
-A network with this interface yields its token states stage by stage, so that one forward pass gives the features of all
+A network with this interface yields its token states layer by layer, so that one forward pass gives the features of all
 layers without hooks, which would change a compiled graph.
 """
 
@@ -20,8 +20,8 @@ Pool = Literal["mean", "all"]
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Point of a network whose token state can be read: stage 0 is after the embeddings, stage i after block i.
+class Layer:
+    """Point of a network whose token state can be read: layer 0 is after the embeddings, layer i after block i.
 
     `name` is the name of the module whose output it is.
     """
@@ -31,52 +31,52 @@ class Stage:
 
 
 @runtime_checkable
-class Tapped(Protocol):
-    """Network with readable token states: `dim` features a token, the first `extras` prefix tokens (time, label)."""
+class HasIntermediates(Protocol):
+    """Network with readable token states of `dim` features; the first `num_prefix_tokens` are of time and label."""
 
-    stages: tuple[Stage, ...]
-    extras: int
+    layers: tuple[Layer, ...]
+    num_prefix_tokens: int
     dim: int
 
-    def trunk(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
-        """Yield the token state (b, n, d) of each stage, in order."""
+    def forward_intermediates(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
+        """Yield the token state (b, n, d) of each layer, in order."""
 
 
-def places(stages: Sequence[Stage], names: Sequence[str] | None) -> list[int]:
-    """Return the indices of the stages with these indices or names, ascending; None means all.
+def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
+    """Return the indices of the layers with these indices or names, ascending; None means all.
 
     Raises:
-        UserError: a stage that does not exist.
+        UserError: a layer that does not exist.
     """
     if names is None:
-        return list(range(len(stages)))
-    known = {**{str(i): i for i in range(len(stages))}, **{stage.name: i for i, stage in enumerate(stages)}}
+        return list(range(len(layers)))
+    known = {**{str(i): i for i in range(len(layers))}, **{layer.name: i for i, layer in enumerate(layers)}}
     unknown = [name for name in names if name not in known]
     if unknown:
-        there = ", ".join(stage.name for stage in stages)
-        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(stages) - 1}, or {there}")
+        there = ", ".join(layer.name for layer in layers)
+        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(layers) - 1}, or {there}")
     return sorted({known[name] for name in names})
 
 
 def pooled_features(
-    net: Tapped, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], pool: Pool = "mean"
-) -> Float[Tensor, "stages b d"]:
-    """Return the float32 mean of the patch tokens (pool "all": of all tokens) at every stage, with the null label."""
-    first = net.extras if pool == "mean" else 0
-    return torch.stack([state[:, first:].float().mean(dim=1) for state in net.trunk(x, t)])
+    net: HasIntermediates, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], pool: Pool = "mean"
+) -> Float[Tensor, "layers b d"]:
+    """Return the float32 mean of the patch tokens (pool "all": of all tokens) at every layer, with the null label."""
+    first = net.num_prefix_tokens if pool == "mean" else 0
+    return torch.stack([state[:, first:].float().mean(dim=1) for state in net.forward_intermediates(x, t)])
 
 
 @torch.no_grad()
 def module_features(
-    model: nn.Module, names: Sequence[str], run: Callable[[], object], extras: int = 0
-) -> Float[Tensor, "stages b d"]:
+    model: nn.Module, names: Sequence[str], run: Callable[[], object], num_prefix_tokens: int = 0
+) -> Float[Tensor, "layers b d"]:
     """Return the float32 mean of the patch tokens that the named modules of any model output while `run` calls it.
 
     Args:
         model: a model whose modules return token states (b, n, d), or tuples that begin with one.
         names: names of the modules, as in `named_modules`.
         run: calls the model on a batch, once.
-        extras: number of prefix tokens of each state, which are left out.
+        num_prefix_tokens: number of prefix tokens of each state, which are left out.
 
     Raises:
         AttributeError: the model has no module of that name.
@@ -86,7 +86,7 @@ def module_features(
 
     def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
         state = output if isinstance(output, Tensor) else output[0]
-        found[name] = state[:, extras:].float().mean(dim=1)
+        found[name] = state[:, num_prefix_tokens:].float().mean(dim=1)
 
     modules = {name: model.get_submodule(name) for name in names}
     hooks = [

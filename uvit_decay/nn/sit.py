@@ -25,7 +25,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
-from uvit_decay.nn.intermediates import Stage
+from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError
 
 Wiring = Literal["official", "decayed"]
@@ -86,7 +86,7 @@ class SiT(DecayedNet):
         check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
-        self.null_label, self.extras = null_label and num_classes > 0, 0
+        self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 0
         self.dim, self.checkpointing = dim, checkpointing
 
         self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
@@ -103,7 +103,7 @@ class SiT(DecayedNet):
         else:
             self.enc_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio) for _ in range(half)])
             self.dec_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio, skip) for _ in range(half)])
-        self.stages = _stages(depth, wiring)
+        self.layers = _layers(depth, wiring)
         self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1))
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
@@ -141,10 +141,10 @@ class SiT(DecayedNet):
             return unpatchify(values, self.channels)
         return unpatchify(values, 2 * self.channels)[:, : self.channels]
 
-    def trunk(
+    def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
-        """Yield the token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
         return self._states(x, self._condition(t, y))
 
     def _condition(self, t: Tensor, y: Tensor | None) -> Float[Tensor, "b d"]:
@@ -179,11 +179,11 @@ def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> N
         raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring: set wiring to decayed")
 
 
-def _stages(depth: int, wiring: str) -> tuple[Stage, ...]:
-    """Return the stages in execution order; only an odd depth, which no published size has, has a middle block."""
+def _layers(depth: int, wiring: str) -> tuple[Layer, ...]:
+    """Return the layers in execution order; only an odd depth, which no published size has, has a middle block."""
     half = depth // 2
     kinds = ["encoder"] * half + ["middle"] * (depth % 2) + ["decoder"] * half
     names = [f"blocks.{i}" for i in range(depth)]
     if wiring == "decayed":
         names = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(half)]
-    return (Stage("embeddings", "embeddings"), *map(Stage, names, kinds))
+    return (Layer("embeddings", "embeddings"), *map(Layer, names, kinds))

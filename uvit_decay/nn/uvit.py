@@ -21,7 +21,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
-from uvit_decay.nn.intermediates import Stage
+from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError
 
 
@@ -91,7 +91,7 @@ class UViT(DecayedNet):
             raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
-        self.null_label, self.extras = null_label and num_classes > 0, 1 + (num_classes > 0)
+        self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 1 + (num_classes > 0)
 
         self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
         self.time_embed = nn.Identity()
@@ -99,13 +99,13 @@ class UViT(DecayedNet):
             self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
         if num_classes:
             self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.extras + self.patch_embed.tokens, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
 
         half = depth // 2
         self.in_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias) for _ in range(half)])
         self.mid_block = Block(dim, heads, mlp_ratio, qkv_bias)
         self.out_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias, skip=skip) for _ in range(half)])
-        self.stages = _stages(half)
+        self.layers = _layers(half)
 
         self.norm = nn.LayerNorm(dim)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
@@ -125,16 +125,16 @@ class UViT(DecayedNet):
     def forward(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Float[Tensor, "b c h w"]:
-        for state in self.trunk(x, t, y):
+        for state in self.forward_intermediates(x, t, y):
             tokens = state
         with without_autocast(tokens):
-            patches = self.decoder_pred(self.norm(tokens))[:, self.extras :]
+            patches = self.decoder_pred(self.norm(tokens))[:, self.num_prefix_tokens :]
             return self.final_layer(unpatchify(patches, self.channels))
 
-    def trunk(
+    def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
-        """Yield the token states after the embeddings and after every block (`stages`); y = None is the null label."""
+        """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
         tokens = self._embed(x, t, y)
         yield tokens
         skips: list[Tensor] = []
@@ -156,12 +156,12 @@ class UViT(DecayedNet):
         return torch.cat(tokens, dim=1) + self.pos_embed
 
 
-def _stages(half: int) -> tuple[Stage, ...]:
+def _layers(half: int) -> tuple[Layer, ...]:
     return (
-        Stage("embeddings", "embeddings"),
-        *(Stage(f"in_blocks.{i}", "encoder") for i in range(half)),
-        Stage("mid_block", "middle"),
-        *(Stage(f"out_blocks.{i}", "decoder") for i in range(half)),
+        Layer("embeddings", "embeddings"),
+        *(Layer(f"in_blocks.{i}", "encoder") for i in range(half)),
+        Layer("mid_block", "middle"),
+        *(Layer(f"out_blocks.{i}", "decoder") for i in range(half)),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from uvit_decay.nn.intermediates import Stage
+from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import heat_map
 from uvit_decay.runtime.files import replacing
 
@@ -28,22 +28,22 @@ class Grid:
 
     `best_on_test_accuracy` uses the ridge (L2 penalty) that is best on the test set, as papers report it: it is biased
     upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
-    the images: without centring, what all images have in common outweighs their differences. `stages` are the layers by
+    the images: without centring, what all images have in common outweighs their differences. `layers` are the layers by
     number: 0 the embeddings, i the output of block i.
     """
 
-    stages: Mapping[int, Stage]
+    layers: Mapping[int, Layer]
     times: tuple[float, ...]
     scores: Mapping[str, Tensor]
     protocol: Mapping[str, Any]
 
     def best(self) -> tuple[int, int]:
         """Return (level, column) of the cell with the best accuracy on held-out training images."""
-        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.stages))
+        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.layers))
 
     def watched(self, number: int) -> dict[str, float]:
         """Return the scores of layer `number`, averaged over the noise levels."""
-        column = list(self.stages).index(number)
+        column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
         names |= {name: name for name in ("effective_rank", "dimensions")}
         return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
@@ -51,12 +51,12 @@ class Grid:
     def summary(self) -> dict[str, Any]:
         """Return the best cell, and the best test scores of all cells, as plain values."""
         level, column = self.best()
-        number, stage = list(self.stages.items())[column]
+        number, layer = list(self.layers.items())[column]
         values = {name: float(self.scores[name][level, column]) for name in SCORES}
         return {
             "layer": number,
-            "name": stage.name,
-            "kind": stage.kind,
+            "name": layer.name,
+            "kind": layer.kind,
             "t": self.times[level],
             **values,
             "best_on_test_accuracy_of_all_cells": float(self.scores["best_on_test_accuracy"].max()),
@@ -68,9 +68,9 @@ class Grid:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(("layer", "name", "kind", "t", *SCORES))
         for level, t in enumerate(self.times):
-            for column, (number, stage) in enumerate(self.stages.items()):
+            for column, (number, layer) in enumerate(self.layers.items()):
                 values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
-                writer.writerow([number, stage.name, stage.kind, t, *values])
+                writer.writerow([number, layer.name, layer.kind, t, *values])
         return text.getvalue()
 
     def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
@@ -83,7 +83,7 @@ class Grid:
         heat_map(
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,
-            rows=[f"{number} {stage.name}" for number, stage in self.stages.items()],
+            rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
             columns=[f"{t:g}" for t in self.times],
             labels=("noise level t", "features after"),
             title=title,

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint
-from uvit_decay.diffusion.noise_path import Path
+from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.sources import open_images
 from uvit_decay.image_io import to_float
-from uvit_decay.nn.intermediates import Tapped
-from uvit_decay.representations.probing import noised
+from uvit_decay.nn.intermediates import HasIntermediates
+from uvit_decay.representations.probing import add_noise
 from uvit_decay.runtime.errors import UserError
 
 
@@ -36,8 +36,8 @@ class PatchFeatures:
         autoencoder: encoder of the images for a network of latents, which takes the posterior's mean; None for pixels.
     """
 
-    net: Tapped
-    path: Path
+    net: HasIntermediates
+    path: NoisePath
     images: ImageSource
     device: torch.device
     time: float
@@ -59,12 +59,12 @@ class PatchFeatures:
         """Open the images named `name` (see `open_images`) for the network of the checkpoint `found`.
 
         Raises:
-            UserError: a network without stages or null label, images that are missing or of another size, `vae` for a
+            UserError: a network without layers or null label, images that are missing or of another size, `vae` for a
                 network of pixels, or an autoencoder that does not fit.
         """
         net = found.net
-        if not isinstance(net, Tapped):
-            raise UserError(f"{type(net).__name__} has no stages to look at")
+        if not isinstance(net, HasIntermediates):
+            raise UserError(f"{type(net).__name__} has no layers to look at")
         if net.num_classes and not net.null_label:
             raise UserError("features are read under the null label, which this network was trained without")
         if vae is not None and found.latents is None:
@@ -79,16 +79,16 @@ class PatchFeatures:
         return cls(net.to(device), found.path, images, device, time, seed, batch_size, autoencoder)
 
     def states(self, indices: Sequence[int], places: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
-        """Yield float32 patch states of the stages `places` (ascending) on the CPU, batchwise; later ones never run."""
+        """Yield float32 patch states of the layers `places` (ascending) on the CPU, batchwise; later ones never run."""
         for start in range(0, len(indices), self.batch_size):
             yield self._batch(list(indices[start : start + self.batch_size]), places)
 
     @torch.no_grad()
     def _batch(self, part: list[int], places: Sequence[int]) -> Float[Tensor, "layers b p d"]:
         x = self._input(self.images.read(part))
-        trunk = self.net.trunk(*noised(self.path, x, self.time, part, self.seed, "pictures"))
-        wanted = zip(range(places[-1] + 1), trunk, strict=False)
-        return torch.stack([state[:, self.net.extras :].float().cpu() for i, state in wanted if i in places])
+        states = self.net.forward_intermediates(*add_noise(self.path, x, self.time, part, self.seed, "pictures"))
+        wanted = zip(range(places[-1] + 1), states, strict=False)
+        return torch.stack([state[:, self.net.num_prefix_tokens :].float().cpu() for i, state in wanted if i in places])
 
     def _input(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         if self.autoencoder is None:

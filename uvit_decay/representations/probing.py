@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import ImageSet, subset
-from uvit_decay.diffusion.noise_path import Path
-from uvit_decay.nn.intermediates import Pool, Tapped, places, pooled_features
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.nn.intermediates import HasIntermediates, Pool, layer_indices, pooled_features
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.grid import SCORES, Grid
 from uvit_decay.representations.knn import knn_accuracy
@@ -39,7 +39,7 @@ class Probing:
 
     Args:
         times: noise levels t in (0, 1).
-        layers: numbers or names of stages; None takes all.
+        layers: numbers or names of layers; None takes all.
         pool: `mean` over the patch tokens, or over `all` tokens.
         max_train: upper limit of training images, a fixed random choice.
         max_test: upper limit of test images, likewise.
@@ -74,17 +74,19 @@ class Probing:
         return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
 
 
-def noised(path: Path, x: Tensor, time: float, numbers: Sequence[int], *key: str | int) -> tuple[Tensor, Tensor]:
+def add_noise(
+    path: NoisePath, x: Tensor, time: float, numbers: Sequence[int], *key: str | int
+) -> tuple[Tensor, Tensor]:
     """Return x (b, c, h, w) at noise level `time`, and times (b,); noise depends on `key` and an image's number."""
     noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
-    return path.noised(x, noise, t), t
+    return path.add_noise(x, noise, t), t
 
 
 def check_probed(net: object, data: ImageData, probing: Probing) -> None:
     """Raise a UserError if the network cannot be probed on these data."""
-    if not isinstance(net, Tapped):
-        raise UserError(f"{type(net).__name__} has no stages to probe: remove LinearProbes from the callbacks")
+    if not isinstance(net, HasIntermediates):
+        raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
     if net.num_classes and not net.null_label:
         raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
     if data.test is None or len(data.class_names) < 2:
@@ -92,7 +94,7 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
             "probes need test images of two classes or more: name some (train.py: --data.test_path, or "
             "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
-    places(net.stages, probing.layers)
+    layer_indices(net.layers, probing.layers)
     if min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
 
@@ -101,8 +103,8 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
 class Prober:
     """A network with the noise path of its input, the data to probe it on, and the precision of its features."""
 
-    net: Tapped
-    path: Path
+    net: HasIntermediates
+    path: NoisePath
     data: ImageData
     probing: Probing
     device: torch.device
@@ -111,17 +113,17 @@ class Prober:
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
         levels = range(len(self.probing.times))
-        bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.first))
+        bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main))
         rows = []
         with bar:
-            for row in processes.in_order(levels, self._level):
+            for row in processes.map_ordered(levels, self._level):
                 rows.append(row)
                 bar.update()
-        if not processes.first:
+        if not processes.is_main:
             return None
-        stages = {i: self.net.stages[i] for i in places(self.net.stages, self.probing.layers)}
+        layers = {i: self.net.layers[i] for i in layer_indices(self.net.layers, self.probing.layers)}
         scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
-        return Grid(stages, tuple(self.probing.times), scores, self.protocol())
+        return Grid(layers, tuple(self.probing.times), scores, self.protocol())
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
@@ -159,17 +161,20 @@ class Prober:
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
-        layers, images = places(self.net.stages, self.probing.layers), sum(map(len, self.probing.chosen(self.data)))
+        layers, images = (
+            layer_indices(self.net.layers, self.probing.layers),
+            sum(map(len, self.probing.chosen(self.data))),
+        )
         size = max(1, FEATURES // (4 * images * self.net.dim))
         return [layers[i : i + size] for i in range(0, len(layers), size)]
 
     def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return features, float32 (layers, n, d), and labels, int64 (n,), of training and of test images, on the CPU.
 
-        `level` is the index of the noise level; `layers` are numbers of stages, None for all that are probed.
+        `level` is the index of the noise level; `layers` are numbers of layers, None for all that are probed.
         """
         train, test = self.probing.chosen(self.data)
-        layers = places(self.net.stages, self.probing.layers) if layers is None else layers
+        layers = layer_indices(self.net.layers, self.probing.layers) if layers is None else layers
         seen = self._features(self.data.train, train, "train", level, layers)
         unseen = self._features(self.data.test, test, "test", level, layers)
         return seen, self.data.train.labels[train], unseen, self.data.test.labels[test]
@@ -181,7 +186,7 @@ class Prober:
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]
             x = self.data.network_input(images[part][0].to(self.device))
-            x_t, t = noised(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
+            x_t, t = add_noise(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
                 features = pooled_features(self.net, x_t, t, self.probing.pool)[layers]
             out[:, start : start + len(part)] = features.cpu()

@@ -16,7 +16,7 @@ from uvit_decay.runtime.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from uvit_decay.nn.intermediates import Stage
+    from uvit_decay.nn.intermediates import Layer
     from uvit_decay.representations.masks import Masks
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.runtime.distributed import Processes
@@ -57,10 +57,10 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     Raises:
         UserError: invalid options, or what the checkpoint, images and masks raise.
     """
-    if not processes.first:
+    if not processes.is_main:
         return
     from uvit_decay import checkpoint
-    from uvit_decay.nn.intermediates import places
+    from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.masks import Masks
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.representations.probing import Probing
@@ -74,10 +74,10 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     features = PatchFeatures.of(
         found, options.images, device, options.time, options.seed, options.batch_size, options.vae
     )
-    stages = found.net.stages
-    layers = options.layer.split(",") if options.layer else (str(len(stages) // 2),)
+    layers = found.net.layers
+    layers = options.layer.split(",") if options.layer else (str(len(layers) // 2),)
     Probing((options.time,))  # raises a UserError for a time outside (0, 1)
-    chosen = {i: stages[i] for i in places(stages, layers)}
+    chosen = {i: layers[i] for i in layer_indices(layers, layers)}
     masks = Masks.of(options.masks, features.images) if options.masks else None
     classes, points = _points(options, features.images) if "tsne" in views else ([], [])
     with claimed(options.out):
@@ -112,7 +112,7 @@ def _table(
     options: argparse.Namespace,
     views: Sequence[str],
     features: PatchFeatures,
-    chosen: dict[int, Stage],
+    chosen: dict[int, Layer],
     masks: Masks | None,
 ) -> None:
     """Draw the figure of patches, one row for each image."""
@@ -126,7 +126,7 @@ def _table(
     shown = [i for i in order if i in candidates][: options.num]
     truth = masks.read(shown, images.shape[1]) if masks else None
     states = torch.cat(list(features.states(shown, list(chosen))), dim=1)
-    names = [f"{i} {stage.name}" for i, stage in chosen.items()]
+    names = [f"{i} {layer.name}" for i, layer in chosen.items()]
     colours = _colours(options, features, order, list(chosen), names) if "pca" in views else []
     columns = {"image": _rgb(images.read(shown[:ROWS]))}
     for k, name in enumerate(names):
@@ -220,7 +220,7 @@ def _points(options: argparse.Namespace, images: ImageSource) -> tuple[list[int]
 def _map(
     options: argparse.Namespace,
     features: PatchFeatures,
-    chosen: dict[int, Stage],
+    chosen: dict[int, Layer],
     classes: list[int],
     points: list[int],
 ) -> None:
@@ -238,8 +238,8 @@ def _map(
     perplexity = min(30.0, (len(points) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="pca", random_state=options.seed)
     panels = {
-        f"{i} {stage.name}": torch.from_numpy(tsne.fit_transform(x.numpy()))
-        for (i, stage), x in zip(chosen.items(), pooled, strict=True)
+        f"{i} {layer.name}": torch.from_numpy(tsne.fit_transform(x.numpy()))
+        for (i, layer), x in zip(chosen.items(), pooled, strict=True)
     }
     out = options.out.with_stem(f"{options.out.stem}_tsne")
     names = [images.class_names[label] for label in classes]

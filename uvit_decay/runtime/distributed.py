@@ -88,13 +88,13 @@ class Processes:
         return found
 
     @classmethod
-    def joined(cls) -> Processes:
+    def current(cls) -> Processes:
         """Return the current process group, or a single process if torch.distributed is not initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
 
-    def in_order(self, jobs: Sequence[Job], work: Callable[[Job], Result]) -> Iterator[Result]:
+    def map_ordered(self, jobs: Sequence[Job], work: Callable[[Job], Result]) -> Iterator[Result]:
         """Yield `work(job)` for all `jobs`, computed `size` at a time, one on each rank.
 
         Rank 0 yields the results in the order of `jobs`. The other ranks yield nothing, but must exhaust the iterator.
@@ -113,7 +113,7 @@ class Processes:
             dist.gather_object(mine, everyone, dst=0)
         return everyone or []
 
-    def share(self, thing: Thing) -> Thing:
+    def broadcast(self, thing: Thing) -> Thing:
         """Broadcast the `thing` of rank 0, a picklable object, to all ranks, and return it."""
         if self.size == 1:
             return thing

@@ -20,8 +20,8 @@ from uvit_decay.diffusion.loss import (
     stratified_times,
     training_times,
 )
-from uvit_decay.diffusion.noise_path import VP, Path
-from uvit_decay.diffusion.sampling import Sampling, Source
+from uvit_decay.diffusion.noise_path import VP, NoisePath
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import spec
 from uvit_decay.runtime.plain import typed
@@ -53,7 +53,7 @@ class DiffusionTask(Task):
     def __init__(
         self,
         net: nn.Module,
-        path: Path = VP(),  # noqa: B008  frozen
+        path: NoisePath = VP(),  # noqa: B008  frozen
         prediction: Prediction = "eps",
         weighting: Weighting = "none",
         label_dropout: float = 0.1,
@@ -73,7 +73,7 @@ class DiffusionTask(Task):
             raise UserError(
                 f"guidance {sampling.guidance:g} needs label_dropout above 0: the null label is never trained"
             )
-        if not isinstance(path, Path):
+        if not isinstance(path, NoisePath):
             raise UserError(f"path must be one of uvit_decay.diffusion.noise_path, got {path}")
         check_loss(prediction, weighting)
         self.path, self.prediction, self.weighting = path, prediction, weighting
@@ -124,9 +124,11 @@ class DiffusionTask(Task):
             y = torch.where(dropped, self.net.num_classes, batch.labels)
         return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
 
-    def source(self) -> Source:
-        """Return the network with its current weights as a `Source` for the samplers."""
-        return Source.of(self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None)
+    def source(self) -> DiffusionModel:
+        """Return the network with its current weights as a `DiffusionModel` for the samplers."""
+        return DiffusionModel.of(
+            self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None
+        )
 
     def function(self) -> dict[str, Any]:
         """Return class and arguments of network and path, the prediction and the weighting."""

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from uvit_decay.nn.intermediates import Tapped
+from uvit_decay.nn.intermediates import HasIntermediates
 
 
 def spare_copies() -> None:
@@ -94,7 +94,7 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
 
 
 def _blocks(net: nn.Module) -> list[nn.Module]:
-    stages = net.stages if isinstance(net, Tapped) else ()
+    stages = net.layers if isinstance(net, HasIntermediates) else ()
     return [net.get_submodule(stage.name) for stage in stages if stage.kind != "embeddings"]
 
 

@@ -1,7 +1,7 @@
 """Official files of U-ViT and SiT: recognition, conversion from and to this project's networks.
 
 Such a file is a bare state_dict without a description. Names and shapes determine the sizes; the published
-configurations supply the rest (heads, null label, path, sampling) unless the caller's `Hints` do.
+configurations supply the rest (heads, null label, path, sampling) unless the caller's `ImportOptions` do.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
 from uvit_decay.checkpoint.official import sit, uvit
-from uvit_decay.checkpoint.official.recognized import Bare, Hints, Official
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError
@@ -25,15 +25,15 @@ class Family(NamedTuple):
 
     name: str
     net: type[nn.Module]
-    recognise: Callable[[Bare, Hints], Official]
+    recognise: Callable[[OfficialState, ImportOptions], RecognizedModel]
 
 
 FAMILIES = {UVIT: Family("U-ViT", UViT, uvit.recognise), SIT: Family("SiT", SiT, sit.recognise)}  # by the kind of file
-UNTOLD = ("num_classes", "null_label", "time_scale")
+MISSING_METADATA = ("num_classes", "null_label", "time_scale")
 DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
 
 
-def recognise(contents: Any, hints: Hints, where: Path) -> Official:
+def recognise(contents: Any, hints: ImportOptions, where: Path) -> RecognizedModel:
     """Return the network of an official file, given its `contents`; `where`, its path, is for error messages.
 
     Raises:
@@ -43,7 +43,7 @@ def recognise(contents: Any, hints: Hints, where: Path) -> Official:
     if kind not in FAMILIES:
         raise UserError(f"{where} is no official U-ViT or SiT, it looks like {kind}")
     family = FAMILIES[kind]
-    return family.recognise(Bare.of(contents, family.name, where), hints)
+    return family.recognise(OfficialState.of(contents, family.name, where), hints)
 
 
 def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
@@ -63,10 +63,10 @@ def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[st
             "export .safetensors"
         )
     own = {name: value.contiguous() for name, value in state.items() if name != "alphas"}
-    return Bare(own, family.name, where).fitting(net)
+    return OfficialState(own, family.name, where).fitting(net)
 
 
-def untold(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
+def missing_metadata(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
     """List what an importer of the exported state_dict `bare` would not find or guess, as strings "name value".
 
     The exported state_dict is recognised again, as an importer would, and the result is compared with `net` and
@@ -74,11 +74,11 @@ def untold(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor]
     """
     # Heads and alpha_min are given because recognition can fail without them; both are listed below where needed.
     ours = net.config
-    guessed = recognise(bare, Hints(heads=ours["heads"], alpha_min=1.0), where)
+    guessed = recognise(bare, ImportOptions(heads=ours["heads"], alpha_min=1.0), where)
     theirs, config = guessed.description(""), guessed.net.config
     # Arguments of the network that names and shapes of weights do not determine.
     found = [f"heads {ours['heads']}"] if guessed.size is None else []
-    names = [name for name in UNTOLD if name in ours and ours[name] != config[name]]
+    names = [name for name in MISSING_METADATA if name in ours and ours[name] != config[name]]
     if ours["alpha_min"] != 1.0:
         names += [name for name in DECAY if ours[name] != config[name]]
     elif ours.get("wiring") == "decayed":

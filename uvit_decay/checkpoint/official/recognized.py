@@ -14,8 +14,7 @@ from torch import Tensor
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.io import misfit
 from uvit_decay.diffusion.loss import Prediction
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.noise_path import Path as NoisePath
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT, Wiring
 from uvit_decay.nn.uvit import UViT
@@ -28,7 +27,7 @@ STABLE_DIFFUSION = {"vae": "stabilityai/sd-vae-ft-ema", "sha256": "", "scale": 0
 
 
 @dataclass(frozen=True)
-class Hints:
+class ImportOptions:
     """Import options for what a file may not determine; None defers to the file and the published configurations.
 
     Args:
@@ -51,7 +50,7 @@ class Hints:
 
 
 @dataclass(frozen=True)
-class Official:
+class RecognizedModel:
     """A recognised official file: network (on the meta device), weights, published size and training settings."""
 
     net: UViT | SiT
@@ -94,7 +93,7 @@ class Official:
 
 
 @dataclass(frozen=True)
-class Bare:
+class OfficialState:
     """A bare state_dict that resembles those of `family`; `where`, the path of its file, is for error messages."""
 
     state: Mapping[str, Tensor]
@@ -102,7 +101,7 @@ class Bare:
     where: Path
 
     @classmethod
-    def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> Bare:
+    def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> OfficialState:
         """Build it from the entries of a file, with DataParallel's prefix removed from their names.
 
         Raises:
@@ -131,18 +130,18 @@ class Bare:
             raise self.misfit(f"its {name} has the shape {tuple(shape)}")
         return shape
 
-    def image_layout(self, patches: str, extras: int) -> dict[str, int]:
+    def image_layout(self, patches: str, num_prefix_tokens: int) -> dict[str, int]:
         """Return the image and patch arguments of the network.
 
         Args:
             patches: name of the convolution that embeds patches as tokens.
-            extras: number of prefix tokens, which have positions too.
+            num_prefix_tokens: number of prefix tokens, which have positions too.
 
         Raises:
             UserError: no such entries, or positions of patches that form no square.
         """
         dim, channels, patch_size, _ = self.shape(f"{patches}.weight", 4)
-        tokens = self.shape("pos_embed", 3)[1] - extras
+        tokens = self.shape("pos_embed", 3)[1] - num_prefix_tokens
         side = math.isqrt(max(tokens, 0))
         if side < 1 or side**2 != tokens:
             raise UserError(f"{self.where} has {tokens} positions for patches, which is no square image: not supported")

@@ -18,7 +18,7 @@ import torch
 
 from uvit_decay.checkpoint.detect import SIT, looks_like
 from uvit_decay.checkpoint.io import Weights
-from uvit_decay.checkpoint.official.recognized import Bare, Hints, Official
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
 from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT
@@ -35,7 +35,7 @@ DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
 
 
-def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[Any, Hints, int]:
+def opened(contents: Any, weights: Weights, hints: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
     """Return one state_dict of a training file, the hints completed by its arguments, and its step.
 
     Contents of other files are returned unchanged, with the step 0.
@@ -53,7 +53,7 @@ def opened(contents: Any, weights: Weights, hints: Hints, where: Path) -> tuple[
     return contents[name], _with_arguments(hints, contents.get("args"), where), step
 
 
-def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
+def _with_arguments(hints: ImportOptions, args: Any, where: Path) -> ImportOptions:
     """Return `hints` with missing values filled in from the arguments of the training run."""
     said = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
     found: dict[str, Any] = {}
@@ -74,7 +74,7 @@ def _with_arguments(hints: Hints, args: Any, where: Path) -> Hints:
     return replace(hints, **found)
 
 
-def recognise(bare: Bare, hints: Hints) -> Official:
+def recognise(bare: OfficialState, hints: ImportOptions) -> RecognizedModel:
     """Return the network of a file that resembles a SiT's.
 
     Raises:
@@ -91,7 +91,7 @@ def recognise(bare: Bare, hints: Hints) -> Official:
         if config["wiring"] == "decayed":
             raise UserError(f"{bare.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
         net, state = _built(**net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
-    return Official(net, state, size, hints.path or "linear", hints.prediction or "velocity", SAMPLING, latents)
+    return RecognizedModel(net, state, size, hints.path or "linear", hints.prediction or "velocity", SAMPLING, latents)
 
 
 def _built(**config: Any) -> SiT:
@@ -99,9 +99,9 @@ def _built(**config: Any) -> SiT:
         return SiT(**config)
 
 
-def _sizes(bare: Bare) -> dict[str, Any]:
+def _sizes(bare: OfficialState) -> dict[str, Any]:
     """Return the arguments of `SiT` that names and shapes determine."""
-    image = bare.image_layout("x_embedder.proj", extras=0)
+    image = bare.image_layout("x_embedder.proj", num_prefix_tokens=0)
     decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in bare.state)
     first = "enc_blocks" if decayed else "blocks"
     config = image | {
@@ -114,7 +114,7 @@ def _sizes(bare: Bare) -> dict[str, Any]:
     return config
 
 
-def _alpha_min(bare: Bare, config: dict[str, Any], hints: Hints) -> float:
+def _alpha_min(bare: OfficialState, config: dict[str, Any], hints: ImportOptions) -> float:
     """Return the caller's alpha_min, or 1; raise a UserError for a decayed SiT with neither a hint nor alphas."""
     if hints.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in bare.state:
         raise UserError(
@@ -124,7 +124,7 @@ def _alpha_min(bare: Bare, config: dict[str, Any], hints: Hints) -> float:
     return 1.0 if hints.alpha_min is None else hints.alpha_min
 
 
-def _plain(bare: Bare) -> Bare:
+def _plain(bare: OfficialState) -> OfficialState:
     """Return a state_dict without the outputs of learn_sigma, which computes the same function."""
     rows, _ = bare.shape("final_layer.linear.weight", 2)
     if bare.shape("final_layer.linear.bias", 1) != (rows,):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from uvit_decay.checkpoint.official.recognized import Bare, Hints, Official
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
@@ -20,7 +20,7 @@ NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: Image
 GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
 
 
-def recognise(bare: Bare, hints: Hints) -> Official:
+def recognise(bare: OfficialState, hints: ImportOptions) -> RecognizedModel:
     """Return the network of a file that resembles a U-ViT's.
 
     Raises:
@@ -38,12 +38,12 @@ def recognise(bare: Bare, hints: Hints) -> Official:
     latents = bare.latents(config["channels"], hints.vae)
     with torch.device("meta"):  # names and shapes only
         net = UViT(**config, heads=heads, **rest)
-    return Official(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net, path), latents)
+    return RecognizedModel(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net, path), latents)
 
 
-def _sizes(bare: Bare) -> dict[str, Any]:
+def _sizes(bare: OfficialState) -> dict[str, Any]:
     """Return the arguments of `UViT` that names and shapes determine."""
-    image = bare.image_layout("patch_embed.proj", extras=2 if "label_emb.weight" in bare.state else 1)
+    image = bare.image_layout("patch_embed.proj", num_prefix_tokens=2 if "label_emb.weight" in bare.state else 1)
     return image | {
         "depth": 2 * bare.blocks("in_blocks", "out_blocks"),
         "mlp_ratio": bare.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
