@@ -77,10 +77,10 @@ def four(tmp_path):
 
 
 def compare(monkeypatch, folder, *args):
-    """`python -m uvit_decay.evaluation compare ...` in this process, in `folder`."""
+    """`python -m uvit_decay.compare compare ...` in this process, in `folder`."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["uvit_decay.evaluation", "compare", *map(str, args)])
-    runpy.run_module("uvit_decay.evaluation", run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["uvit_decay.compare", "compare", *map(str, args)])
+    runpy.run_module("uvit_decay.compare", run_name="__main__")
 
 
 def refused(monkeypatch, capsys, folder, *args):

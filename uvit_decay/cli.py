@@ -23,6 +23,7 @@ from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, one_line
 from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import check_size, flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
@@ -64,7 +65,7 @@ def _gist(message: str) -> str:
 def _load(text: str) -> Any:
     """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
     check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
-    return YAML(text)
+    return renamed(YAML(text))
 
 
 def _limit(trusted: list[str]) -> None:

@@ -270,7 +270,7 @@ def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae
         encode(image_dir, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "0.png").write_bytes(next(image_dir.rglob("*.png")).read_bytes())
-    with pytest.raises(UserError, match="was encoded with images "):
+    with pytest.raises(UserError, match="was encoded with pictures "):
         encode(tmp_path, encoded, vae)
 
 

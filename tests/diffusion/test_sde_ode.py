@@ -123,7 +123,7 @@ def test_one_step_of_each_method_is_its_formula(path):
 
     def drift(state, time):
         t = torch.full((3,), time, dtype=torch.float64)
-        data, eps = of.denoise(state, t)
+        data, eps = of.fn(state, t)
         return path.velocity(data, eps, t) + w(time) * path.score(eps, t)
 
     noise = math.sqrt(2 * w(now) * h) * z
@@ -143,7 +143,7 @@ def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
     times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
     for i, (now, after) in enumerate(itertools.pairwise(times)):
         t = torch.full((3,), now)
-        _, eps = of.denoise(wanted, t)
+        _, eps = of.fn(wanted, t)
         g2 = expand(path.diffusion2(t), x)
         wanted = wanted + (expand(path.drift(t), x) * wanted - g2 * path.score(eps, t)) * (after - now)
         if after:
@@ -223,7 +223,7 @@ def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_denoisers():
     scheduler.set_timesteps(100)
     wanted = x
     for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
-        data, eps = of.denoise(wanted, torch.full((3,), sigma))
+        data, eps = of.fn(wanted, torch.full((3,), sigma))
         wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
     times.clear()
     found = list(SAMPLERS["dpm++"].run(of, x, 100, noise_of(x)))[-1][1]

@@ -10,7 +10,7 @@ from torch import nn
 
 from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.nn.embed import sincos_positions
-from uvit_decay.nn.sizes import SIT_SIZES, build
+from uvit_decay.nn.sizes import SIT_SIZES, create_model
 from uvit_decay.runtime.errors import UserError
 
 PARAMETERS = [  # with learn_sigma: all and trainable; without: all; decayed wiring with learn_sigma: all and trainable
@@ -24,7 +24,7 @@ PARAMETERS = [  # with learn_sigma: all and trainable; without: all; decayed wir
 
 def meta(name, **options):
     with torch.device("meta"):
-        return build(name, **dict(num_classes=1000) | options)
+        return create_model(name, **dict(num_classes=1000) | options)
 
 
 def count(net, trainable=False):
@@ -78,7 +78,7 @@ def test_every_size_has_every_patch_for_latents_of_32(size, patch):
 @pytest.mark.parametrize("name", ["sit-xxl/2", "sit-s", "sit-s/two", "sit/2"])
 def test_unknown_names_are_user_errors_that_list_the_sizes(name):
     with pytest.raises(UserError, match=r"uvit-s-deep.*sit-xl"):
-        build(name)
+        create_model(name)
 
 
 # ---- the published functions
@@ -113,7 +113,7 @@ def test_tokens_of_small_variance_meet_the_published_epsilon_of_the_norms():
 def test_published_weights_give_the_published_function_at_the_real_size(wiring):
     options = dict(image_size=32, patch_size=4, channels=4, dim=384, depth=12, heads=6, num_classes=10, wiring=wiring)
     state, (x, t, y) = random_state(**options), inputs(**options, count=1)
-    net = build("sit-s/4", num_classes=10, wiring=wiring)
+    net = create_model("sit-s/4", num_classes=10, wiring=wiring)
     net.load_state_dict(state, strict=True)
     with torch.no_grad():
         expected = official_forward(state, x, 1 - t, y, **options)

@@ -7,6 +7,7 @@ import torch
 from record_ops import recorded
 from uvit_reference import SMALL, inputs, loaded, official_forward, small
 
+from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
 # ---- the function
@@ -88,7 +89,7 @@ def test_a_named_size_starts_alike_with_and_without_decay(options, silent):
     nets = []
     for alpha_min in (1.0, 0.7):
         torch.manual_seed(0)
-        nets.append(build("uvit-s/2", alpha_min, **tiny))
+        nets.append(create_model("uvit-s/2", alpha_min, **tiny))
     plain, decayed = (net.state_dict() for net in nets)
     assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
     assert plain["in_blocks.0.mlp.fc2.weight"].any() != silent

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from uvit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 
+from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
@@ -36,7 +37,7 @@ PARAMETERS = [
 @pytest.mark.parametrize(("name", "options", "count"), PARAMETERS)
 def test_parameter_counts_are_the_official_ones_and_decay_adds_none(name, options, count):
     with torch.device("meta"):
-        nets = [build(name, alpha_min=alpha_min, **options) for alpha_min in (1.0, 0.7)]
+        nets = [create_model(name, alpha_min=alpha_min, **options) for alpha_min in (1.0, 0.7)]
     assert [sum(parameter.numel() for parameter in net.parameters()) for net in nets] == [count, count]
 
 
@@ -46,7 +47,7 @@ def test_parameter_counts_are_the_official_ones_and_decay_adds_none(name, option
 )
 def test_official_sizes_have_the_official_tensors_and_the_alphas(name, options, tensors):
     with torch.device("meta"):
-        net = build(name, **options)
+        net = create_model(name, **options)
     shapes = {key: tuple(value.shape) for key, value in net.state_dict().items()}
     assert shapes.pop("alphas") == (2 * (net.config["depth"] + 1),)
     assert shapes == official_shapes(**net.config)
@@ -63,7 +64,7 @@ def test_state_dict_has_the_official_names_and_shapes_and_only_alphas_besides(va
 @pytest.mark.parametrize("name", ["uvit-xxl/2", "uvit-s", "uvit-s/", "uvit-s/two", "/2", ""])
 def test_unknown_names_are_user_errors_that_list_the_sizes(name):
     with pytest.raises(UserError, match="uvit-s-deep"):
-        build(name)
+        create_model(name)
 
 
 # ---- the official function
@@ -84,7 +85,7 @@ def test_official_weights_give_the_official_function_at_alpha_min_one(variant):
 def test_official_weights_give_the_official_function_at_the_real_size():
     options = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
     state, arguments = random_state(**options), inputs(**options, count=1)
-    net = build("uvit-s/2", **PIXELS_32)
+    net = create_model("uvit-s/2", **PIXELS_32)
     net.load_state_dict(state, strict=True)
     with torch.no_grad():
         expected = official_forward(state, *arguments, **options)

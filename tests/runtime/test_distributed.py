@@ -47,9 +47,9 @@ def test_batches_are_all_in_order_and_for_every_process(count, size):
 
 def test_one_process_works_in_order_and_alone():
     alone = Processes.current()
-    assert (alone.rank, alone.size, alone.first) == (0, 1, True)
+    assert (alone.rank, alone.size, alone.is_main) == (0, 1, True)
     assert list(alone.map_ordered("abc", str.upper)) == ["A", "B", "C"]
-    assert alone.share("a") == "a"
+    assert alone.broadcast("a") == "a"
     alone.end()
 
 

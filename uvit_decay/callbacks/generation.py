@@ -129,7 +129,7 @@ class GenerationMetrics(Periodic):
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
-        self._against: tuple[StatisticsFile | None, Images | None] = (None, None)
+        self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
         self._autoencoder: Autoencoder | None = None  # on the CPU; `look` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
 
@@ -162,7 +162,7 @@ class GenerationMetrics(Periodic):
         else:
             load(self.extractor, (self.extractor.channels, self._size, self._size), device)
 
-    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, Images | None]:
+    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, ImageSource | None]:
         channels = self.extractor.channels
         if self.reference is not None:
             return open_reference(self.reference, channels, self._size)

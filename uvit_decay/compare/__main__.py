@@ -1,4 +1,4 @@
-"""python -m uvit_decay.evaluation compare RUN RUN ... [--by alpha_min] [--x step|epoch|images] [--out compare.png]"""
+"""python -m uvit_decay.compare compare RUN RUN ... [--by alpha_min] [--x step|epoch|images] [--out compare.png]"""
 
 import argparse
 import sys

@@ -49,7 +49,7 @@ class Comparison:
 
     samples: ImageSource
     file: StatisticsFile | None
-    reference: Images | None
+    reference: ImageSource | None
     extractor: Extractor
     metrics: tuple[str, ...]
     device: torch.device

@@ -44,7 +44,7 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
 
 def open_reference(
     name: str, channels: int, image_size: int | None = None
-) -> tuple[StatisticsFile | None, Images | None]:
+) -> tuple[StatisticsFile | None, ImageSource | None]:
     """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_images`."""
     path = at_home(name)
     if path.suffix.lower() != ".npz" or not path.exists():

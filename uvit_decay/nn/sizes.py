@@ -28,7 +28,7 @@ SIT_SIZES: dict[str, dict[str, Any]] = {  # the sizes of DiT
 CLASSES = ((UViT, UVIT_SIZES, {"zero_init": True}), (SiT, SIT_SIZES, {}))  # the same initialisation for every alpha_min
 
 
-def build(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
+def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | SiT:
     """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
 
     Residual branches are initialised to output 0 with and without decay; `zero_init=False` gives the official U-ViT.

@@ -16,6 +16,7 @@ from uvit_decay.runtime.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.nn.intermediates import Layer
     from uvit_decay.representations.masks import Masks
     from uvit_decay.representations.patch_features import PatchFeatures

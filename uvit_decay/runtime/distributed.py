@@ -53,7 +53,7 @@ class Processes:
     owned: bool = False  # `launched` initialised the process group, and `end` destroys it
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """True on rank 0, which gathers and writes the results."""
         return self.rank == 0
 
@@ -108,7 +108,7 @@ class Processes:
         """Return the results of all ranks on rank 0, and an empty list on the others."""
         if self.size == 1:
             return [mine]
-        everyone = [None] * self.size if self.first else None
+        everyone = [None] * self.size if self.is_main else None
         with _others_alive():
             dist.gather_object(mine, everyone, dst=0)
         return everyone or []

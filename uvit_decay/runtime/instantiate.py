@@ -10,6 +10,23 @@ from typing import Any, get_type_hints
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.plain import typed
 
+MOVED = {  # modules of before -> modules that hold their classes now; checkpoints and configurations name classes
+    "uvit_decay.data.base": "uvit_decay.data.datamodule",
+    "uvit_decay.data.images": "uvit_decay.data.folder",
+    "uvit_decay.diffusion.path": "uvit_decay.diffusion.noise_path",
+    "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
+}
+
+
+def renamed(values: Any) -> Any:
+    """Return plain values, nested in dicts and lists, with the class paths of before replaced by those of MOVED."""
+    if isinstance(values, dict):
+        return {key: renamed(value) for key, value in values.items()}
+    if isinstance(values, list):
+        return [renamed(value) for value in values]
+    module, dot, name = values.rpartition(".") if isinstance(values, str) else ("", "", "")
+    return f"{MOVED[module]}.{name}" if module in MOVED else values
+
 
 @dataclass(frozen=True)
 class Spec:

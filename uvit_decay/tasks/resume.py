@@ -14,6 +14,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import is_plain
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     own = task.function()
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
-    stored = contents["uvit_decay"]
+    stored = renamed(contents["uvit_decay"])
     known = {part: value for part, value in own.items() if part in stored or part != "weighting"}  # older files lack it
     _refuse(_unlike(stored, {part: SPEC if isinstance(value, dict) else "" for part, value in known.items()}), where)
     _check_function({part: stored[part] for part in known}, known, where)
@@ -101,7 +102,7 @@ def changes(contents: Mapping[str, Any], settings: Settings, least: Settings) ->
         least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
             if it or this run has no settings.
     """
-    before, now = contents.get("settings"), settings
+    before, now = renamed(contents.get("settings")), settings
     if not (before and now):
         group = contents["optimizer_states"][0]["param_groups"][0]
         before = {**group, "lr": group["initial_lr"], "data": contents["uvit_decay"].get("data")}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
 from uvit_decay.checkpoint.official import sit, uvit
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError

@@ -18,7 +18,7 @@ import torch
 
 from uvit_decay.checkpoint.detect import SIT, looks_like
 from uvit_decay.checkpoint.io import Weights
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
 from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT

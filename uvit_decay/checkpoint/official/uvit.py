@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState
+from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
