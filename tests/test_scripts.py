@@ -94,9 +94,9 @@ def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launc
 
 
 @pytest.mark.slow
-def test_images_become_latents_a_network_and_images_again(images, tmp_path):
+def test_images_become_latents_a_network_and_images_again(image_dir, tmp_path):
     vae = save_tiny_vae(tmp_path / "vae")
-    encode = ["-m", "uvit_decay.data.latents", "encode", str(images), "latents", "--vae", "vae"]
+    encode = ["-m", "uvit_decay.data.latents", "encode", str(image_dir), "latents", "--vae", "vae"]
     encode += ["--image-size", "64"]
     encoded = subprocess.run([sys.executable, *encode], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert encoded.returncode == 0, encoded.stderr

@@ -115,15 +115,15 @@ def test_colours_of_the_first_layer_tell_dark_from_light(trained, halves, tmp_pa
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
-def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, images, encoded, tmp_path, monkeypatch):
-    features = features_of(latent_checkpoint, images)
+def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, image_dir, encoded, tmp_path, monkeypatch):
+    features = features_of(latent_checkpoint, image_dir)
     assert features.images.shape == (3, 32, 32)
     stored = Latents(str(encoded), batch_size=11, num_workers=0)
     stored.setup()
     wanted = stored.network_input(stored.train[[0, 3]][0])
     torch.testing.assert_close(features._input(features.images.read([0, 3])), wanted, atol=2e-2, rtol=1e-2)
     options = ["--num", 3, "--fit", 10, "--clusters", 2, "--views", "pca,spectral"]
-    evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--images", images, *options)
+    evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--images", image_dir, *options)
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
