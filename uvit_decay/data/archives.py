@@ -18,7 +18,7 @@ import numpy as np
 from tqdm import tqdm
 
 from uvit_decay.data.members import DAMAGED, Found, open_file, open_zip
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _UNPACK = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
@@ -95,22 +95,19 @@ def _folder_names(path: Path) -> Iterator[str]:
     """Yield all files below a folder except in hidden folders; raise a UserError if a folder is reached twice."""
     seen: dict[tuple[int, int], str] = {}
     waiting = ["."]
-    try:
-        while waiting:
-            folder = waiting.pop()
+    while waiting:
+        folder = waiting.pop()
+        with explained(path, OSError), os.scandir(path / folder) as entries:
             state = os.stat(path / folder)
             twin = seen.setdefault((state.st_dev, state.st_ino), folder)
             if twin != folder:  # otherwise a walk with two links to a parent would not end
                 raise UserError(f"{path}: a link makes {folder} and {twin} one folder: remove it")
-            with os.scandir(path / folder) as entries:
-                for entry in entries:
-                    name = entry.name if folder == "." else f"{folder}/{entry.name}"
-                    if not entry.is_dir():
-                        yield name
-                    elif not _hidden(entry.name):
-                        waiting.append(name)
-    except OSError as error:
-        raise UserError(f"{path}: {one_line(error)}") from error
+            for entry in entries:
+                name = entry.name if folder == "." else f"{folder}/{entry.name}"
+                if not entry.is_dir():
+                    yield name
+                elif not _hidden(entry.name):
+                    waiting.append(name)
 
 
 def _inner_tars(path: Path, names: Iterable[str], classes: Collection[str] | None) -> list[str]:
@@ -191,19 +188,18 @@ class _Scan:
 
 def _entries(file: BinaryIO, where: Path, bar: tqdm) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar up to its end mark; raise a UserError if it is damaged, truncated or not a tar."""
-    try:
-        with tarfile.open(fileobj=file, mode="r:") as archive:
-            seen = 0
-            while (entry := archive.next()) is not None:
-                archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
-                if entry.size < 0:  # tarfile would loop endlessly
-                    raise tarfile.ReadError("a size below 0")
-                bar.update(archive.offset - seen)
-                seen = archive.offset
-                yield entry
-            _check_end(file, archive.offset)
-    except (*DAMAGED, MemoryError) as error:  # MemoryError: a header claims a name of terabytes
-        raise UserError(f"{where}: not a tar, or one that is damaged or cut short ({one_line(error)})") from error
+    # MemoryError: a header claims a name of terabytes
+    damage = explained(f"{where}: not a tar, or one that is damaged or cut short", *DAMAGED, MemoryError)
+    with damage, tarfile.open(fileobj=file, mode="r:") as archive:
+        seen = 0
+        while (entry := archive.next()) is not None:
+            archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
+            if entry.size < 0:  # tarfile would loop endlessly
+                raise tarfile.ReadError("a size below 0")
+            bar.update(archive.offset - seen)
+            seen = archive.offset
+            yield entry
+        _check_end(file, archive.offset)
 
 
 def _check_end(file: BinaryIO, offset: int) -> None:

@@ -20,7 +20,7 @@ from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.pickles import read_dict
 from uvit_decay.runtime.download import download, verify
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
@@ -124,10 +124,8 @@ class _CIFAR(ImageData):
             raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {mend}")
         files = {}
         for name, md5 in self._md5s().items():
-            try:
+            with explained(f"cannot read {folder / name}", OSError):
                 content = (folder / name).read_bytes()
-            except OSError as error:
-                raise UserError(f"cannot read {folder / name}: {error.strerror or one_line(error)}") from error
             same = hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
             files[name] = _File(str(folder / name), content, same)
         return files

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from uvit_decay.data.archives import find
 from uvit_decay.data.members import DAMAGED, Found, opened
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import at_home
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The
@@ -141,15 +141,14 @@ def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
         UserError: the image is damaged, also if the body finds that, or has more than MOST_PIXELS pixels. The message
             starts with `name`.
     """
-    try:
-        with Image.open(file, formats=_formats()) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
-            yield image
-    except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
-        raise UserError(f"{name}: not an image that PIL knows (empty, cut short or another kind of file)") from None
-    except _DAMAGED as error:
-        raise UserError(f"{name}: {one_line(error)}") from error
+    with explained(name, *_DAMAGED):
+        try:
+            with Image.open(file, formats=_formats()) as image:
+                if image.width * image.height > MOST_PIXELS:
+                    raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
+                yield image
+        except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
+            raise UserError(f"{name}: not an image that PIL knows (empty, cut short or another kind of file)") from None
 
 
 def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = False) -> np.ndarray:
@@ -286,7 +285,5 @@ def _check_shape(size: int, channels: int) -> None:
 
 def fetched(fetch: Callable[[int], bytes], index: int, name: str) -> BytesIO:
     """Return the bytes of file `index` of an opened archive; raise a UserError that starts with `name` on failure."""
-    try:
+    with explained(name, *DAMAGED):
         return BytesIO(fetch(index))
-    except DAMAGED as error:
-        raise UserError(f"{name}: {one_line(error)}") from error

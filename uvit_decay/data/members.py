@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import explained
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
@@ -106,13 +106,12 @@ def open_zip(path: Path) -> _Zip:
     Raises:
         UserError: the file is not a zip, or is truncated or unreadable.
     """
-    try:
+    what = (
+        "not a zip, or one that is cut short" if path.suffix.lower() == ".zip" else "neither a folder nor a zip or tar"
+    )
+    with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError):
         state = path.stat()
         return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
-    except (zipfile.BadZipFile, OSError, struct.error, ValueError) as error:
-        if path.suffix.lower() == ".zip":
-            raise UserError(f"{path}: not a zip, or one that is cut short ({one_line(error)})") from error
-        raise UserError(f"{path}: neither a folder nor a zip or tar") from error
 
 
 @lru_cache(maxsize=4)
@@ -123,10 +122,8 @@ def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip
 
 def open_file(path: Path) -> BinaryIO:
     """Open a regular file for reading; raise a UserError if that fails."""
-    try:
+    with explained(path, OSError):
         return _open_regular(path)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or one_line(error)}") from error
 
 
 def _open_regular(path: Path) -> BinaryIO:

@@ -13,7 +13,8 @@ from typing import Literal
 from filelock import AcquireReturnProxy, FileLock
 from tqdm import tqdm
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.files import writing
 
 Algorithm = Literal["md5", "sha256"]
 
@@ -27,7 +28,7 @@ def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def agrees(found: str, expected: str) -> bool:
+def agrees(actual: str, expected: str) -> bool:
     """Return whether a checksum begins with `expected`: names of torch's files hold only the first 8 digits.
 
     Raises:
@@ -35,18 +36,16 @@ def agrees(found: str, expected: str) -> bool:
     """
     if len(expected) < 8:
         raise ValueError(f"{expected!r} is too short for a checksum, 8 digits at least")
-    return found.startswith(expected)
+    return actual.startswith(expected)
 
 
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
     """Raise a UserError with both values unless the checksum of the file begins with `expected`."""
-    try:
-        found = checksum(path, algorithm)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-    if not agrees(found, expected):
+    with explained(f"cannot read {path}", OSError):
+        actual = checksum(path, algorithm)
+    if not agrees(actual, expected):
         size = f"{path.stat().st_size:,} bytes"
-        reason = f"its {algorithm} is {found}, expected {expected} ({size}: cut short, or another file)"
+        reason = f"its {algorithm} is {actual}, expected {expected} ({size}: cut short, or another file)"
         raise UserError(f"{path} is not the file it should be: {reason}; move it away and fetch it again")
 
 
@@ -81,11 +80,9 @@ def _lock(target: Path) -> AcquireReturnProxy:
 
     The empty <target>.lock is kept, since other processes may be waiting for it.
     """
-    try:
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(f"{target}.lock").acquire()
-    except OSError as error:
-        raise UserError(f"cannot write {target}: {error.strerror or one_line(error)}") from error
 
 
 def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
@@ -93,23 +90,21 @@ def _complete(url: str, partial: Path, target: Path, expected: str, algorithm: A
     if partial.exists() and agrees(checksum(partial, algorithm), expected):
         return
     _fetch(url, partial, target, timeout)
-    found = checksum(partial, algorithm)
-    if not agrees(found, expected):
+    actual = checksum(partial, algorithm)
+    if not agrees(actual, expected):
         partial.unlink()
-        reason = f"the {algorithm} of what came is {found}, expected {expected}"
+        reason = f"the {algorithm} of what came is {actual}, expected {expected}"
         raise UserError(f"{url}: {reason}; it was removed, run again to fetch it anew")
 
 
 def _fetch(url: str, partial: Path, target: Path, timeout: float) -> None:
     """Fetch the rest of `partial`, or all if the server cannot resume; raise a UserError if the network fails."""
-    try:
+    hint = f"run again to go on where it stopped, or fetch it elsewhere and put it at {target}"
+    # Errors of urllib and of the disk are OSErrors.
+    with explained(f"cannot download {url}", OSError, http.client.HTTPException, hint=hint):
         have = partial.stat().st_size if partial.exists() else 0
         with _open(url, have, timeout) as response:
             _append(response, partial, have, target.name)
-    except (OSError, http.client.HTTPException) as error:  # errors of urllib and of the disk are OSErrors
-        reason = one_line(error).removeprefix("<urlopen error ").removesuffix(">")
-        mend = f"run again to go on where it stopped, or fetch it elsewhere and put it at {target}"
-        raise UserError(f"cannot download {url}: {reason}; {mend}") from error
 
 
 def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse:
@@ -122,6 +117,8 @@ def _open(url: str, have: int, timeout: float) -> http.client.HTTPResponse:
             raise
         error.close()  # the partial file is too long or wrong: start again
         return _open(url, 0, timeout)
+    except urllib.error.URLError as error:
+        raise OSError(error.reason) from error  # without its "<urlopen error"
 
 
 def _append(response: http.client.HTTPResponse, partial: Path, have: int, name: str) -> None:

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
@@ -36,6 +37,22 @@ class Terminated(KeyboardInterrupt):
 def one_line(error: BaseException, limit: int = 200) -> str:
     """Return the message of an error as one line of at most `limit` characters, or its type if it has none."""
     return " ".join(str(error).split())[:limit] or type(error).__name__
+
+
+@contextmanager
+def explained(what: str | Path, *kinds: type[Exception], hint: str = "") -> Iterator[None]:
+    """Turn errors of these `kinds` in the body into a UserError of one line: `what`, the reason and a `hint`.
+
+    A UserError of the body, which explains itself, is raised as it is.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except kinds as error:
+        named = isinstance(error, OSError) and error.strerror and str(error.filename) in str(what)
+        reason = error.strerror if named else one_line(error)  # without a second copy of the path
+        raise UserError(f"{what}: {reason}{hint and f'; {hint}'}") from error
 
 
 def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> None:

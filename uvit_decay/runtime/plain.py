@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.files import replacing
 
 MOST_VALUES, DEEPEST = 200_000, 50  # far beyond any file of this project
 
@@ -21,17 +22,22 @@ def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most `most` bytes; raise a UserError if there is none."""
     if not path.is_file():
         raise UserError(f"{path} {'is no file' if path.exists() else 'is not there'}")
-    try:
+    with explained(f"cannot read {path}", OSError, UnicodeDecodeError):
         if path.stat().st_size > most:
             raise UserError(f"{path} is larger than {most >> 20} MiB: it is another kind of file")
         return path.read_bytes().decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {one_line(error)}") from error
 
 
 def read_json(path: Path, kind: Any) -> Any:
     """Return the contents of a JSON file as `kind`, see `typed`; raise a UserError if it is damaged or does not fit."""
     return typed(kind, parse(read_text(path, 2**24), path), str(path))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values as JSON; the file replaces `path` when it is complete."""
+    text = json.dumps(value, indent=2) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -46,11 +52,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def parse(text: str, source: Path | str, load: Callable[[str], Any] = json.loads) -> Any:
     """Return the values that `load` parses from `text`; raise a UserError that names `source` if it fails."""
-    try:
+    with explained(f"cannot read {source}", ValueError, RecursionError, yaml.YAMLError):
         values = load(text)
         check_size(values)
-    except (ValueError, RecursionError, yaml.YAMLError) as error:
-        raise UserError(f"cannot read {source}: {one_line(error)}") from error
     return values
 
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import replacing
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
@@ -60,11 +60,9 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is no file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is truncated or not a safetensors file ({one_line(error)})") from error
+    refusal = explained(f"{path} is truncated or not a safetensors file", SafetensorError, OSError)
+    with refusal, safe_open(path, framework="pt") as file:
+        metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not {TENSORS, HEADER} & metadata.keys():
         return metadata, tensors
     header = metadata.pop(HEADER, None)

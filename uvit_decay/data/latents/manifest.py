@@ -15,8 +15,7 @@ from typing import Any, Literal
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.classes import class_hash
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import read_json, typed
+from uvit_decay.runtime.plain import read_json, typed, write_json
 
 NAME = "manifest.json"
 VERSION = 1
@@ -99,8 +98,7 @@ class Manifest:
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
         values = asdict(self)
-        with replacing(folder / NAME) as file:
-            file.write(json.dumps({**values, CHECKSUM: _crc32(values)}, indent=1).encode())
+        write_json(folder / NAME, {**values, CHECKSUM: _crc32(values)})
 
     def check(self, name: str) -> None:
         """Raise a UserError that begins with `name` and the field unless the numbers agree with one another."""

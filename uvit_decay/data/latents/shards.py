@@ -21,7 +21,7 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
 from uvit_decay.data.latents.manifest import Manifest
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 SUMS, WHOSE = "sums", "whose"
@@ -100,14 +100,13 @@ def read_sums(folder: Path, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
 def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> dict[str, Tensor]:
     c = manifest.latents.channels
     shapes = {"gram": (c + 1, c + 1), "cross": (c + 1, 3), "variance": (c,)}
-    try:
+    errors = (KeyError, TypeError, ValueError, RuntimeError, RecursionError)
+    with explained(f"{path} has no sums that can be read", *errors):
         values = json.loads(metadata[SUMS])
-        found = {key: torch.tensor(values[key], dtype=torch.float64).reshape(shapes[key]) for key in shapes}
-        if not all(value.isfinite().all() for value in found.values()):
+        sums = {key: torch.tensor(values[key], dtype=torch.float64).reshape(shapes[key]) for key in shapes}
+        if not all(value.isfinite().all() for value in sums.values()):
             raise ValueError("they are not finite")
-    except (KeyError, TypeError, ValueError, RuntimeError, RecursionError) as error:
-        raise UserError(f"{path} has no sums that can be read ({one_line(error)})") from error
-    return found
+    return sums
 
 
 class LatentSet(ImageSet):
