@@ -65,7 +65,7 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     (states,) = features.states([5, 2], [1, 2])
     assert states.shape == (2, 2, 16, 16)
     x = features.images.read([5, 2]).float() / 127.5 - 1
-    noise = normal("probe", 3, "images", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
+    noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
         wanted = list(features.net.forward_intermediates(features.path.add_noise(x, noise, t), t))

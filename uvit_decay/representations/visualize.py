@@ -76,9 +76,9 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
         found, options.images, device, options.time, options.seed, options.batch_size, options.vae
     )
     layers = found.net.layers
-    layers = options.layer.split(",") if options.layer else (str(len(layers) // 2),)
+    names = options.layer.split(",") if options.layer else (str(len(layers) // 2),)
     Probing((options.time,))  # raises a UserError for a time outside (0, 1)
-    chosen = {i: layers[i] for i in layer_indices(layers, layers)}
+    chosen = {i: layers[i] for i in layer_indices(layers, names)}
     masks = Masks.of(options.masks, features.images) if options.masks else None
     classes, points = _points(options, features.images) if "tsne" in views else ([], [])
     with claimed(options.out):
