@@ -131,7 +131,7 @@ class CLI(LightningCLI):
         found, rest = own.parse_known_args(sys.argv[1:])
         _limit(found.trust)
         try:
-            self.config = parser.parse_args(rest)
+            self.config = parser.parse_args(renamed(rest))
         except UnicodeDecodeError as error:
             raise UserError(f"a --config is no text file: {one_line(error)}") from error
         self._check(self.config[self.config.subcommand])

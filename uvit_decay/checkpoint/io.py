@@ -20,7 +20,7 @@ from uvit_decay.checkpoint.detect import looks_like
 from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError, one_line
-from uvit_decay.runtime.instantiate import Spec, renamed
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import is_plain, parse, typed
 from uvit_decay.runtime.tensor_files import damaged, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs
@@ -54,7 +54,7 @@ class Description:
         values = typed(dict[str, object], values, where)
         if not is_plain(values):
             raise UserError(f"{where} holds more than plain values, or has no end")
-        return typed(cls, {name: renamed(value) for name, value in values.items() if name in known}, where)
+        return typed(cls, {name: value for name, value in values.items() if name in known}, where)
 
 
 @dataclass(frozen=True)

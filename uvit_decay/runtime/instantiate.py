@@ -10,30 +10,40 @@ from typing import Any, get_type_hints
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.plain import typed
 
-MOVED = {  # modules of before -> modules that hold their classes now; checkpoints and configurations name classes
+MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
     "uvit_decay.data.base": "uvit_decay.data.datamodule",
     "uvit_decay.data.images": "uvit_decay.data.folder",
+    "uvit_decay.diffusion.generate": "uvit_decay.diffusion.sampling",
     "uvit_decay.diffusion.path": "uvit_decay.diffusion.noise_path",
     "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
 }
 
 
 def renamed(values: Any) -> Any:
-    """Return plain values, nested in dicts and lists, with the class paths of before replaced by those of MOVED."""
+    """Return plain values, nested in dicts and lists, with the class paths of before replaced by those of MOVED.
+
+    A class path may follow a flag, as in "--model.path=uvit_decay.diffusion.path.VP".
+    """
     if isinstance(values, dict):
         return {key: renamed(value) for key, value in values.items()}
     if isinstance(values, list):
         return [renamed(value) for value in values]
-    module, dot, name = values.rpartition(".") if isinstance(values, str) else ("", "", "")
-    return f"{MOVED[module]}.{name}" if module in MOVED else values
+    if not isinstance(values, str):
+        return values
+    flag, equals, path = values.rpartition("=")
+    module, dot, name = path.rpartition(".")
+    return flag + equals + MOVED.get(path, MOVED.get(module, module) + dot + name)
 
 
 @dataclass(frozen=True)
 class Spec:
-    """An object as plain values: the full path of its class, and its constructor arguments."""
+    """An object as plain values: the full path of its class, where it is now, and its constructor arguments."""
 
     class_path: str
     init_args: dict[str, object]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "class_path", renamed(self.class_path))
 
     def is_from(self, package: str) -> bool:
         """Return whether the class is defined in this package."""
