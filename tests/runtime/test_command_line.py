@@ -1,0 +1,156 @@
+"""Command lines from functions: what is accepted, shown and refused."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respelled, run
+from uvit_decay.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Loading:
+    """how a checkpoint is read
+
+    Args:
+        weights: default: EMA
+        trust: class to allow.
+    """
+
+    weights: Literal["ema", "raw"] | None = None
+    trust: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Sampling(Loading):
+    """how a checkpoint samples
+
+    Args:
+        seed: of the noise; 100 % of it.
+        clip: clamp, whatever
+            the sampler.
+    """
+
+    seed: Annotated[int, Bounds(0, 9)] = 0
+    clip: bool | None = None
+    classes: tuple[int, ...] | None = None
+    interval: tuple[float, float] = (0.0, 1.0)
+
+    def __post_init__(self) -> None:
+        check_bounds(type(self), vars(self))
+
+
+def make(
+    *,
+    ckpt: Path,
+    num: Annotated[Annotated[int, Bounds(1, 100)] | None, "-n"] = None,
+    quick: bool = False,
+    how: Sampling,
+):
+    """Make images.
+
+    More about it.
+
+    Args:
+        ckpt: a file.
+        num: images; default: all.
+
+    Raises:
+        UserError: a reason.
+    """
+    return ckpt, num, quick, how
+
+
+def compare(runs: Sequence[Path], *, by: str = "alpha_min"):
+    """Compare runs."""
+    return runs, by
+
+
+def made(*words):
+    return parse(make, ["--ckpt", "a.ckpt", *words])()
+
+
+def test_options_have_the_types_and_defaults_of_the_signature():
+    assert made() == (Path("a.ckpt"), None, False, Sampling())
+    words = ["-n", "7", "--quick", "--weights", "raw", "--seed", "3", "--no-clip", "--classes", "1,2"]
+    words += ["--interval", "0,.5", "--trust", "a.B", "--trust", "c.D"]
+    sampling = Sampling("raw", ["a.B", "c.D"], 3, False, (1, 2), (0.0, 0.5))
+    assert made(*words) == (Path("a.ckpt"), 7, True, sampling)
+    assert made("--num", "9", "--clip")[1::2] == (9, Sampling(clip=True))
+
+
+def test_subcommands_have_the_options_of_their_functions():
+    commands = {"make": make, "compare": compare}
+    assert parse(commands, ["compare", "a", "b"])() == ([Path("a"), Path("b")], "alpha_min")
+    assert parse(commands, ["make", "--ckpt", "b"])()[0] == Path("b")
+
+
+def test_hyphens_and_underscores_are_one():
+    def function(batch_size: int = 1, save_samples: str = ""):
+        return batch_size, save_samples
+
+    for words in (["--batch-size", "2", "--save-samples=a_b-c"], ["--batch_size=2", "--save_samples", "a_b-c"]):
+        assert parse(function, words)() == (2, "a_b-c")
+    words = ["fit", "--data.batch-size=8", "--model.net-x", "-5", "a-b"]
+    assert respelled(words, "-", "_") == ["fit", "--data.batch_size=8", "--model.net_x", "-5", "a-b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--num", "0"], "--num must be at least 1 and at most 100, got 0"),
+        (["--seed", "10"], "--seed must be at least 0 and at most 9, got 10"),
+        (["--num", "many"], "-n/--num: invalid int value: 'many'"),
+        (["--weights", "best"], "--weights: invalid choice: 'best' (choose from "),
+        (["--classes", "cat"], "--classes takes numbers separated by commas, got 'cat'"),
+        (["--interval", "1"], "--interval takes 2 numbers separated by commas, got '1'"),
+        (["--magic"], "unrecognized arguments: --magic"),
+    ],
+)
+def test_a_wrong_option_is_one_line(words, message):
+    with pytest.raises(UserError) as caught:
+        made(*words)
+    assert str(caught.value).startswith(message)
+
+
+def test_bounds_hold_without_a_command_line():
+    with pytest.raises(UserError, match="--seed must be at least 0"):
+        Sampling(seed=-1)
+
+
+def test_a_usage_error_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    for commands, message in (
+        ({"make": make}, "error: the following arguments are required: command"),
+        (make, "error: the following arguments are required: --ckpt"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["script.py"])
+        with pytest.raises(SystemExit) as stop:
+            run(commands, "about")
+        assert stop.value.code == 2
+        assert capsys.readouterr().err == message + "\n"
+
+
+def test_help_comes_from_signatures_and_docstrings(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def text(*words):
+        with pytest.raises(SystemExit):
+            parse({"make": make, "compare": compare}, [*words, "--help"], "All about it.")
+        return capsys.readouterr().out
+
+    whole, one = text(), text("make")
+    assert "All about it." in whole
+    assert " make  " in whole
+    assert "Make images." in whole
+    assert "More about it." in one
+    assert "Raises" not in one
+    assert "how a checkpoint samples:\n" in one
+    for words in ("-n NUM, --num NUM", "images; default: all\n", "{ema,raw}", "class to allow\n", "--clip, --no-clip"):
+        assert words in one
+    assert "of the noise; 100 % of it" in one
+    assert "clamp, whatever the sampler" in one
+    assert "default: 0.0,1.0" in one
