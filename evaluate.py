@@ -128,7 +128,7 @@ def _refuse_sampling(options: argparse.Namespace) -> None:
 def samples_for(options: argparse.Namespace, channels: int, processes: "Processes") -> "ImageSource":
     """Return the images to evaluate: those of --samples, or samples of --ckpt."""
     from uvit_decay.evaluation.generated import CheckpointImages
-    from uvit_decay.evaluation.sources import open_images
+    from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.samples import Samples
 
     if options.ckpt is None:
@@ -142,7 +142,7 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
     """Compare images with a reference: FID and other metrics, report.json and report.html."""
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.metric_table import chosen_metrics
-    from uvit_decay.evaluation.sources import open_reference
+    from uvit_decay.evaluation.open_by_name import open_reference
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.samples import pick_device
 
@@ -191,7 +191,7 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     """Write an .npz of reference statistics with its metadata."""
     from uvit_decay.evaluation.generation import cached_features
-    from uvit_decay.evaluation.sources import open_images
+    from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics import save_statistics
     from uvit_decay.runtime.files import check_writable
     from uvit_decay.samples import pick_device
@@ -206,7 +206,7 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     keep = ["features", *(["spatial"] if options.spatial else [])]
     store = cached_features(images, extractor, keep, options.batch_size, processes, device)
     if processes.is_main:
-        about = {"extractor": extractor.fingerprint(), **images.describe()}
+        about = {"extractor": extractor.fingerprint(), **images.metadata()}
         save_statistics(options.out, {kind: store.statistics(kind) for kind in keep}, about)
         print(f"wrote {options.out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")
 
@@ -214,7 +214,7 @@ def statistics(options: argparse.Namespace, processes: "Processes") -> None:
 def probe(options: argparse.Namespace, processes: "Processes") -> None:
     """Probe a checkpoint, and write probes.csv, probes.json and probes.png."""
     from uvit_decay import checkpoint
-    from uvit_decay.evaluation.sources import SETS, open_data
+    from uvit_decay.evaluation.open_by_name import SETS, open_data
     from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.runtime.precision import chosen_precision

@@ -17,7 +17,7 @@ import torch
 import torch_fidelity
 
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.sources import open_images
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
 from uvit_decay.metrics.extractors import load

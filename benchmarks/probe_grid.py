@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.checkpoint import load
-from uvit_decay.evaluation.sources import open_data
+from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.probe import GRID_RIDGES, HELD_OUT, GridScores, logistic_grid
 from uvit_decay.representations.probing import TIMES, Prober, Probing

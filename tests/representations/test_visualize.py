@@ -14,7 +14,7 @@ from uvit_decay import checkpoint
 from uvit_decay.data.image_files import centre_crop
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.sources import open_images
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.nn import UViT
 from uvit_decay.representations.masks import Masks
 from uvit_decay.representations.patch_features import PatchFeatures, on_grid

@@ -23,7 +23,7 @@ from uvit_decay.data.batches import subset
 from uvit_decay.diffusion.sampling import NFECounter, Sampling, generate_uint8, total_nfe
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
-from uvit_decay.evaluation.sources import open_reference
+from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
@@ -76,9 +76,9 @@ class _TaskImages(ImageSource):
     def fingerprint(self) -> dict[str, Any]:
         return {"sampled": asdict(self.sampling), "seed": self.seed}
 
-    def describe(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         return {
-            **super().describe(),
+            **super().metadata(),
             "weights": self.weights,
             **self.sampling.values(),
             "clip": self.source.clips(self.sampling),
@@ -201,7 +201,7 @@ class GenerationMetrics(Periodic):
         return each * self.num / trainer.world_size
 
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, calls: float) -> None:
-        protocol, key = comparison.protocol(), comparison.short()
+        protocol, key = comparison.metadata(), comparison.name
         entry = {
             "step": trainer.global_step,
             **values,

@@ -62,5 +62,5 @@ class CheckpointImages(ImageSource):
             "sampled": self.sampled.describe(),
         }
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), **self.sampled.describe()}
+    def metadata(self) -> dict[str, Any]:
+        return {**super().metadata(), **self.sampled.describe()}

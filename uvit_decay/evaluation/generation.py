@@ -124,9 +124,9 @@ class Comparison:
         shown = torch.cat(list(samples.iterate("images")))[:SHOWN]
         names, columns = self._columns()
         return Report(
-            title=f"{self.samples.name} against {self._reference_name()}",
+            title=f"{self.samples.name} against {self.reference_name}",
             metrics=values,
-            protocol={**self.protocol(), "measured_nfe": float(samples.tensor("calls").sum()) / len(self.samples)},
+            protocol={**self.metadata(), "measured_nfe": float(samples.tensor("calls").sum()) / len(self.samples)},
             remarks=self.remarks(),
             samples=shown[: len(shown) // columns * columns or len(shown)],
             columns=columns,
@@ -172,26 +172,29 @@ class Comparison:
                 covered[name] = float(density_coverage(*pair)[1].double().mean())
         return covered or None
 
-    def _reference_name(self) -> str:
-        return self.reference.short() if self.reference is not None else self.file.path.stem
+    @property
+    def reference_name(self) -> str:
+        """The name of the reference images with their number, or of the file of statistics."""
+        return self.file.path.stem if self.reference is None else f"{self.reference.name}-{len(self.reference)}"
 
-    def short(self) -> str:
-        """Return a name for keys and files, from samples, reference and extractor."""
-        return f"{self.samples.short()}_vs_{self._reference_name()}_{self.extractor.name}"
+    @property
+    def name(self) -> str:
+        """A name for keys and files, from samples, reference and extractor."""
+        return f"{self.samples.name}-{len(self.samples)}_vs_{self.reference_name}_{self.extractor.name}"
 
     def default_name(self) -> str:
         """Return the default report name: readable, plus a hash of every setting that affects the numbers."""
-        whole = {**self.protocol(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
+        whole = {**self.metadata(), "metrics": self.metrics, "samples": self.samples.fingerprint()}
         if self.reference is not None:
             whole["images"] = self.reference.fingerprint()
         digest = hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
-        return f"{self.short()}_{digest[:8]}.json"
+        return f"{self.name}_{digest[:8]}.json"
 
-    def protocol(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, as plain values."""
         return {
             "n": len(self.samples),
-            "samples": self.samples.describe(),
+            "samples": self.samples.metadata(),
             "reference": self._about_reference(),
             "extractor": self.extractor.fingerprint(),
             **({"is_splits": SPLITS} if "is" in self.metrics else {}),
@@ -199,7 +202,7 @@ class Comparison:
         }
 
     def _about_reference(self) -> dict[str, Any]:
-        found: dict[str, Any] = {} if self.reference is None else self.reference.describe()
+        found: dict[str, Any] = {} if self.reference is None else self.reference.metadata()
         return found if self.file is None else {**found, "statistics": self.file.path.name, **self.file.about}
 
     def remarks(self) -> tuple[str, ...]:
@@ -243,7 +246,7 @@ def cached_features(
 def save_json(path: Path, comparison: Comparison, report: Report) -> None:
     """Write the metrics, under keys that name the comparison, and the whole protocol as JSON."""
     content = {
-        "metrics": {f"{name}/{comparison.short()}": value for name, value in report.metrics.items()},
+        "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
         "values": report.metrics,
         "coverage": report.coverage,
         "protocol": report.protocol,

@@ -50,13 +50,9 @@ class ImageSource(ABC):
     def fingerprint(self) -> dict[str, Any]:
         """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
 
-    def describe(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return metadata for reports, as plain values."""
         return {"name": self.name, "n": len(self), "size": f"{self.shape[2]}x{self.shape[1]}"}
-
-    def short(self) -> str:
-        """Return a short name for keys and file names."""
-        return f"{self.name}-{len(self)}"
 
 
 def as_channels(images: Tensor, channels: int) -> Tensor:

@@ -14,7 +14,7 @@ from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.evaluation.sources import open_images
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.representations.probing import add_noise
