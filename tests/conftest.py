@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
@@ -115,13 +116,32 @@ def train(monkeypatch, folder, *args):
 
 
 @pytest.fixture(scope="session")
+def digit_runs(tmp_path_factory) -> Path:
+    """A folder with runs/digits/version_0 and _1: two seeds of the default, tiny, evaluated at steps 20, 40 and 60."""
+    folder = tmp_path_factory.mktemp("digit_runs")
+    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    for callback in content["trainer"]["callbacks"]:
+        if callback["class_path"].endswith("LinearProbes"):
+            callback["init_args"] = {"every_n_steps": 20, "times": [0.1], "max_train": 200, "max_test": 100}
+        if callback["class_path"].endswith("GenerationMetrics"):
+            callback["init_args"]["num"] = 100
+    (folder / "small.yaml").write_text(yaml.safe_dump(content))
+    small = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3", "--trainer.max_steps=60"]
+    for seed in (0, 1):
+        with pytest.MonkeyPatch.context() as patch:
+            options = [*small, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1"]
+            train(patch, folder, "fit", "--config=small.yaml", *options)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def vae(tmp_path_factory) -> Path:
     return save_tiny_vae(tmp_path_factory.mktemp("vae"))
 
 
 @pytest.fixture(scope="session")
 def image_dir(tmp_path_factory) -> Path:
-    """Two classes of eleven smooth image_dir."""
+    """Two classes of eleven smooth images."""
     folder, random = tmp_path_factory.mktemp("images"), torch.Generator().manual_seed(0)
     for i in range(COUNT):
         coarse = torch.randint(256, (3, 4, 3), generator=random, dtype=torch.uint8)
@@ -133,5 +153,5 @@ def image_dir(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def encoded(image_dir, vae, tmp_path_factory) -> Path:
-    """Latents of the image_dir."""
+    """Latents of the images."""
     return encode(image_dir, tmp_path_factory.mktemp("latents") / "train", vae)
