@@ -122,7 +122,7 @@ def make_missing(options: argparse.Namespace, sampled: "Samples", processes: "Pr
         evaluations = sampled.sampling.nfe or "adaptively many (about 100, one image after the other)"
         each = f"{len(numbers)} images, each {evaluations} network evaluations"
         print(f"{each}, take about {seconds / 60:.0f} min: --sampler and --steps change that", file=sys.stderr)
-    what = f"{sampled.sampling.describe()}, {sampled.found.weights} weights"
+    what = f"{sampled.sampling.name}, {sampled.found.weights} weights"
     with tqdm(total=num, initial=num - len(numbers), unit="image", desc=what) as bar:
         write(options.out, sampled, numbers, shown(parts, bar))
     there = "" if len(numbers) == num else f", {num - len(numbers)} were there"

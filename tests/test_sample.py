@@ -348,7 +348,7 @@ def test_random_labels_are_functions_of_seed_and_number(trained, options, classe
 def test_another_sampler_than_the_checkpoints_clips_as_it_does(options):
     stored = Sampling("dpm++", 4, 2.0, clip=True)
     given = chosen_sampling(options("--sampler", "uvit-dpm"), stored.sampler)
-    assert replace(stored, **given).describe() == "uvit-dpm50_w2"
+    assert replace(stored, **given).name == "uvit-dpm50_w2"
     assert replace(stored, **chosen_sampling(options("--steps", "5"), stored.sampler)).clip is True
 
 

@@ -16,14 +16,8 @@ from torch import Tensor
 from uvit_decay import checkpoint
 from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint
-from uvit_decay.diffusion.sampling import (
-    DiffusionModel,
-    NFECounter,
-    Sampling,
-    estimated_seconds,
-    generate_uint8,
-    total_nfe,
-)
+from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.random import uniform
@@ -125,7 +119,7 @@ class Samples:
             "step": self.found.step,
             "data": self.found.data,
             "weights": self.found.weights,
-            **self.sampling.values(),
+            **self.sampling.metadata(),
             "clip": self.source.clips(self.sampling),
             "seed": self.seed,
             "labels": labels_in_words(self.classes, self.source.num_classes, self.at_random),
@@ -134,7 +128,7 @@ class Samples:
 
     def name(self) -> str:
         """Return a short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
-        parts = [self.found.weights, self.sampling.describe(), f"seed{self.seed}"]
+        parts = [self.found.weights, self.sampling.name, f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
         if self.classes != list(range(self.source.num_classes)):

@@ -10,9 +10,10 @@ from sampler_cases import NAMES
 from small_source import LABELS, NET, SHAPE, few, images, network, source
 
 from uvit_decay.diffusion import sampling as generating
+from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import NFECounter, Sampling, estimated_seconds, generate, generate_uint8
+from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError
@@ -105,8 +106,8 @@ def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precis
     exact = images(replace(sampling, precision=None))
     assert torch.equal(made, exact) == (precision != "bf16")
     assert (made - exact).abs().mean() < 0.05
-    assert sampling.describe() == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
-    assert source().in_precision(sampling).values()["precision"] == (precision or "float32")
+    assert sampling.name == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
+    assert source().in_precision(sampling).metadata()["precision"] == (precision or "float32")
 
 
 @pytest.mark.parametrize(("precision", "wanted"), [(None, "ieee"), ("float32", "ieee"), ("bf16", "tf32")])
@@ -126,8 +127,8 @@ def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat
 
 def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():
     gpu = source(device=torch.device("cuda"))
-    assert gpu.in_precision(Sampling()).describe() == "dpm++25_w1_tf32"
-    assert gpu.in_precision(Sampling(precision="float32")).describe() == "dpm++25_w1"
+    assert gpu.in_precision(Sampling()).name == "dpm++25_w1_tf32"
+    assert gpu.in_precision(Sampling(precision="float32")).name == "dpm++25_w1"
     assert source().in_precision(Sampling()).precision == "float32"
     for refused in (source().in_precision, lambda sampling: images(sampling, [0], [0])):
         with pytest.raises(UserError, match="^precision tf32 is of CUDA GPUs, this device is cpu"):
@@ -195,13 +196,13 @@ def test_sampling_out_of_range_is_a_user_error(options, reason):
 
 
 def test_sampling_describes_itself():
-    assert Sampling().describe() == "dpm++25_w1"
-    assert Sampling("heun", 18, 1.25).describe() == "heun18_w1.25"
-    assert Sampling("dopri5").describe() == "dopri5_w1"
+    assert Sampling().name == "dpm++25_w1"
+    assert Sampling("heun", 18, 1.25).name == "heun18_w1.25"
+    assert Sampling("dopri5").name == "dopri5_w1"
     long = Sampling("sit-sde", None, 2.0, None, 3, (0.1, 0.7), SDE("linear", heun=True))
-    assert long.describe() == "sit-sde250_w2_first3_t0.1-0.7_linear1-mean0.04-heun"
-    assert Sampling("uvit-em", clip=False).describe() == Sampling("uvit-em").describe() == "uvit-em1000_w1"
-    assert Sampling("uvit-em", clip=True).describe() == "uvit-em1000_w1_clip"
+    assert long.name == "sit-sde250_w2_first3_t0.1-0.7_linear1-mean0.04-heun"
+    assert Sampling("uvit-em", clip=False).name == Sampling("uvit-em").name == "uvit-em1000_w1"
+    assert Sampling("uvit-em", clip=True).name == "uvit-em1000_w1_clip"
 
 
 BASE = Sampling("sit-sde", 3, 2.0, sde=SDE())
@@ -231,7 +232,7 @@ def test_samplings_that_make_other_images_have_other_names(pixels):
     named = {}
     for sampling in samplings:
         made = images(sampling, [0, 1], [0, 1], of=source(pixels=pixels))
-        assert torch.equal(named.setdefault(sampling.describe(), made), made), sampling
+        assert torch.equal(named.setdefault(sampling.name, made), made), sampling
     distinct = {made.numpy().tobytes() for made in named.values()}
     assert len(distinct) >= len(samplings) - 6, "the changes are seen"
 

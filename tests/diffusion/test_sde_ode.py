@@ -7,8 +7,9 @@ from typing import get_args
 import pytest
 import torch
 
-from uvit_decay.diffusion.denoiser import Denoiser, sampling_interval
+from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
+from uvit_decay.diffusion.prediction import sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
 from uvit_decay.runtime.errors import UserError

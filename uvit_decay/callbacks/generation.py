@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import subset
-from uvit_decay.diffusion.sampling import NFECounter, Sampling, generate_uint8, total_nfe
+from uvit_decay.diffusion.nfe import NFECounter, total_nfe
+from uvit_decay.diffusion.sampling import Sampling, generate_uint8
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
 from uvit_decay.evaluation.open_by_name import open_reference
@@ -28,6 +28,7 @@ from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 from uvit_decay.metrics.extractors import load
+from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.files import replacing
@@ -56,7 +57,7 @@ class _TaskImages(ImageSource):
         self.sampling, self.num, self.seed, self.decode, self.shape = sampling, num, seed, decode, shape
         self.weights = weights
         cost = "" if sampling.nfe is None else f"_nfe{sampling.nfe}"
-        self.name = f"{weights}_{sampling.describe()}_seed{seed}{cost}"
+        self.name = f"{weights}_{sampling.name}_seed{seed}{cost}"
         if self.source.num_classes:
             self.labels = torch.arange(num) % self.source.num_classes
 
@@ -80,7 +81,7 @@ class _TaskImages(ImageSource):
         return {
             **super().metadata(),
             "weights": self.weights,
-            **self.sampling.values(),
+            **self.sampling.metadata(),
             "clip": self.source.clips(self.sampling),
             "seed": self.seed,
             "labels": labels_in_words(range(self.source.num_classes), self.source.num_classes, at_random=False),
@@ -194,10 +195,7 @@ class GenerationMetrics(Periodic):
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
         """Return the measured time to extract the features of this rank's share of the samples, in seconds."""
         one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
-        self.extractor(one)
-        start = time.perf_counter()
-        self.extractor(one).features.sum().item()
-        each = (time.perf_counter() - start) / len(one)
+        each = measured_seconds(lambda: self.extractor(one).features) / len(one)
         return each * self.num / trainer.world_size
 
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, calls: float) -> None:

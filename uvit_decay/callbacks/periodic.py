@@ -11,7 +11,8 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, estimated_seconds
+from uvit_decay.diffusion.nfe import estimated_seconds
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.tasks.diffusion import DiffusionTask
 

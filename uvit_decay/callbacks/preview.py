@@ -11,7 +11,8 @@ from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.diffusion.sampling import Sampling, generate, total_nfe
+from uvit_decay.diffusion.nfe import total_nfe
+from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.image_io import grid_columns, labelled_grid, save_image
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, check_whole

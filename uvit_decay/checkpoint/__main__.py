@@ -9,7 +9,7 @@ from typing import get_args
 
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.checkpoint.official.recognized import PATHS, STABLE_DIFFUSION, ImportOptions
-from uvit_decay.diffusion.loss import Prediction
+from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.nn.sit import Wiring
 from uvit_decay.runtime.errors import user_errors
 from uvit_decay.sampling_options import check_numbers

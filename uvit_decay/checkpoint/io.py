@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.detect import looks_like
-from uvit_decay.diffusion.loss import Prediction
+from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.instantiate import Spec

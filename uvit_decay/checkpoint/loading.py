@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.io import Stored, Weights, misfit, read
-from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build

@@ -1,4 +1,4 @@
-"""A denoiser on a noise path, which samplers integrate, and the interval of times at which it is defined.
+"""A denoiser on a noise path, which samplers integrate, and the denoiser that a network makes.
 
 Samplers run from t = 1, noise, to t = 0, data, so that a step from `now` to `after` adds (now - after) velocity.
 """
@@ -11,25 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.loss import T_EPS, Prediction
-from uvit_decay.diffusion.noise_path import Interpolant, NoisePath
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_from_output
 
 ROUNDING = 1e-6  # tolerance in comparisons of float32 times
 
 DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Noise = Callable[[int], Tensor]  # step index -> standard normal noise in the shape of the states
 Trajectory = Iterator[tuple[float, Tensor]]
-
-
-def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tuple[float, float]:
-    """Return the first and the last time at which samplers evaluate the network, as in SiT.
-
-    Only the velocity of an interpolant, without clipping, is defined at t = 0. Where alpha_1 = 0, eps and the score
-    at t = 1 do not determine x.
-    """
-    whole = isinstance(path, Interpolant)
-    low = 0.0 if whole and prediction == "velocity" and not clip else T_EPS
-    return low, 1 - T_EPS if whole and prediction in ("eps", "score") else 1.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +45,19 @@ class Denoiser:
     def velocity(self, x: Tensor, time: float) -> Tensor:
         """Return the velocity of the probability flow towards the data, with one network evaluation."""
         return self.path.velocity(*self.denoise(x, time), times_like(x, time))
+
+
+def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
+    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
+
+    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        x, eps = x_eps_from_output(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
+        if not clip:
+            return x, eps
+        x = x.clamp(-1, 1)
+        return x, path.eps_from_x(x_t, x, t)
+
+    return denoise
 
 
 def times_like(x: Tensor, time: float) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.loss import Network
+from uvit_decay.diffusion.prediction import Network
 from uvit_decay.runtime.errors import UserError
 
 

@@ -1,11 +1,10 @@
 """Sampling of images from a network; image i depends only on (seed, i) and its label, not on the batch size.
 
-Notation as in path.py; b = batch, c = channels.
+Notation as in noise_path.py; b = batch, c = channels.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -13,17 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import DenoiseFn, Denoiser, sampling_interval
+from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
 from uvit_decay.diffusion.guidance import Guided
-from uvit_decay.diffusion.loss import Network, Prediction
 from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
-from uvit_decay.diffusion.sde import SDE, short
+from uvit_decay.diffusion.sde import SDE, short_number
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import normal
-
-ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler, for estimates of the cost
 
 
 @dataclass(frozen=True)
@@ -91,61 +88,28 @@ class Sampling:
         """Return the number of images of a batch that the network evaluates together."""
         return 1 if self.method.per_sample else batch_size
 
-    def values(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
         return {**asdict(self), "steps": self.num_steps, "nfe": self.nfe}
 
-    def describe(self) -> str:
-        """Return a short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
+    @property
+    def name(self) -> str:
+        """A short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
         parts = [
             self.sampler if self.nfe is None else f"{self.sampler}{self.num_steps}",
-            f"w{short(self.guidance)}",
+            f"w{short_number(self.guidance)}",
         ]
         if self.clip or (self.clip is False and not self.method.paper):
             parts.append("clip" if self.clip else "noclip")
         if self.guidance_channels is not None:
             parts.append(f"first{self.guidance_channels}")
         if self.guidance_interval:
-            parts.append("t{}-{}".format(*map(short, self.guidance_interval)))
+            parts.append("t{}-{}".format(*map(short_number, self.guidance_interval)))
         if self.sde:
-            parts.append(self.sde.describe())
+            parts.append(self.sde.name)
         if self.precision not in (None, "float32"):
             parts.append(self.precision)
         return "_".join(parts)
-
-
-class NFECounter:
-    """Wrapper of a network, with the same call, that counts evaluations per image in `nfe`; a guided step is two."""
-
-    def __init__(self, net: Network) -> None:
-        self.net, self.nfe = net, 0
-
-    def __call__(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
-        self.nfe += len(x)
-        return self.net(x, t, y)
-
-
-def _split(path: NoisePath, prediction: Prediction, x_t: Tensor, out: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (x, eps) of x_t from the network's output."""
-    if prediction == "velocity":
-        return path.x_eps_from_velocity(x_t, out, t)
-    if prediction == "x":
-        return out, path.eps_from_x(x_t, out, t)
-    eps = path.eps_from_score(out, t) if prediction == "score" else out
-    return path.x_from_eps(x_t, eps, t), eps
-
-
-def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
-    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
-
-    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        x, eps = _split(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
-        if not clip:
-            return x, eps
-        x = x.clamp(-1, 1)
-        return x, path.eps_from_x(x_t, x, t)
-
-    return denoise
 
 
 @dataclass(frozen=True)
@@ -279,24 +243,3 @@ def _generate_batch(
         for _, state in sampling.method.run(denoiser, x, sampling.num_steps, noise):
             x = state
     return x
-
-
-@torch.no_grad()
-def estimated_seconds(
-    source: DiffusionModel, evaluations: int, batch_size: int, precision: Precision | None = None
-) -> float:
-    """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
-    batch = max(1, min(batch_size, evaluations // 100))
-    x = torch.zeros(batch, *source.shape, device=source.device)
-    t = torch.full((batch,), 0.5, device=source.device)
-    y = torch.zeros(batch, dtype=torch.int64, device=source.device) if source.num_classes else None
-    with computing(source.device, chosen_precision(precision, source.device)):
-        source.net(x, t, y).sum().item()  # a warm-up
-        start = time.perf_counter()
-        source.net(x, t, y).sum().item()
-    return evaluations * (time.perf_counter() - start) / batch
-
-
-def total_nfe(count: int, sampling: Sampling) -> int:
-    """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
-    return count * (sampling.nfe or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
-from uvit_decay.diffusion.loss import T_EPS
 from uvit_decay.diffusion.noise_path import Interpolant, NoisePath, Times, expand
+from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.runtime.errors import UserError
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
@@ -35,7 +35,7 @@ FORMS: dict[str, Callable[[NoisePath, Times, float], Times]] = {
 }
 
 
-def short(number: float) -> str:
+def short_number(number: float) -> str:
     """Return a short string for names, such as 2 or 0.04; different numbers have different strings."""
     return repr(float(number)).removesuffix(".0")
 
@@ -82,9 +82,10 @@ class SDE:
         noisy = steps if self.last_step == "none" else steps - 1
         return (2 if self.heun else 1) * noisy + steps - noisy
 
-    def describe(self) -> str:
-        """Return a short name for keys and files, such as `sigma1-mean0.04`."""
-        parts = (f"{self.form}{short(self.norm)}", f"{self.last_step}{short(self.last_time)}")
+    @property
+    def name(self) -> str:
+        """A short name for keys and files, such as `sigma1-mean0.04`."""
+        parts = (f"{self.form}{short_number(self.norm)}", f"{self.last_step}{short_number(self.last_time)}")
         return "-".join((*parts, *(["heun"] if self.heun else [])))
 
     def run(self, denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:

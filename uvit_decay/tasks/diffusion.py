@@ -12,15 +12,9 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.diffusion.loss import (
-    Prediction,
-    Weighting,
-    check_loss,
-    diffusion_loss,
-    stratified_times,
-    training_times,
-)
+from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import VP, NoisePath
+from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import spec

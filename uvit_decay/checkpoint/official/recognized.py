@@ -13,8 +13,8 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.io import misfit
-from uvit_decay.diffusion.loss import Prediction
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
+from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT, Wiring
 from uvit_decay.nn.uvit import UViT

@@ -7,11 +7,11 @@ import torch
 from sampler_cases import NAMES, PATHS, sound
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
-from uvit_decay.diffusion.denoiser import Denoiser, sampling_interval
-from uvit_decay.diffusion.loss import Prediction
+from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
 from uvit_decay.diffusion.noise_path import GVP
+from uvit_decay.diffusion.prediction import Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Sampling, denoise_fn
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.random import normal
 
 SOFT = 0.02  # dopri5 only promises its rtol of 1e-3 a step, and rounding decides which steps it takes
