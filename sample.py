@@ -9,6 +9,8 @@ the same command completes after an interruption. On P processes, which write wh
         sample.py --num 50000 --out samples.npz
 
 torchrun takes --num for an abbreviation of an option of its own unless -- stands before the script. It leaves -n alone.
+Fewer processes than the launcher was asked for are refused. A single one of accelerate does not know that number, so it
+is refused, too, unless --processes 1 is given.
 """
 
 import argparse
@@ -35,7 +37,7 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
         "--out", type=Path, default=Path("samples.png"), help=".png, .npz or a folder; default: samples.png"
     )
     parser.add_argument(
-        "--processes", type=int, help="refuse any other number; default: what the launcher was asked for"
+        "--processes", type=int, help="refuse any other number; default: that of the launcher, where known"
     )
     add_sampling_options(parser)
     return parser.parse_args(args)

@@ -19,9 +19,9 @@ from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.image_io import to_uint8
+from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.random import uniform
-from uvit_decay.runtime.threads import threads
 from uvit_decay.sampling_options import check_numbers, choose_classes, chosen_sampling
 
 TINY = 5_000_000  # parameters
@@ -142,7 +142,7 @@ class Samples:
     def _threads(self) -> AbstractContextManager[None]:
         """Limit tiny networks to one CPU thread; more are up to 3 times slower on a busy machine."""
         tiny = self.source.device.type == "cpu" and not self.found.latents
-        return threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
+        return cpu_threads(1 if tiny and sum(p.numel() for p in self.found.net.parameters()) < TINY else None)
 
 
 def labels_in_words(classes: Sequence[int], num_classes: int, at_random: bool) -> str | None:

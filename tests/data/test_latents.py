@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import PartialState
 from conftest import ROOT, save_tiny_vae
 from latent_files import COUNT, FLAGS, SIZE, copied, encode, open_set, without_checksums
 from PIL import Image
@@ -23,6 +22,7 @@ from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.__main__ import main
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.tensor_files import load_tensors
 
@@ -297,7 +297,7 @@ def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
     plan = describe(listing, found.space, None, **settings)
     with pytest.raises(UserError, match="latents of images 0 to 2 are not finite in float16: try --dtype bfloat16"):
-        encode_listing(listing, plan, found, tmp_path / "x", 0, PartialState(cpu=True))
+        encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
 
 
 @pytest.mark.slow

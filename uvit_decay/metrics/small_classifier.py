@@ -7,9 +7,9 @@ from jaxtyping import Int64, UInt8
 from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float
+from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.precision import full_float32
 from uvit_decay.runtime.random import generator
-from uvit_decay.runtime.threads import threads
 
 
 def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: int, steps: int) -> nn.Sequential:
@@ -19,7 +19,7 @@ def train(images: UInt8[Tensor, "n c h w"], labels: Int64[Tensor, " n"], dim: in
         torch.enable_grad(),
         torch.inference_mode(False),
         full_float32(images.device),
-        threads(1),  # the rounding of sums depends on the number of threads
+        cpu_threads(1),  # the rounding of sums depends on the number of threads
     ):
         torch.manual_seed(0)
         return _train(images, labels, dim, steps)

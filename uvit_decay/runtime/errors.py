@@ -10,9 +10,7 @@ from pathlib import Path
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 LAUNCHERS = {  # least and largest value of the environment variables that launchers set
-    **dict.fromkeys(
-        ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE"), (1, 2**20)
-    ),
+    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), (1, 2**20)),
     **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), (-1, 2**20)),
     "MASTER_PORT": (0, 2**16 - 1),
 }

@@ -8,16 +8,15 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import torch
-from accelerate import PartialState
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.image_files import list_images
 from uvit_decay.data.latents.encode import describe, encode
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import user_errors
 from uvit_decay.sampling_options import check_numbers
 
@@ -52,15 +51,22 @@ def main(args: Sequence[str]) -> None:
     """Encode, then print what was written and how to train on it."""
     options = parse(args)
     check_numbers(options)
-    # All processes wait for the slowest one at the end; the default timeout is 10 minutes.
-    processes = PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(days=7))
+    processes = Processes.launched()
+    try:
+        encode_images(options, processes)
+    finally:
+        processes.end()
+
+
+def encode_images(options: argparse.Namespace, processes: Processes) -> None:
+    """Encode on these processes; rank 0 prints what was written."""
     autoencoder = Autoencoder(options.vae, processes.device, getattr(torch, options.precision))
     listing = list_images(options.source, None if options.classes is None else class_list(options.classes))
     settings = {key: getattr(options, key) for key in ("image_size", "dtype", "precision", "batch_size", "shard_size")}
     manifest = describe(listing, autoencoder.space, options.classes, **settings)
     workers = min(options.workers, os.cpu_count() or 1)
     done = encode(listing, manifest, autoencoder, options.target, workers, processes)
-    if processes.is_main_process:
+    if processes.is_main:
         size = sum((options.target / name).stat().st_size for name, _ in done.shards) / 2**30
         channels = zip(done.statistics.mean, done.statistics.std, strict=True)
         shown = ", ".join(f"{mean:.3f} +- {std:.3f}" for mean, std in channels)
@@ -70,7 +76,6 @@ def main(args: Sequence[str]) -> None:
         size = "" if done.size == 32 else f" --model.net.image_size {done.size}"
         flags = f"--config configs/imagenet100_uvit_m.yaml --data.path {options.target}{classes}{size}"
         print(f"train on them: python train.py fit {flags}")
-    processes.destroy_process_group()
 
 
 if __name__ == "__main__":

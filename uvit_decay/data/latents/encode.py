@@ -8,17 +8,16 @@ uninterrupted run on the same kind of device and, on CPUs, with the same number 
 from __future__ import annotations
 
 import hashlib
+import math
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import PartialState
 from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
@@ -32,6 +31,7 @@ from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, Statistics, read
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.image_io import to_float
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
 
@@ -59,7 +59,7 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
 
 
 def encode(
-    listing: Listing, manifest: Manifest, autoencoder: Autoencoder, folder: Path, workers: int, processes: PartialState
+    listing: Listing, manifest: Manifest, autoencoder: Autoencoder, folder: Path, workers: int, processes: Processes
 ) -> Manifest:
     """Encode the shards missing from `folder`, divided over all processes; return the finished manifest.
 
@@ -72,82 +72,75 @@ def encode(
     if folder.resolve().is_relative_to(listing.path.resolve()):
         raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
-    with claimed(folder) if processes.is_main_process else nullcontext():
-        if processes.is_main_process:
+    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    with claimed(folder, processes.is_main):
+        if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
-        missing = _missing(listing, manifest, folder, processes)
-        if processes.is_main_process and missing:
+        missing = _missing(images, manifest, folder, processes)
+        if processes.is_main and missing:
             manifest.write(folder)
-        mine = missing[processes.process_index :: processes.num_processes]
-        _encode_shards(listing, manifest, autoencoder, folder, mine, workers, processes)
-        processes.wait_for_everyone()
-        if processes.is_main_process:
-            finished = _finish(folder, manifest)
-            write_labels(folder, torch.tensor(listing.labels))
-            finished.write(folder)  # written last: statistics mark the latents as complete
-        processes.wait_for_everyone()
+        mine = missing[processes.rank :: processes.size]
+        _encode_shards(images, manifest, autoencoder, folder, mine, workers, processes)
+        processes.wait()
+        if processes.is_main:
+            write_labels(folder, images.labels)
+            _finished(folder, manifest).write(folder)  # written last: statistics mark the latents as complete
+        processes.wait()
     return read(folder)
 
 
-def _missing(listing: Listing, manifest: Manifest, folder: Path, processes: PartialState) -> list[int]:
+def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
     """Return the shards to encode; each process first verifies its share of the existing ones."""
     manifest.check_continues(folder)
     shards = range(len(manifest.shards))
-    _remove_damaged(listing, manifest, folder, shards[processes.process_index :: processes.num_processes])
-    processes.wait_for_everyone()
+    _remove_damaged(images, manifest, folder, shards[processes.rank :: processes.size])
+    processes.wait()
     missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
-    _check_space(folder, manifest, len(missing))
-    processes.wait_for_everyone()  # no writes before all processes have listed the missing shards: lists would differ
+    missing = processes.broadcast(missing)  # other processes may list them later, when this one has written some
+    row_bytes = 2 * math.prod(manifest.row)
+    needed, free = len(missing) * min(manifest.shard_size, manifest.count) * row_bytes, shutil.disk_usage(folder).free
+    if free < needed:
+        raise UserError(f"{folder}: the latents need {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f}")
     return missing
 
 
-def _remove_damaged(listing: Listing, manifest: Manifest, folder: Path, numbers: range) -> None:
+def _remove_damaged(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) -> None:
     """Remove the damaged ones of these shards, with a remark; raise a UserError if a shard is of other images."""
-    labels = torch.tensor(listing.labels)
-    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     for number in numbers:
         name, part = manifest.shards[number]
         if not (folder / name).exists():
             continue
         try:
-            pixels = check_shard(folder, manifest, number, labels[part.start : part.stop])
+            pixels = check_shard(folder, manifest, number, images.labels[part.start : part.stop])
         except UserError as error:
             print(f"{error}: it is made anew", file=sys.stderr)
             (folder / name).unlink()
             continue
         if pixels is not None and crc32(images[[part.start]][0], 1) != pixels[:1]:  # first image only, to save time
-            image = f"{listing.path}: {listing.members[part.start]}"
+            image = f"{images.listing.path}: {images.listing.members[part.start]}"
             raise UserError(f"{image} is another image than {folder / name} was made of: choose another folder")
 
 
-def _check_space(folder: Path, manifest: Manifest, shards: int) -> None:
-    cells = 2 * 2 * manifest.latents.channels * manifest.size**2  # image and mirror image, mean and log-variance
-    needed = shards * min(manifest.shard_size, manifest.count) * cells * 2  # bytes
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise UserError(f"{folder}: the latents need {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f}")
-
-
 def _encode_shards(
-    listing: Listing,
+    images: OnDisk,
     manifest: Manifest,
     autoencoder: Autoencoder,
     folder: Path,
     numbers: list[int],
     workers: int,
-    processes: PartialState,
+    processes: Processes,
 ) -> None:
+    """Encode and write these shards; one reader serves all, so that the next images are decoded meanwhile."""
     parts = [manifest.shards[k][1] for k in numbers]
     step = manifest.batch_size
     batches = [list(part[start : start + step]) for part in parts for start in range(0, len(part), step)]
-    images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     stream = iter(DataLoader(images, sampler=batches, batch_size=None, num_workers=workers))
-    who = f" ({processes.process_index + 1} of {processes.num_processes})" if processes.num_processes > 1 else ""
+    rank = f" ({processes.rank + 1} of {processes.size})" if processes.size > 1 else ""
     total = sum(map(len, batches))
-    with tqdm(total=total, unit="image", desc=f"encoding{who}", disable=not processes.is_main_process) as bar:
+    with tqdm(total=total, unit="image", desc=f"encoding{rank}", disable=not processes.is_main) as bar:
         for number, part in zip(numbers, parts, strict=True):
-            its_own = islice(stream, -(-len(part) // step))
-            write_shard(folder, manifest, number, *_encode_shard(its_own, part, manifest, autoencoder, bar))
+            shard_batches = islice(stream, -(-len(part) // step))
+            write_shard(folder, manifest, number, *_encode_shard(shard_batches, part, manifest, autoencoder, bar))
 
 
 def _encode_shard(
@@ -202,7 +195,7 @@ class _Sums:
         return {"gram": self.gram.tolist(), "cross": self.cross.tolist(), "variance": self.variance.tolist()}
 
 
-def _finish(folder: Path, manifest: Manifest) -> Manifest:
+def _finished(folder: Path, manifest: Manifest) -> Manifest:
     """Return the manifest with the map to RGB and the statistics, computed from the sums of all shards."""
     rows = manifest.latents.channels
     all_sums = list(read_sums(folder, manifest))
