@@ -13,7 +13,7 @@ from conftest import ROOT, train
 from test_configs import TINY, data_paths, leaves  # noqa: F401  a fixture
 
 from uvit_decay.checkpoint import load
-from uvit_decay.evaluation.sources import open_data, open_images
+from uvit_decay.evaluation.open_by_name import open_data, open_images
 from uvit_decay.runtime.instantiate import MOVED, renamed
 from uvit_decay.tasks.resume import changes
 
