@@ -28,7 +28,15 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
     result = run_script("train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / "digits" / "version_0"
-    wanted = ["config.yaml", "metrics.csv", "samples.png", "probes.png", "probes.csv", "probes.json", "generation.json"]
+    wanted = [
+        "config.yaml",
+        "metrics.csv",
+        "samples.png",
+        "probes.png",
+        "probes.csv",
+        "probes.jsonl",
+        "generation.jsonl",
+    ]
     for name in (*wanted, "checkpoints/last.ckpt"):
         assert (run / name).stat().st_size > 0
     assert list(run.glob("events.out.tfevents.*"))

@@ -49,14 +49,14 @@ def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, signum, code):
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_in_the_last_look_stops_at_once_since_all_is_saved(tmp_path, signum, code):
-    class Look(Preview):
-        def look(self, trainer, task) -> None:
+def test_a_signal_in_the_last_evaluation_stops_at_once_since_all_is_saved(tmp_path, signum, code):
+    class Slow(Preview):
+        def evaluate(self, trainer, task) -> None:
             os.kill(os.getpid(), signum)
-            super().look(trainer, task)
+            super().evaluate(trainer, task)
 
     before = signal.getsignal(signum)
-    assert stopped(tmp_path, Look()) == (code, 20)
+    assert stopped(tmp_path, Slow()) == (code, 20)
     assert not (tmp_path / "samples.png").exists()
     assert signal.getsignal(signum) is before
 

@@ -11,6 +11,7 @@ from conftest import Losses, save_tiny_vae, tiny_trainer
 from latent_files import COUNT, copied, encode, open_set, without_checksums
 from PIL import Image
 
+from uvit_decay import history
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
@@ -194,10 +195,10 @@ def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir
     with pytest.raises(UserError, match="latents need a reference"):
         fit(tmp_path / "without", data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12))
     fit(tmp_path, data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged))
-    (found,) = json.loads((tmp_path / "generation.json").read_text())
-    assert found["fid"] > 0
-    assert (found["samples"]["size"], found["reference"]["size"]) == ("32x32", "32x32")
-    assert any("not Inception's" in remark for remark in found["remarks"])
+    (found,) = history.read(tmp_path / "generation.jsonl")
+    assert found.values["fid"] > 0
+    assert (found.metadata["samples"]["size"], found.metadata["reference"]["size"]) == ("32x32", "32x32")
+    assert any("not Inception's" in remark for remark in found.metadata["remarks"])
 
 
 def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, image_dir, tmp_path, monkeypatch):

@@ -1,6 +1,5 @@
 """Two processes that hold half of everything train, look, save and go on as two, or one, that hold it all."""
 
-import json
 import os
 from functools import partial
 from pathlib import Path
@@ -14,6 +13,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt
 
+from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
@@ -221,9 +221,11 @@ def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):
         assert rank["looking fsdp"]["losses"] == rank["sit fsdp"]["losses"]
     assert same(checkpoint(folder / "looking fsdp")["state_dict"], checkpoint(folder / "sit fsdp")["state_dict"])
     places = [folder / f"looking {strategy}" for strategy in ("fsdp", "ddp")]
-    found, wanted = (json.loads((place / "generation.json").read_text()) for place in places)
+    found, wanted = (history.read(place / "generation.jsonl") for place in places)
     assert len(found) == len(wanted) == 2
-    assert [entry["fid"] for entry in found] == pytest.approx([entry["fid"] for entry in wanted], rel=1e-3)
+    assert [entry.values["fid"] for entry in found] == pytest.approx(
+        [entry.values["fid"] for entry in wanted], rel=1e-3
+    )
     images = [np.asarray(Image.open(place / "samples.png")).astype(int) for place in places]
     assert abs(images[0] - images[1]).max() <= 1
     tables = [np.genfromtxt(place / "probes.csv", delimiter=",", skip_header=1)[:, 7] for place in places]

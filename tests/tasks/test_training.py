@@ -1,6 +1,5 @@
 """Training: exact resumption, independence of callbacks and devices, guards."""
 
-import json
 import os
 from functools import partial
 
@@ -13,6 +12,7 @@ from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt, fit
 
+from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import Features, SmallClassifier
@@ -71,7 +71,14 @@ def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
     saved = torch.load(tmp_path / "watched" / "checkpoints" / "last.ckpt", weights_only=True)
     assert all(name.startswith("net.") for name in saved["state_dict"])
     assert not {name for name in saved["callbacks"] if "Metrics" in name or "Probes" in name}
-    for name in ("samples.png", "samples/step_00000005.png", "generation.json", "probes.png", "probes.csv"):
+    for name in (
+        "samples.png",
+        "samples/step_00000005.png",
+        "generation.jsonl",
+        "probes.jsonl",
+        "probes.png",
+        "probes.csv",
+    ):
         assert (tmp_path / "watched" / name).stat().st_size > 0
 
 
@@ -92,10 +99,10 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
             return Features(flat, flat[:, :10] / 100)
 
     fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
-    (found,) = json.loads((tmp_path / "generation.json").read_text())
-    assert found["fid"] > 0
-    assert "label_consistency" not in found
-    assert (found["samples"]["labels"], found["samples"]["clip"]) == ("all 10 classes in turn", True)
+    (found,) = history.read(tmp_path / "generation.jsonl")
+    assert found.values["fid"] > 0
+    assert "label_consistency" not in found.values
+    assert (found.metadata["samples"]["labels"], found.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
 
 
 @pytest.mark.slow
@@ -104,6 +111,7 @@ def test_two_processes_train_as_one_does(tmp_path):
 import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
 import torch
 from conftest import Losses, tiny_task, tiny_trainer
+from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
@@ -126,7 +134,7 @@ if __name__ == "__main__":
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=2e-5)
     for name, value in one["callbacks"]["EMA"]["shadow"].items():
         torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
-    scores = [json.loads((tmp_path / str(devices) / "generation.json").read_text())[0] for devices in (1, 2)]
+    scores = [history.read(tmp_path / str(devices) / "generation.jsonl")[0].values for devices in (1, 2)]
     for name in ("fid", "is", "label_consistency"):
         assert scores[1][name] == pytest.approx(scores[0][name], rel=1e-3)
     images = [np.asarray(Image.open(tmp_path / str(devices) / "samples.png")).astype(int) for devices in (1, 2)]
@@ -161,7 +169,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
 
 def test_a_failing_look_costs_no_step(tmp_path):
     class Broken(Preview):
-        def look(self, trainer, task) -> None:
+        def evaluate(self, trainer, task) -> None:
             raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):

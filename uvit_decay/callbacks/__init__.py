@@ -3,11 +3,9 @@
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
-from uvit_decay.callbacks.logger import RunLogger
 from uvit_decay.callbacks.preview import Preview
 from uvit_decay.callbacks.probe import LinearProbes
-from uvit_decay.callbacks.summary import Summary
-from uvit_decay.callbacks.threads import CPUThreads
+from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [
     "EMA",

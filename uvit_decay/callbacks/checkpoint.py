@@ -15,7 +15,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.periodic import Periodic, run_folder
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.runtime.errors import Terminated, check_whole
 from uvit_decay.runtime.files import replacing
 

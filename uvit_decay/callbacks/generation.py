@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,13 +24,13 @@ from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
 from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
 from uvit_decay.metrics.extractors import load
 from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
-from uvit_decay.runtime.files import replacing
 from uvit_decay.samples import labels_in_words
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
@@ -89,7 +88,7 @@ class _TaskImages(ImageSource):
 
 
 class GenerationMetrics(Periodic):
-    """Metrics of `num` samples, made on all ranks, against a reference; written to generation.json.
+    """Metrics of `num` samples, made on all ranks, against a reference; a line of generation.jsonl each time.
 
     A class-conditional network samples its classes in turn, whatever the sampler. All numbers are proxies of the
     published protocols; their keys name the protocol. Features of the reference are cached on this machine. Latents are
@@ -112,6 +111,8 @@ class GenerationMetrics(Periodic):
         UserError: a number out of range, too few images, latents without a reference, or an unsuitable reference.
     """
 
+    history_file = GENERATION
+
     def __init__(
         self,
         extractor: Inception | SmallClassifier | CustomExtractor,
@@ -131,7 +132,7 @@ class GenerationMetrics(Periodic):
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
         self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
-        self._autoencoder: Autoencoder | None = None  # on the CPU; `look` makes a copy on the device
+        self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
 
     def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
@@ -153,7 +154,7 @@ class GenerationMetrics(Periodic):
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.reference_features(Processes.current())  # caches them for `look`
+        comparison.reference_features(Processes.current())  # caches them for `evaluate`
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
         if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
@@ -179,7 +180,7 @@ class GenerationMetrics(Periodic):
         options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
         return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
 
-    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.current()
         decode = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
@@ -198,20 +199,9 @@ class GenerationMetrics(Periodic):
         each = measured_seconds(lambda: self.extractor(one).features) / len(one)
         return each * self.num / trainer.world_size
 
-    def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, calls: float) -> None:
-        protocol, key = comparison.metadata(), comparison.name
-        entry = {
-            "step": trainer.global_step,
-            **values,
-            **protocol,
-            "measured_nfe": calls,
-            "remarks": comparison.remarks(),
-        }
-        path = self.folder / "generation.json"
-        entries = json.loads(path.read_text()) if path.exists() else []
-        with replacing(path) as file:
-            file.write((json.dumps([*entries, entry], indent=2) + "\n").encode())
-        for logger in trainer.loggers:
-            logger.log_metrics({f"{name}/{key}": value for name, value in values.items()}, trainer.global_step)
+    def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
+        key = comparison.name
+        metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": comparison.remarks()}
+        self.record(trainer, values, metadata, {f"{name}/{key}": value for name, value in values.items()})
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

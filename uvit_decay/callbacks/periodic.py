@@ -1,8 +1,9 @@
-"""Base class of callbacks that run every N steps on all ranks and report their cost first."""
+"""Base class of callbacks that evaluate the network every N steps on all ranks and report their cost first."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.run_log import continued_folder, run_folder
 from uvit_decay.diffusion.nfe import estimated_seconds
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import check_whole
@@ -18,42 +21,35 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Periodic(Callback):
-    """A callback that calls `look` every N steps and at the end of training, and prints its cost before the first.
+    """A callback that calls `evaluate` every N steps and at the end of training, and prints its cost before the first.
 
     Args:
-        every_n_steps: optimizer steps between calls of `look`; 0 means only at the end.
-        at_end: call `look` when training ends, too.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
         sampling: how to sample, for callbacks that do; null means the task's.
-
-    Raises:
-        UserError: `every_n_steps` is not a non-negative integer.
     """
 
     batch_size: int  # images per batch on each device
+    history_file: str | None = None  # name of the history that `record` writes
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
         check_whole(0, every_n_steps=every_n_steps)
         self.every_n_steps, self.at_end, self.sampling = every_n_steps, at_end, sampling
-        self.folder = Path()  # the run folder, set before each `look`
+        self.folder = Path()  # the run folder, set before each evaluation
         self._seen_step = -1
         self._announced = False
 
-    def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
-        """Raise a UserError before training if path or network do not support the sampler."""
-        source = replace(task.source(), device=trainer.strategy.root_device)  # the network is moved there later
-        source.check(self._sampling_of(source, task))
+    @abstractmethod
+    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Evaluate the network and write the results; called on all ranks."""
 
     @abstractmethod
     def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
-        """Return the network evaluations (NFE times images) of one `look`, over all ranks."""
+        """Return the network evaluations (NFE times images) of one `evaluate`, over all ranks."""
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """Return the cost of one `look` besides network evaluations, in seconds."""
+        """Return the cost of one `evaluate` besides network evaluations, in seconds."""
         return 0.0
-
-    @abstractmethod
-    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Evaluate the network and write the results; called on all ranks."""
 
     def sampling_for(self, task: DiffusionTask) -> Sampling:
         """Return this callback's sampling, else the task's, without guidance if the network has no null label.
@@ -66,18 +62,39 @@ class Periodic(Callback):
         sampling = source.unguided(self.sampling or task.sampling)
         return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
 
+    def record(
+        self, trainer: Trainer, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
+    ) -> None:
+        """Append `values` and `metadata` to the history, and send `logged` to the loggers; call this on rank 0."""
+        step, per_epoch = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
+        images = step * trainer.datamodule.batch_size
+        measurement = history.Measurement(step, step / per_epoch, images, history.finite(values), metadata)
+        history.append(self.folder / self.history_file, measurement)
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(logged), step)
+
+    def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
+        """Raise a UserError before training if path or network do not support the sampler."""
+        source = replace(task.source(), device=trainer.strategy.root_device)  # the network is moved there later
+        source.check(self._sampling_of(source, task))
+
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
+        earlier = continued_folder(trainer)
+        if self.history_file and earlier and not trainer.fast_dev_run:
+            folder = run_folder(trainer)
+            if trainer.is_global_zero:
+                history.copy_until(trainer.global_step, earlier / self.history_file, folder / self.history_file)
 
     def on_train_batch_end(self, trainer: Trainer, task: DiffusionTask, *_: Any) -> None:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
-            self._look_once(trainer, task)
+            self._evaluate_once(trainer, task)
 
     def on_train_end(self, trainer: Trainer, task: DiffusionTask) -> None:
         if self.at_end:
-            self._look_once(trainer, task)
+            self._evaluate_once(trainer, task)
 
-    def _look_once(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def _evaluate_once(self, trainer: Trainer, task: DiffusionTask) -> None:
         if trainer.global_step == self._seen_step or trainer.fast_dev_run:
             return
         self._seen_step = trainer.global_step
@@ -85,7 +102,7 @@ class Periodic(Callback):
         if not self._announced:
             self._announced = True
             self._announce(trainer, task)
-        self.look(trainer, task)
+        self.evaluate(trainer, task)
 
     def _announce(self, trainer: Trainer, task: DiffusionTask) -> None:
         count = self.nfe(trainer, task)
@@ -95,10 +112,3 @@ class Periodic(Callback):
             seconds = estimated_seconds(task.source(), share, batch, sampling.precision)
             seconds += self.seconds_besides(trainer, task)
         rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
-
-
-def run_folder(trainer: Trainer) -> Path:
-    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this."""
-    folder = Path(trainer.log_dir or trainer.default_root_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

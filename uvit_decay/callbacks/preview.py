@@ -64,7 +64,7 @@ class Preview(Periodic):
     def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
         return total_nfe(self.rows * self._columns(trainer, task)[1], self.sampling_for(task))
 
-    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         names, columns = self._columns(trainer, task)
         sampling, processes = self.sampling_for(task), Processes.current()
 

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
@@ -20,9 +21,9 @@ class LinearProbes(Periodic):
     """Linear classifier, k nearest neighbours and effective rank of the mean patch token, for each cell (layer, t).
 
     Features are those of the EMA weights with the null label and one fixed noise for each image and noise level. The
-    ridge penalty and the best cell are chosen on a held-out part of the training images. Writes probes.csv, probes.png
-    and probes.json, which hold the newest results; logs the test accuracy of the best cell, and the means of the
-    `watch`ed layer over the noise levels.
+    l2 penalty and the best cell are chosen on a held-out part of the training images. Writes the newest cells to
+    probes.csv and probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means
+    of the `watch`ed layer over the noise levels.
 
     Args:
         times: noise levels t in (0, 1).
@@ -39,6 +40,8 @@ class LinearProbes(Periodic):
         UserError: a time outside (0, 1), data without classes or without a test set, a network without layers or null
             label, or an unknown layer.
     """
+
+    history_file = PROBES
 
     def __init__(
         self,
@@ -71,7 +74,7 @@ class LinearProbes(Periodic):
     def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
         return sum(map(len, self.probing.chosen(trainer.datamodule))) * len(self.probing.times)
 
-    def look(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""
         with averaged(trainer, task) as weights:
             precision = self.sampling_for(task).precision
@@ -84,15 +87,13 @@ class LinearProbes(Periodic):
         best, number = grid.summary(), self._watched(task.net)
         watched = grid.watched(number)
         values = {
-            "probe/best_accuracy": best["test_accuracy"],
-            "probe/best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
-            **{f"probe/watched_{name}": value for name, value in watched.items()},
+            "best_accuracy": best["test_accuracy"],
+            "best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
+            **{f"watched_{name}": value for name, value in watched.items()},
         }
-        for logger in trainer.loggers:
-            logger.log_metrics(values, trainer.global_step)
-        title = f"Linear probe, test accuracy in % (step {trainer.global_step})"
-        about = {"step": trainer.global_step, "weights": weights, "watched": grid.layers[number].name}
-        grid.save(self.folder, title, about)
+        metadata = {**grid.protocol, "weights": weights, "watched": grid.layers[number].name, "best": best}
+        self.record(trainer, values, metadata, {f"probe/{name}": value for name, value in values.items()})
+        grid.save(self.folder, f"Linear probe, test accuracy in % (step {trainer.global_step})")
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
             f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "

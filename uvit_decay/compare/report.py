@@ -1,8 +1,8 @@
 """Comparison of runs: learning curves, and a table with a row for each value of an option, averaged over seeds.
 
-The table has the form of the paper's Table 4. A look is one evaluation of the probes during training. r is Pearson's
+The table has the form of the paper's Table 4. An evaluation is one of the probes during training. r is Pearson's
 correlation of the effective rank and the accuracy of the best probe: `within runs` is the mean of the correlations over
-the looks of single runs; `over all looks` pools the looks of all runs of a row.
+the evaluations of single runs; `over all evaluations` pools those of all runs of a row.
 """
 
 from __future__ import annotations
@@ -11,39 +11,34 @@ import csv
 import io
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, Literal, NamedTuple
 
-from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, SEED, Run
-from uvit_decay.plots import learning_curves
+from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.history import GENERATION
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.files import check_writable, replacing
 
 X = Literal["step", "epoch", "images"]
-WITHIN, POOLED = "r_within_runs", "r_over_all_looks"
-ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run, or have a remark in `remarks`
-FEWEST = 3  # looks; the correlation of two points is always 1 or -1
+FIGURES = (".png", ".pdf", ".svg")
+WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
+SEED = "seed_everything"
+ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run
+FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
 
 
-class Column(NamedTuple):
-    """A column of the table: title, name in the CSV, and number of decimals."""
-
-    title: str
-    short: str
-    decimals: int
-
-
-COLUMNS = {
-    BEST: Column("best probe", "best_accuracy", 3),
-    ON_TEST: Column("best on test", "best_on_test_accuracy", 3),
-    KNN: Column("kNN", "knn", 3),
-    RANK: Column("effective rank", "effective_rank", 3),
-    "fid": Column("FID", "fid", 2),
-    "is": Column("IS", "is", 2),
-    WITHIN: Column("r within runs", WITHIN, 2),
-    POOLED: Column("r over all looks", POOLED, 2),
+COLUMNS = {  # value: title in the table, number of decimals
+    BEST: ("best probe", 3),
+    ON_TEST: ("best on test", 3),
+    KNN: ("kNN", 3),
+    RANK: ("effective rank", 3),
+    "fid": ("FID", 2),
+    "is": ("IS", 2),
+    WITHIN: ("r within runs", 2),
+    POOLED: ("r over all evaluations", 2),
 }
 
 
@@ -59,12 +54,15 @@ class Spread(NamedTuple):
         known = [value for value in values if math.isfinite(value)]
         return cls(fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan)
 
-    def shown(self, decimals: int) -> str:
+    def format(self, decimals: int) -> str:
         """Format as `mean +- std`, without a part that is NaN; `-` if the mean is."""
         if math.isnan(self.mean):
             return "-"
         spread = "" if math.isnan(self.std) else f" +- {self.std:.{decimals}f}"
         return f"{self.mean:.{decimals}f}{spread}"
+
+
+UNKNOWN = Spread(math.nan, math.nan)
 
 
 class Row(NamedTuple):
@@ -75,12 +73,37 @@ class Row(NamedTuple):
     cells: Mapping[str, Spread]
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs in these folders.
+def compare(runs: Sequence[Path], by: str = "alpha_min", x: X = "epoch", out: Path = Path("compare.png")) -> None:
+    """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
+
+    Writes the figure, and the table as a .csv beside it. What differs between the runs besides the option is remarked.
+
+    Args:
+        runs: run folders, such as runs/digits/version_0.
+        by: the option, such as net.schedule.
+        x: the x axis of the curves.
+        out: the figure, a .png, .pdf or .svg.
 
     Raises:
-        UserError: a folder is named twice, or holds no run with probes.
+        UserError: a folder is named twice or holds no run with probes, or the option is unknown or ambiguous.
     """
+    if out.suffix not in FIGURES:
+        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
+    check_writable(out)
+    loaded = read_runs(runs)
+    option = find_option(loaded, by)
+    groups = grouped(loaded, option)
+    table = rows(groups)
+    save_csv(out.with_suffix(".csv"), by, table)
+    save_figure(out, by, groups, x)
+    print(f"{markdown(by, table)}\n\n{notes(loaded)}")
+    for remark in remarks(loaded, option):
+        print(f"remark: {remark}", file=sys.stderr)
+    print(f"wrote {out} and {out.with_suffix('.csv').name}")
+
+
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs in these folders; raise a UserError if one is named twice."""
     seen: set[Path] = set()
     for folder in folders:
         if folder.resolve() in seen:
@@ -89,15 +112,15 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [Run.read(folder) for folder in folders]
 
 
-def option(runs: Sequence[Run], by: str) -> str:
+def find_option(runs: Sequence[Run], by: str) -> str:
     """Return the full name of the option `by`, which may be given by its last part or parts.
 
     Raises:
         UserError: no option or several match, or a run does not have it.
     """
-    wanted = by.replace(".init_args", "")
+    ending = by.replace(".init_args", "")
     names = {name for run in runs for name in run.options}
-    found = sorted({wanted} & names or {name for name in names if name.endswith(f".{wanted}")})
+    found = sorted({ending} & names or {name for name in names if name.endswith(f".{ending}")})
     if not found:
         raise UserError(f"--by {by}: the configurations have no such option; model.net.alpha_min is one")
     if len(found) > 1:
@@ -108,23 +131,23 @@ def option(runs: Sequence[Run], by: str) -> str:
     return found[0]
 
 
-def grouped(runs: Sequence[Run], name: str) -> dict[str, list[Run]]:
+def grouped(runs: Sequence[Run], option: str) -> dict[str, list[Run]]:
     """Group runs by the value of an option, in descending order: the paper's tables begin with the plain network."""
 
     def place(run: Run) -> tuple[bool, float | int, str]:
-        value = run.options[name]
+        value = run.options[option]
         number = type(value) in (int, float)
         return not number, -value if number else 0.0, str(value)
 
     groups: dict[str, list[Run]] = {}
     for run in sorted(runs, key=place):
-        groups.setdefault(str(run.options[name]), []).append(run)
+        groups.setdefault(str(run.options[option]), []).append(run)
     return groups
 
 
-def pearson(looks: Sequence[Mapping[str, float]]) -> float:
-    """Return the correlation of effective rank and accuracy; NaN with too few looks, or if either is constant."""
-    pairs = [(look[RANK], look[BEST]) for look in looks]
+def pearson(points: Sequence[Mapping[str, float]]) -> float:
+    """Return the correlation of effective rank and accuracy; NaN with too few points, or if either is constant."""
+    pairs = [(point[RANK], point[BEST]) for point in points]
     known = [pair for pair in pairs if all(map(math.isfinite, pair))]
     try:
         return correlation(*zip(*known, strict=True)) if len(known) >= FEWEST else math.nan
@@ -134,27 +157,24 @@ def pearson(looks: Sequence[Mapping[str, float]]) -> float:
 
 def rows(groups: Mapping[str, Sequence[Run]]) -> list[Row]:
     """Return a row for each group, and a last one with the correlations over all runs."""
-    found = []
+    table = []
     for label, runs in groups.items():
-        cells = {key: Spread.of([run.last[key] for run in runs]) for key in COLUMNS if key in runs[0].last}
-        found.append(Row(label, runs, {**cells, **_correlations(runs)}))
-    everyone = [run for runs in groups.values() for run in runs]
-    return [*found, Row("all", everyone, _correlations(everyone))]
+        cells = {key: Spread.of([run.last.get(key, math.nan) for run in runs]) for key in COLUMNS}
+        table.append(Row(label, runs, {**cells, **_correlations(runs)}))
+    every_run = [run for runs in groups.values() for run in runs]
+    return [*table, Row("all", every_run, _correlations(every_run))]
 
 
 def _correlations(runs: Sequence[Run]) -> dict[str, Spread]:
-    within = Spread.of([pearson(run.looks) for run in runs])
-    return {WITHIN: within, POOLED: Spread(pearson([look for run in runs for look in run.looks]), math.nan)}
-
-
-NOTHING = Spread(math.nan, math.nan)
+    within = Spread.of([pearson(run.probes) for run in runs])
+    return {WITHIN: within, POOLED: Spread(pearson([point for run in runs for point in run.probes]), math.nan)}
 
 
 def markdown(by: str, table: Sequence[Row]) -> str:
     """Format the table as Markdown."""
-    lines = [[by, "runs", *(column.title for column in COLUMNS.values())], ["---"] * (len(COLUMNS) + 2)]
+    lines = [[by, "runs", *(title for title, _ in COLUMNS.values())], ["---"] * (len(COLUMNS) + 2)]
     for row in table:
-        cells = (row.cells.get(key, NOTHING).shown(column.decimals) for key, column in COLUMNS.items())
+        cells = (row.cells.get(key, UNKNOWN).format(decimals) for key, (_, decimals) in COLUMNS.items())
         lines.append([row.label, str(len(row.runs)), *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -163,10 +183,9 @@ def save_csv(path: Path, by: str, table: Sequence[Row]) -> None:
     """Write the table as CSV; each row includes the last step and the protocol of its FID."""
     text = io.StringIO()
     writer = csv.writer(text)
-    shorts = [column.short for column in COLUMNS.values()]
-    writer.writerow([by, "runs", "step", *(f"{s}_{part}" for s in shorts for part in ("mean", "std")), "measured"])
+    writer.writerow([by, "runs", "step", *(f"{key}_{part}" for key in COLUMNS for part in Spread._fields), "measured"])
     for row in table:
-        numbers = (value for key in COLUMNS for value in row.cells.get(key, NOTHING))
+        numbers = (value for key in COLUMNS for value in row.cells.get(key, UNKNOWN))
         plain = ("" if math.isnan(value) else f"{value:.6g}" for value in numbers)
         writer.writerow([row.label, len(row.runs), last_steps(row.runs), *plain, measured(row.runs)])
     with replacing(path) as file:
@@ -174,36 +193,43 @@ def save_csv(path: Path, by: str, table: Sequence[Row]) -> None:
 
 
 def last_steps(runs: Sequence[Run]) -> str:
-    """Format the steps of the runs' last looks: `2000`, or `1500 to 2000`."""
-    steps = [int(run.looks[-1]["step"]) for run in runs]
-    return f"{min(steps)}" if min(steps) == max(steps) else f"{min(steps)} to {max(steps)}"
+    """Format the steps of the runs' last evaluations: `2000`, or `1500 to 2000`."""
+    steps = sorted({run.last_step for run in runs})
+    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
 def measured(runs: Sequence[Run]) -> str:
     """Summarise the protocol of FID and IS in a line; empty if no run measured them."""
-    ways = [run.protocol for run in runs if run.generation]
-    if not ways:
+    protocols = [run.protocol for run in runs if run.generation]
+    if not protocols:
         return ""
-    if any(way != ways[0] for way in ways):
+    if any(protocol != protocols[0] for protocol in protocols):
         return "in different ways"
-    parts = {"n": "samples", "samples.weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
-    parts |= {"samples.guidance": "guidance", "reference.name": "against", "extractor": "features"}
-    return ", ".join(f"{said} {ways[0][name]}" for name, said in parts.items() if name in ways[0])
+    names = {"n": "samples", "samples.weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
+    names |= {"samples.guidance": "guidance", "reference.name": "against", "extractor": "features"}
+    return ", ".join(f"{word} {protocols[0][name]}" for name, word in names.items() if name in protocols[0])
 
 
-def remarks(runs: Sequence[Run], name: str) -> Iterator[str]:
-    """Yield a line for everything in which the runs differ besides the option `name` and the seed."""
-    for other in sorted({key for run in runs for key in run.options} - {name, *ABOUT_ONE_RUN}):
+def notes(runs: Sequence[Run]) -> str:
+    """Explain the numbers of the table in three lines."""
+    lines = [
+        f"Last evaluation at step {last_steps(runs)}; mean +- standard deviation over runs.",
+        "r: Pearson's correlation of the effective rank and the accuracy of the best probe.",
+        f"FID and IS: {measured(runs) or 'none were measured'}.",
+    ]
+    return "\n".join(lines)
+
+
+def remarks(runs: Sequence[Run], option: str) -> Iterator[str]:
+    """Yield a line for everything in which the runs differ besides the option and the seed."""
+    for other in sorted({key for run in runs for key in run.options} - {option, *ABOUT_ONE_RUN}):
         if not other.startswith("trainer.logger"):
             yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
-    yield from _differing("the step of the last look", {run: int(run.looks[-1]["step"]) for run in runs})
-    for run in runs:
-        if run.options.get("ckpt_path"):
-            yield f"{run.folder} went on from {run.options['ckpt_path']}: earlier looks are in the folder of that run"
+    yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
     yield from _fid_remarks(runs)
     twins: dict[str, list[Run]] = {}
     for run in runs:
-        twins.setdefault(f"seed {run.options.get(SEED)}, {name} {run.options[name]}", []).append(run)
+        twins.setdefault(f"seed {run.options.get(SEED)}, {option} {run.options[option]}", []).append(run)
     for what, same in twins.items():
         if len(same) > 1:
             yield f"{what} is there {len(same)} times, so the spread is not that of seeds: {_names(same)}"
@@ -213,12 +239,10 @@ def _fid_remarks(runs: Sequence[Run]) -> Iterator[str]:
     generated = [run for run in runs if run.generation]
     for other in sorted({key for run in generated for key in run.protocol}):
         yield from _differing(f"FID's {other}", {run: run.protocol.get(other, "absent") for run in generated})
-    late = [run for run in generated if run.generation.get("step") != run.looks[-1]["step"]]
-    if late:
-        yield f"FID is not of the step of the last look in {_names(late)}"
-    missing = [run for run in runs if not run.generation]
-    if missing:
-        yield f"no generation.json, so no FID, in {_names(missing)}"
+    if late := [run for run in generated if run.generation.step != run.last_step]:
+        yield f"FID is not of the step of the last evaluation in {_names(late)}"
+    if missing := [run for run in runs if not run.generation]:
+        yield f"no {GENERATION}, so no FID, in {_names(missing)}"
 
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
@@ -227,41 +251,19 @@ def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
     for run, value in values.items():
         having.setdefault(value if isinstance(value, str) else json.dumps(value, default=str), []).append(run)
     if len(having) > 1:
-        yield f"{what} differs: {'; '.join(f'{value} in {_names(found)}' for value, found in having.items())}"
+        yield f"{what} differs: {'; '.join(f'{value} in {_names(runs)}' for value, runs in having.items())}"
 
 
 def _names(runs: Sequence[Run], most: int = 3) -> str:
     return ", ".join(str(run.folder) for run in runs) if len(runs) <= most else f"{len(runs)} runs"
 
 
-def notes(runs: Sequence[Run]) -> str:
-    """Explain the numbers of the table in three lines."""
-    lines = [
-        f"Last look at step {last_steps(runs)}; mean +- standard deviation over runs.",
-        "r: Pearson's correlation of the effective rank and the accuracy of the best probe.",
-        f"FID and IS: {measured(runs) or 'none were measured'}.",
-    ]
-    return "\n".join(lines)
-
-
-def axis(runs: Sequence[Run], x: X | None) -> X:
-    """Return the x axis of the curves: `x`, or for None epochs if all runs record them, else steps.
-
-    Raises:
-        UserError: a run does not record its epochs, or its images.
-    """
-    for wanted in ("epoch", "step") if x is None else (x,):
-        silent = [run for run in runs if any(math.isnan(look[wanted]) for look in run.looks)]
-        if not silent:
-            return wanted
-    why = "a log tells them from the second epoch on" if x == "epoch" else "its configuration has no data.batch_size"
-    raise UserError(f"--x {x}: {silent[0].folder} does not say its {x.removesuffix('s')}s, {why}; take --x step")
-
-
 def save_figure(path: Path, by: str, groups: Mapping[str, Sequence[Run]], x: X) -> None:
     """Draw effective rank, best probe and kNN accuracy over training, and the first two against each other."""
-    looks = {label: [run.looks for run in runs] for label, runs in groups.items()}
-    r = pearson([look for runs in looks.values() for run in runs for look in run])
+    from uvit_decay.plots import learning_curves  # imports torch, which the command line must not
+
+    histories = {label: [run.probes for run in runs] for label, runs in groups.items()}
+    r = pearson([point for runs in histories.values() for run in runs for point in run])
     names = {RANK: "effective rank", BEST: "best probe accuracy", KNN: "kNN accuracy"}
-    title = "too few looks for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    learning_curves(path, looks, x, names, (RANK, BEST), title, by)
+    title = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
+    learning_curves(path, histories, x, names, (RANK, BEST), title, by)

@@ -73,13 +73,14 @@ class Grid:
                 writer.writerow([number, layer.name, layer.kind, t, *values])
         return text.getvalue()
 
-    def save(self, folder: Path, title: str, about: Mapping[str, Any]) -> None:
-        """Write probes.csv, probes.json and probes.png to `folder`."""
+    def save(self, folder: Path, title: str, about: Mapping[str, Any] | None = None) -> None:
+        """Write probes.csv and probes.png to `folder`; with `about`, metadata of the network, probes.json, too."""
         with replacing(folder / "probes.csv") as file:
             file.write(self._table().encode())
-        content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
-        with replacing(folder / "probes.json") as file:
-            file.write((json.dumps(content, indent=2) + "\n").encode())
+        if about is not None:
+            content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
+            with replacing(folder / "probes.json") as file:
+                file.write((json.dumps(content, indent=2) + "\n").encode())
         heat_map(
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,

@@ -11,6 +11,9 @@ from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.plain import typed
 
 MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
+    "uvit_decay.callbacks.logger": "uvit_decay.callbacks.run_log",
+    "uvit_decay.callbacks.summary": "uvit_decay.callbacks.run_log",
+    "uvit_decay.callbacks.threads": "uvit_decay.callbacks.run_log",
     "uvit_decay.data.base": "uvit_decay.data.datamodule",
     "uvit_decay.data.images": "uvit_decay.data.folder",
     "uvit_decay.diffusion.generate": "uvit_decay.diffusion.sampling",

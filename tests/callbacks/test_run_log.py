@@ -1,0 +1,70 @@
+"""A run that goes on: its folder begins with the history and the log of the run that it continues."""
+
+import csv
+import json
+
+import pytest
+from conftest import tiny_task, tiny_trainer
+from runs import StopAt
+
+from uvit_decay import history
+from uvit_decay.callbacks import GenerationMetrics, LinearProbes, RunLogger, Summary
+from uvit_decay.data import Digits
+from uvit_decay.metrics import SmallClassifier
+from uvit_decay.runtime.errors import UserError
+
+HISTORIES = (history.PROBES, history.GENERATION)
+
+
+EVERY = {"every_n_steps": 5, "at_end": False}
+
+
+def a_run(folder, version, *more, stop=20, ckpt_path=None):
+    """The folder of a run of 20 steps, or of fewer, that is evaluated after every five."""
+    callbacks = [Summary(), LinearProbes(times=(0.1,), max_train=50, max_test=50, **EVERY), StopAt(stop), *more]
+    logger = RunLogger("x", str(folder), version)
+    options = {"logger": logger, "max_steps": 20, "log_every_n_steps": 4}
+    tiny_trainer(folder, *callbacks, **options).fit(tiny_task(), Digits(32), ckpt_path=ckpt_path)
+    return folder / "x" / f"version_{version}"
+
+
+def rows(run):
+    """The rows of metrics.csv in the order of their steps, without speeds and Lightning's count of begun epochs."""
+    with (run / "metrics.csv").open() as file:
+        content = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+    content = [{key: row[key] for key in row.keys() - {"train/images_per_second", "epoch"}} for row in content]
+    return sorted(content, key=lambda row: (int(row["step"]), sorted(row)))
+
+
+def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopped(tmp_path):
+    def metrics():
+        return GenerationMetrics(SmallClassifier(steps=2), num=20, allow_few=True, **EVERY)
+
+    whole = a_run(tmp_path, 0, metrics())
+    half = a_run(tmp_path, 1, metrics(), stop=12)
+    checkpoint = half / "checkpoints" / "last.ckpt"
+    later = history.Measurement(15, 0.3, 480, {"fid": 0.0}, {})  # of a first continuation, in the same folder
+    history.append(half / history.GENERATION, later)
+    rest = a_run(tmp_path, 2, metrics(), ckpt_path=checkpoint)
+    for name in HISTORIES:
+        steps = [measurement.step for measurement in history.read(half / name)]
+        assert steps[:2] == [5, 10]
+        assert (rest / name).read_text() == (whole / name).read_text()
+    first = history.read(whole / history.PROBES)[0]
+    assert (first.step, first.epoch, first.images_seen) == (5, pytest.approx(5 / 44), 5 * 32)
+    assert first.metadata["best"]["test_accuracy"] == first.values["best_accuracy"]
+    assert rows(rest) == rows(whole)
+
+
+def test_a_checkpoint_of_no_run_is_continued_without_a_history(tmp_path):
+    checkpoint = a_run(tmp_path, 0, stop=12) / "checkpoints" / "last.ckpt"
+    moved = checkpoint.rename(tmp_path / "moved.ckpt")
+    rest = a_run(tmp_path, 1, ckpt_path=moved)
+    assert [measurement.step for measurement in history.read(rest / history.PROBES)] == [15, 20]
+
+
+def test_a_damaged_history_is_one_line_before_training(tmp_path):
+    half = a_run(tmp_path, 0, stop=12)
+    (half / history.PROBES).write_text(json.dumps({"step": 5}))
+    with pytest.raises(UserError, match=r"probes.jsonl, line 1 lacks epoch"):
+        a_run(tmp_path, 1, ckpt_path=half / "checkpoints" / "last.ckpt")

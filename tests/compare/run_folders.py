@@ -1,0 +1,73 @@
+"""Run folders to compare, and the command that does."""
+
+import runpy
+import sys
+
+import pytest
+import yaml
+
+from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK
+from uvit_decay.history import GENERATION, PROBES, Measurement, append
+
+EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, effective rank)
+METADATA = {
+    "n": 1000,
+    "samples": {"name": "samples", "weights": "ema", "sampler": "dpm++", "steps": 12, "guidance": 2.0},
+    "reference": {"name": "digits-train"},
+    "extractor": "small-cnn",
+}
+
+
+def configuration(alpha_min=0.7, seed=0, probes=True, batch_size=32, ckpt_path=None):
+    """What train.py saves, in short."""
+    net = {"class_path": "uvit_decay.nn.UViT", "init_args": {"alpha_min": alpha_min, "schedule": "linear", "dim": 64}}
+    callbacks = [{"class_path": "uvit_decay.callbacks.EMA", "init_args": {"decay": 0.995}}]
+    if probes:
+        callbacks.append({"class_path": "uvit_decay.callbacks.LinearProbes", "init_args": {"times": [0.1, 0.2]}})
+    return {
+        "seed_everything": seed,
+        "trainer": {"accumulate_grad_batches": 1, "callbacks": callbacks, "logger": {"init_args": {"version": None}}},
+        "model": {"init_args": {"net": net, "optim": {"lr": 0.003, "schedule": "cosine"}}},
+        "data": {"class_path": "uvit_decay.data.Digits", "init_args": {"batch_size": batch_size}},
+        "ckpt_path": ckpt_path,
+    }
+
+
+def a_run(folder, version=0, evaluations=EVALUATIONS, fid=12.0, metadata=METADATA, at=180, **options):
+    """A run folder as train.py leaves it, with an older measurement of the samples before that at step `at`."""
+    run = folder / "digits" / f"version_{version}"
+    run.mkdir(parents=True)
+    (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
+    for step, (accuracy, rank) in evaluations.items():
+        values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "watched_accuracy": accuracy / 2, KNN: accuracy / 4}
+        append(run / PROBES, measurement(step, {**values, RANK: rank}, {}))
+    if metadata is not None:
+        append(run / GENERATION, measurement(1, {"fid": 99.0, "is": 1.0}, metadata))
+        append(run / GENERATION, measurement(at, {"fid": fid, "is": 2.0}, metadata))
+    return run
+
+
+def measurement(step, values, metadata):
+    return Measurement(step, step / 44, 32 * step, values, metadata)
+
+
+def shifted(by):
+    return {step: (accuracy + by, rank + by) for step, (accuracy, rank) in EVALUATIONS.items()}
+
+
+def compare(monkeypatch, folder, *args):
+    """`python -m uvit_decay.compare compare ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["uvit_decay.compare", "compare", *map(str, args)])
+    runpy.run_module("uvit_decay.compare", run_name="__main__")
+
+
+def refused(monkeypatch, capsys, folder, *args):
+    """The one line that it ends with."""
+    with pytest.raises(SystemExit) as end:
+        compare(monkeypatch, folder, *args)
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+    return lines[0]

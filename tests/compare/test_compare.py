@@ -1,0 +1,244 @@
+"""Runs side by side: the table against numbers by hand, the curves, what is remarked and what is refused."""
+
+import csv
+
+import numpy as np
+import pytest
+import yaml
+from conftest import ROOT, run_script
+from matplotlib import colormaps
+from matplotlib.figure import Figure
+from PIL import Image
+from run_folders import METADATA, a_run, compare, configuration, refused, shifted
+
+from uvit_decay.compare.report import find_option, grouped, pearson, remarks
+from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.plots import _curves
+from uvit_decay.runtime.plain import flat
+
+
+@pytest.fixture
+def four(tmp_path):
+    """Two alphas, two seeds each."""
+    plain = [a_run(tmp_path, s, shifted(0.02 * s), 14.0 + s, alpha_min=1.0, seed=s) for s in (0, 1)]
+    return [*plain, *(a_run(tmp_path, 2 + s, shifted(0.1), alpha_min=0.7, seed=s) for s in (0, 1))]
+
+
+def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):
+    compare(monkeypatch, tmp_path, *four)
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[2].startswith("| 1.0 | 2 | 0.810 +- 0.014 | 0.820 +- 0.014 | 0.203 +- 0.004 | 4.010 +- 0.014 | 14.50 ")
+    assert lines[3].startswith("| 0.7 | 2 | 0.900 +- 0.000 | 0.910 +- 0.000 | 0.225 +- 0.000 | 4.100 +- 0.000 | 12.00 ")
+    assert lines[4].startswith("| all | 4 | - | - | - | - | - | - | 0.93 +- 0.00 | ")
+    assert "Last evaluation at step 180" in shown.out
+    assert "samples 1000, weights ema, sampler dpm++, steps 12, guidance 2.0, against digits-train" in shown.out
+    assert shown.err == ""
+    assert Image.open(tmp_path / "compare.png").size == (1200, 350)
+    rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
+    assert [row["alpha_min"] for row in rows] == ["1.0", "0.7", "all"]
+    assert float(rows[0]["best_accuracy_mean"]) == pytest.approx(np.mean([0.8, 0.82]))
+    assert float(rows[0]["best_accuracy_std"]) == pytest.approx(np.std([0.8, 0.82], ddof=1), rel=1e-5)
+    assert float(rows[0]["fid_std"]) == pytest.approx(np.std([14, 15], ddof=1), rel=1e-5)
+
+
+def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
+    compare(monkeypatch, tmp_path, a_run(tmp_path), "--out", "figures/one.svg", "--x", "images")
+    assert "| 0.7 | 1 | 0.800 | 0.810 | 0.200 | 4.000 | 12.00 | 2.00 | 0.93 | 0.93 |" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "figures" / "one.svg").read_text()
+
+
+def test_pearson_is_numpys(four):
+    points = [point for folder in four for point in Run.read(folder).probes]
+    wanted = np.corrcoef([point[RANK] for point in points], [point[BEST] for point in points])[0, 1]
+    assert pearson(points) == pytest.approx(wanted)
+    assert np.isnan(pearson(points[:2]))
+    assert np.isnan(pearson([{RANK: 1.0, BEST: i / 10} for i in range(5)]))
+    assert pearson([*points, {RANK: float("nan"), BEST: 0.5}]) == pytest.approx(wanted)
+
+
+def test_the_history_is_read_whatever_its_order(tmp_path):
+    folder = a_run(tmp_path)
+    lines = (folder / "probes.jsonl").read_text().splitlines()
+    (folder / "probes.jsonl").write_text("\n".join([lines[2], lines[0], lines[1]]))
+    run = Run.read(folder)
+    assert [point["step"] for point in run.probes] == [60, 120, 180]
+    assert [point[BEST] for point in run.probes] == [0.5, 0.6, 0.8]
+    assert [point["images"] for point in run.probes] == [60 * 32, 120 * 32, 180 * 32]
+    assert [point["epoch"] for point in run.probes] == pytest.approx([60 / 44, 120 / 44, 180 / 44])
+    assert run.last["fid"] == 12.0
+
+
+def test_the_mean_is_of_the_steps_that_all_runs_looked_at():
+    axes = Figure().add_subplot()
+    runs = [[{"step": 1, "y": 1.0}, {"step": 2, "y": 2.0}], [{"step": 2, "y": 4.0}, {"step": 3, "y": 9.0}]]
+    _curves(axes, runs, "step", "y", colormaps["plasma"](0.5))
+    *thin, mean = axes.lines
+    assert [line.get_ydata().tolist() for line in thin] == [[1.0, 2.0], [4.0, 9.0]]
+    assert (mean.get_xdata().tolist(), mean.get_ydata().tolist()) == ([2.0], [3.0])
+
+
+def test_options_have_the_names_of_the_command_line():
+    options = dict(flat(configuration()))
+    assert options["model.net.alpha_min"] == 0.7
+    assert options["trainer.callbacks.EMA.decay"] == 0.995
+    assert options["trainer.callbacks.LinearProbes.times"] == [0.1, 0.2]
+    twice = {"callbacks": [{"class_path": "a.B", "init_args": {"c": i}} for i in range(2)]}
+    assert dict(flat(twice)) == {"callbacks.B.class_path": "a.B", "callbacks.B.c": 0} | {
+        "callbacks.B1.class_path": "a.B",
+        "callbacks.B1.c": 1,
+    }
+
+
+def test_any_option_compares(four, tmp_path):
+    runs = [Run.read(folder) for folder in four]
+    for by in ("alpha_min", "net.alpha_min", "model.init_args.net.init_args.alpha_min"):
+        assert find_option(runs, by) == "model.net.alpha_min"
+    assert find_option(runs, "net.schedule") == "model.net.schedule"
+    assert list(grouped(runs, "seed_everything")) == ["1", "0"]
+    assert list(grouped(runs, "model.net.schedule")) == ["linear"]
+
+
+DIFFERENT = {
+    "data.batch_size differs: 32 in {0}; 64 in {1}": {"batch_size": 64},
+    "the step of the last evaluation differs: 180 in {0}; 120 in {1}": {"evaluations": {60: (0.5, 1.0), 120: (0.6, 3)}},
+    "FID's n differs: 1000 in {0}; 500 in {1}": {"metadata": {**METADATA, "n": 500}},
+    "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
+    "FID is not of the step of the last evaluation in {1}": {"at": 100},
+    "no generation.jsonl, so no FID, in {1}": {"metadata": None},
+    "seed 0, model.net.alpha_min 0.7 is there 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
+}
+
+
+@pytest.mark.parametrize("line", DIFFERENT)
+def test_what_differs_is_remarked(line, tmp_path):
+    folders = [a_run(tmp_path), a_run(tmp_path, 1, **{"seed": 1, **DIFFERENT[line]})]
+    runs = [Run.read(folder) for folder in folders]
+    found = list(remarks(runs, "model.net.alpha_min"))
+    assert line.format(*folders) in found
+    assert all(remark.count("\n") == 0 for remark in found)
+    assert len(found) == 1 or "FID's samples" in line or "last evaluation" in line
+
+
+def test_a_remark_names_few_runs(four, tmp_path):
+    runs = [Run.read(folder) for folder in [*four, a_run(tmp_path, 9, seed=7, batch_size=8)]]
+    assert list(remarks(runs, "model.net.alpha_min")) == [
+        f"data.batch_size differs: 32 in 4 runs; 8 in {runs[-1].folder}"
+    ]
+
+
+def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
+    good = a_run(tmp_path)
+    early, silent = a_run(tmp_path, 1, {}), a_run(tmp_path, 2, {}, probes=False)
+    older, broken = a_run(tmp_path, 3, {}), a_run(tmp_path, 4)
+    (older / "probes.json").write_text("{}")
+    (broken / "probes.jsonl").write_text("much")
+    wanted = {
+        tmp_path / "nowhere": "is not there",
+        good / "config.yaml": "is a file",
+        good.parent: f"is no run folder: name one of its runs, such as {good}",
+        early: "has not evaluated its probes yet",
+        silent: "logs no probes: add the callback LinearProbes",
+        older: "is of an earlier version of this project, which wrote no probes.jsonl",
+        broken: "probes.jsonl, line 1: Expecting value",
+    }
+    for folder, words in wanted.items():
+        line = refused(monkeypatch, capsys, tmp_path, good, folder)
+        assert words in line
+        assert str(folder) in line
+    (broken / "config.yaml").write_text("a: [")
+    assert "cannot read" in refused(monkeypatch, capsys, tmp_path, broken)
+    (good / "generation.jsonl").write_text("[]")
+    assert "generation.jsonl" in refused(monkeypatch, capsys, tmp_path, good)
+    assert not (tmp_path / "compare.csv").exists()
+
+
+def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoch": 0.1, "images_seen": 96'):
+    return f'{{"step": {step}{rest}, "values": {values}, "metadata": {metadata}}}\n'
+
+
+DAMAGE = {
+    "config.yaml": {
+        "a: &a {b: [*a]}": "cannot read",
+        "- 1": "must be dict",
+        "3: 4": "must be str",
+    },
+    "probes.jsonl": {
+        "{}": "lacks epoch",
+        line(rest=""): "lacks epoch",
+        line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "has the unknown field more",
+        line()[:-9]: "cannot read",
+        line() + line('{"best_accuracy": "much"}'): "line 2: values: best_accuracy must be float, it is 'much'",
+        line(step='"x"'): "step must be int, it is 'x'",
+        line(step="9" * 400): "step must be int",
+        line(step="-3"): "step is -3, below 0",
+        line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
+        line('{"best_accuracy": -0.5}'): "best_accuracy is -0.5",
+        line("[1]"): "values must be dict",
+        "3": "must be dict",
+    },
+    "generation.jsonl": {
+        "[]": "must be dict",
+        line('{"fid": "low"}'): "fid must be float, it is 'low'",
+        line('{"fid": NaN}'): "fid must be float",
+        line(metadata="[1]"): "metadata must be dict",
+        "[" * 3000: "cannot read",
+    },
+}
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]])
+def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path)
+    (run / name).write_text(content)
+    line = refused(monkeypatch, capsys, tmp_path, run)
+    assert DAMAGE[name][content] in line
+    assert str(run / name) in line
+    assert not (tmp_path / "compare.csv").exists()
+
+
+def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
+    """A number beyond floats, a date, a nested list: all that YAML knows."""
+    for i, value in enumerate((10**400, "2026-11-21", [[1]], None)):
+        run = a_run(tmp_path, i, alpha_min=value, seed=i)
+        (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"more: 2026-11-2{i}\n")
+    compare(monkeypatch, tmp_path, *sorted((tmp_path / "digits").iterdir()))
+    assert "more differs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--by", "alpha"], "have no such option"),
+        (["--by", "schedule"], "may be model.net.schedule, model.optim.schedule: name one"),
+        (["--by", "model.net.heads"], "have no such option"),
+        (["--out", "x.csv"], "the figure is a .png"),
+        (["digits/version_0/../version_0"], "is named twice"),
+    ],
+)
+def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path)
+    assert words in refused(monkeypatch, capsys, tmp_path, run, *args)
+
+
+@pytest.mark.slow
+def test_what_train_leaves_is_read(tmp_path):
+    """Real files of real runs: two seeds of the default, made tiny, with probes every 20 steps."""
+    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    for callback in content["trainer"]["callbacks"]:
+        if callback["class_path"].endswith("LinearProbes"):
+            callback["init_args"] = {"every_n_steps": 20, "times": [0.1], "max_train": 200, "max_test": 100}
+        if callback["class_path"].endswith("GenerationMetrics"):
+            callback["init_args"]["num"] = 100
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content))
+    small = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3", "--trainer.max_steps=60"]
+    for seed in (0, 1):
+        args = ["train.py", "fit", "--config=small.yaml", *small, f"--seed_everything={seed}"]
+        trained = run_script(*args, "--trainer.log_every_n_steps=1", cwd=tmp_path)
+        assert trained.returncode == 0, trained.stderr
+    folders = [tmp_path / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
+    runs = [Run.read(folder) for folder in folders]
+    assert [[point["step"] for point in run.probes] for run in runs] == [[20, 40, 60]] * 2
+    assert runs[0].probes[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
+    assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "watched_accuracy", KNN, RANK, "fid", "is"))
+    assert list(remarks(runs, "model.net.alpha_min")) == []

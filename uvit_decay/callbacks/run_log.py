@@ -1,0 +1,165 @@
+"""The run folder, runs/<experiment>/version_N: its logger, the log of a run that it continues, and its summary."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+
+from uvit_decay.history import GENERATION, PROBES
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.files import check_writable
+
+METRICS = "metrics.csv"
+CONTENTS = {
+    "checkpoints/last.ckpt": "the checkpoint (raw and EMA weights)",
+    "config.yaml": "the whole configuration",
+    METRICS: "all logged numbers, also as TensorBoard events",
+    "samples.png": "samples",
+    GENERATION: "FID, Inception Score and how they were measured, a line each time",
+    PROBES: "linear probes: the best cell and how it was measured, a line each time",
+    "probes.png": "the newest linear probes, layer x noise level",
+    "probes.csv": "the same as numbers, with effective ranks",
+}
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this."""
+    folder = Path(trainer.log_dir or trainer.default_root_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def continued_folder(trainer: Trainer) -> Path | None:
+    """Return the folder of the run that this one continues, None if it continues none.
+
+    LastCheckpoint writes to `checkpoints` in the run folder; of another checkpoint the run is not known.
+    """
+    path = trainer.ckpt_path
+    return Path(path).parent.parent if path and Path(path).parent.name == "checkpoints" else None
+
+
+class RunLogger(TensorBoardLogger):
+    """Logger of TensorBoard events and metrics.csv in one folder; two Lightning loggers would choose two versions.
+
+    Args:
+        experiment: name of the experiment, and of its folder below `save_dir`.
+        save_dir: folder of all experiments.
+        version: number or name of the run; null takes the next free number.
+
+    Raises:
+        UserError: the folder cannot be written, or that run exists already.
+    """
+
+    def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:
+        check_writable(Path(save_dir) / experiment, folder=True)
+        # CSVLogger warns that the folder exists, which TensorBoard has just made.
+        warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
+        name = f"version_{version}" if isinstance(version, int) else version  # as TensorBoardLogger names the folder
+        # metrics.csv marks a run: CSVLogger would overwrite it.
+        if name is not None and Path(save_dir, experiment, name, METRICS).exists():
+            raise UserError(f"version {version} of {experiment} in {save_dir} is there already: choose another")
+        super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
+        self._csv: CSVLogger | None = None
+
+    @property
+    def csv(self) -> CSVLogger:
+        """The logger of metrics.csv, made on first use, when the version is known."""
+        if self._csv is None:
+            self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
+        return self._csv
+
+    def _get_next_version(self) -> int:
+        """Return the next free number; rank 0 makes its folder at once, since other runs may start at the same time."""
+        number = super()._get_next_version()
+        while rank_zero_only.rank == 0:
+            try:
+                Path(self.root_dir, f"version_{number}").mkdir(parents=True)
+                break
+            except FileExistsError:
+                number += 1
+        return number
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        super().log_metrics(metrics, step)
+        self.csv.log_metrics(metrics, step)
+
+    @rank_zero_only
+    def copy_until(self, step: int, source: Path) -> None:
+        """Begin metrics.csv with the rows of another one, `source`, that were logged before optimizer step `step`."""
+        if not source.exists():
+            return
+        # A killed run may have left half a line at the end.
+        whole = source.read_text().rpartition("\n")[0]
+        for row in csv.DictReader(whole.splitlines()):
+            values = {name: value for name, value in row.items() if value and name != "step"}
+            # Lightning logs a training step under its index, the number of steps before it; evaluations come after it.
+            after = "train/loss" not in values
+            if int(row["step"]) < step + after:
+                self.csv.experiment.log_metrics(values, int(row["step"]))
+        self.csv.save()
+
+    def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
+        """Do nothing: config.yaml in the run folder holds all settings."""
+
+    def save(self) -> None:
+        """Flush both loggers; the parent class would also write an empty hparams.yaml."""
+        self.experiment.flush()
+        self.csv.save()
+
+    @rank_zero_only
+    def finalize(self, status: str) -> None:
+        """Close both loggers; remove the folder of a run that failed before it wrote any result."""
+        super().finalize(status)
+        self.csv.finalize(status)
+        names = [path.name for path in Path(self.log_dir).glob("*")]
+        if status == "failed" and all(name == "config.yaml" or name.startswith("events.out.") for name in names):
+            shutil.rmtree(self.log_dir, ignore_errors=True)
+
+
+class Summary(Callback):
+    """A message at the end of training: speed, contents of the run folder and the command to sample from it.
+
+    The log of a run that this one continues is copied to the begin of metrics.csv.
+    """
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        earlier = continued_folder(trainer)
+        for logger in trainer.loggers if earlier and not trainer.fast_dev_run else ():
+            if isinstance(logger, RunLogger):
+                logger.copy_until(trainer.global_step, earlier / METRICS)
+
+    def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero or trainer.fast_dev_run:
+            return
+        speed = trainer.callback_metrics.get("train/images_per_second")
+        lines = [f"\n{trainer.global_step} steps" + (f", {float(speed):.1f} images/s" if speed is not None else "")]
+        lines += [f"run folder: {folder}"]
+        lines += [f"  {name:22} {what}" for name, what in CONTENTS.items() if (folder / name).exists()]
+        checkpoint = folder / "checkpoints" / "last.ckpt"
+        if checkpoint.exists():
+            lines += [f"sample from it: python sample.py --ckpt {checkpoint}"]
+        rank_zero_info("\n".join(lines))
+
+
+class CPUThreads(Callback):
+    """Number of torch's intra-op threads. Tiny networks are fastest with one: more wait for each other (docs/LOG.md).
+
+    Args:
+        count: threads of each process.
+    """
+
+    def __init__(self, count: int = 1) -> None:
+        check_whole(1, 4096, count=count)
+        self.count = count
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        torch.set_num_threads(self.count)

@@ -1,0 +1,82 @@
+"""Histories of a run: probes.jsonl and generation.jsonl in its folder, one line of JSON for each measurement.
+
+{"step": 500, "epoch": 11.36, "images_seen": 16000, "values": {"fid": 12.3}, "metadata": {"n": 1000, ...}}
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import parse, read_text, typed
+
+PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
+LARGEST = 2**28  # bytes of a history
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Results of one evaluation during training.
+
+    Args:
+        step: optimizer steps before it.
+        epoch: passes over the training images before it, with fractions.
+        images_seen: training images before it, over all devices.
+        values: the results by name; None stands for NaN or infinity.
+        metadata: everything that the values depend on besides the step, as plain values.
+    """
+
+    step: int
+    epoch: float
+    images_seen: int
+    values: dict[str, float | None]
+    metadata: dict[str, object]
+
+
+def read(path: Path) -> list[Measurement]:
+    """Read a history in the order of its steps; it is empty if there is no such file.
+
+    Raises:
+        UserError: a line that is not a measurement; the message names it.
+    """
+    if not path.exists():
+        return []
+    lines = read_text(path, LARGEST).splitlines()
+    return sorted((_measurement(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)), key=lambda m: m.step)
+
+
+def _measurement(line: str, where: str) -> Measurement:
+    measurement = typed(Measurement, parse(line, where), where)
+    for name in ("step", "epoch", "images_seen"):
+        if getattr(measurement, name) < 0:
+            raise UserError(f"{where}: {name} is {getattr(measurement, name)}, below 0")
+    return measurement
+
+
+def append(path: Path, measurement: Measurement) -> None:
+    """Add a measurement to a history, which a killed run leaves whole: the file is replaced.
+
+    Measurements of this step or later are dropped: they are of a run that was continued from an earlier step.
+    """
+    _write(path, [*(earlier for earlier in read(path) if earlier.step < measurement.step), measurement])
+
+
+def copy_until(step: int, source: Path, target: Path) -> None:
+    """Begin a history with the measurements of another one up to a step, those of the run that this one continues."""
+    if earlier := [measurement for measurement in read(source) if measurement.step <= step]:
+        _write(target, earlier)
+
+
+def finite(values: Mapping[str, float]) -> dict[str, float | None]:
+    """Replace NaN and infinity, which JSON does not have, by None."""
+    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+
+def _write(path: Path, measurements: list[Measurement]) -> None:
+    with replacing(path) as file:
+        file.writelines(f"{json.dumps(asdict(measurement))}\n".encode() for measurement in measurements)
