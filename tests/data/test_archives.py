@@ -150,7 +150,7 @@ def test_a_tar_that_changes_after_it_was_listed(tmp_path):
     whole = tarred(tars, tmp_path / "train.tar")
     listing, parts = list_images(whole), list_images(tars)
     os.truncate(whole, listing.spans[:, 1].max() + 1)
-    with pytest.raises(UserError, match=r"train.tar: 1 of 4 .* first is .*: the tar has become shorter"):
+    with pytest.raises(UserError, match=r"train.tar: 1 of 4 .* first is .*: the file has become shorter"):
         read(listing, SIZE, 3)
     whole.unlink()
     with pytest.raises(UserError, match=r"train.tar: No such file"):

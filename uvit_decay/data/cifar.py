@@ -32,7 +32,7 @@ _PIXELS = 3 * 32 * 32
 class _File(NamedTuple):
     """One of the official files: path, content, and whether the md5 is the official one."""
 
-    where: str
+    path: str
     content: bytes
     official: bool
 
@@ -79,10 +79,10 @@ class _CIFAR(ImageData):
 
     def load(self) -> None:
         """Read the files and set `train`, `test` and `class_names`."""
-        found = self._find()
-        if found is None:
-            raise self._failure or UserError(self._nothing_found())
-        files = self._read_folder(found) if found.is_dir() else self._read_archive(found)
+        place = self._find()
+        if place is None:
+            raise self._failure or UserError(self._not_found())
+        files = self._read_folder(place) if place.is_dir() else self._read_archive(place)
         _warn_of_others(files)
         official, (label_key, name_key) = self.official(), self.keys()
         self.class_names = _class_names(files[official.meta["filename"]], name_key)
@@ -109,39 +109,35 @@ class _CIFAR(ImageData):
                 return folder
         return self._archive() if self._archive().is_file() else None
 
-    def _nothing_found(self) -> str:
+    def _not_found(self) -> str:
         official = self.official()
         sought = f"the folder {official.base_folder} or the archive {official.filename} in it"
         if self._archive() == self.path:
             sought = "an archive of that name"
-        mend = "see why its download failed" if self.download else "set --data.download true"
-        return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {mend}"
+        hint = "see why its download failed" if self.download else "set --data.download true"
+        return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 
     def _read_folder(self, folder: Path) -> dict[str, _File]:
         missing = [name for name in self._md5s() if not (folder / name).is_file()]
         if missing:
-            mend = f"copy it again, or remove it and use {self.official().filename}"
-            raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {mend}")
+            hint = f"copy it again, or remove it and use {self.official().filename}"
+            raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
         files = {}
         for name, md5 in self._md5s().items():
-            with explained(f"cannot read {folder / name}", OSError):
-                content = (folder / name).read_bytes()
+            path = folder / name
+            with explained(f"cannot read {path}", OSError):
+                content = path.read_bytes()
             same = hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
-            files[name] = _File(str(folder / name), content, same)
+            files[name] = _File(str(path), content, same)
         return files
 
     def _read_archive(self, path: Path) -> dict[str, _File]:
         """Read the files into memory without extracting the archive, whose md5 is verified in place of theirs."""
         official = self.official()
         verify(path, official.tgz_md5, "md5")
-        wanted = {f"{official.base_folder}/{name}": name for name in self._md5s()}
-        files = {}
         with tarfile.open(path, "r:gz") as archive:
-            for member in archive:
-                if member.name in wanted and member.isfile():
-                    content = archive.extractfile(member).read()
-                    files[wanted[member.name]] = _File(f"{path}/{member.name}", content, official=True)
-        return files
+            contents = {name: archive.extractfile(f"{official.base_folder}/{name}").read() for name in self._md5s()}
+        return {name: _File(f"{path}/{name}", content, official=True) for name, content in contents.items()}
 
 
 class CIFAR10(_CIFAR):
@@ -203,34 +199,34 @@ class CIFAR100(_CIFAR):
 
 @rank_zero_only
 def _warn_of_others(files: dict[str, _File]) -> None:
-    others = [file.where for file in files.values() if not file.official]
+    others = [file.path for file in files.values() if not file.official]
     if others:
         print(f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}", file=sys.stderr)
 
 
 def _class_names(meta: _File, key: str) -> tuple[str, ...]:
-    names = read_dict(meta.content, meta.where, key)[key]
+    names = read_dict(meta.content, meta.path, key)[key]
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{meta.where}: {key} is not a list of class names")
+        raise UserError(f"{meta.path}: {key} is not a list of class names")
     return tuple(names)
 
 
 def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
     """Return images, uint8 (n, 3072), and labels; raise a UserError if the file is not a valid CIFAR batch."""
-    batch = read_dict(file.content, file.where, "data", label_key)
+    batch = read_dict(file.content, file.path, "data", label_key)
     data, labels = batch["data"], batch[label_key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
-        found = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"{file.where}: data must be uint8 (n, {_PIXELS}), it is {found}")
+        actual = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
+        raise UserError(f"{file.path}: data must be uint8 (n, {_PIXELS}), it is {actual}")
     if isinstance(labels, np.ndarray):
         labels = labels.tolist()
     if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
-        raise UserError(f"{file.where}: {label_key} is not a list of whole numbers")
+        raise UserError(f"{file.path}: {label_key} is not a list of whole numbers")
     if len(labels) != len(data):
-        raise UserError(f"{file.where}: {len(data)} images but {len(labels)} {label_key}")
+        raise UserError(f"{file.path}: {len(data)} images but {len(labels)} {label_key}")
     if not all(0 <= label < classes for label in labels):
         span = f"{min(labels)} to {max(labels)}"
-        raise UserError(f"{file.where}: {label_key} are {span}, but the meta file names {classes} classes")
+        raise UserError(f"{file.path}: {label_key} are {span}, but the meta file names {classes} classes")
     return data, labels
 
 

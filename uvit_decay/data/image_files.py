@@ -12,8 +12,8 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -54,6 +54,10 @@ class Listing:
     tars: tuple[str, ...] = ()
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
+    def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
+        """Open the files; see `members.opened`."""
+        return opened(self.path, Found(self.members, self.tars, self.spans))
+
 
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
     """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
@@ -74,14 +78,12 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
         sought = "files ending in .png, .jpg, .jpeg, .webp or another extension of images, in any folder"
         raise UserError(f"{path}: no images in it; looked for {sought}, hidden files left out")
     folders = [name.rpartition("/")[0] for name in names]
-    class_of = {folder: PurePosixPath(folder).name for folder in sorted(set(folders))}
-    if set(class_of.values()) == {""}:
-        listing = Listing(path, names, (0,) * len(names), (), tars, spans)
-    else:
+    class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
+    class_names = tuple(sorted(set(class_of.values()) - {""}))
+    if class_names:
         _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
-        class_names = sorted(set(class_of.values()))
-        index = {folder: class_names.index(name) for folder, name in class_of.items()}
-        listing = Listing(path, names, tuple(index[folder] for folder in folders), tuple(class_names), tars, spans)
+    label_of = {folder: class_names.index(name) if class_names else 0 for folder, name in class_of.items()}
+    listing = Listing(path, names, tuple(label_of[folder] for folder in folders), class_names, tars, spans)
     return listing if classes is None else select(listing, classes)
 
 
@@ -97,12 +99,15 @@ def select(listing: Listing, classes: Collection[str]) -> Listing:
         count = f"no images of {len(missing)} of the {len(class_names)} classes asked for"
         raise UserError(f"{listing.path}: {count}, the first is {missing[0]}; each must be a folder of that name")
     rank = {name: label for label, name in enumerate(class_names)}
-    labels = [rank.get(name, -1) for name in listing.class_names]
-    kept = [i for i, label in enumerate(listing.labels) if labels[label] >= 0]
-    members = tuple(listing.members[i] for i in kept)
-    spans = None if listing.spans is None else listing.spans[kept]
-    new = tuple(labels[listing.labels[i]] for i in kept)
-    return Listing(listing.path, members, new, class_names, listing.tars, spans)
+    labels = [rank.get(listing.class_names[label]) for label in listing.labels]
+    kept = [i for i, label in enumerate(labels) if label is not None]
+    return replace(
+        listing,
+        members=tuple(listing.members[i] for i in kept),
+        labels=tuple(labels[i] for i in kept),
+        class_names=class_names,
+        spans=None if listing.spans is None else listing.spans[kept],
+    )
 
 
 def _check_folders(path: Path, folders: set[str]) -> None:
@@ -124,9 +129,7 @@ def _check_folders(path: Path, folders: set[str]) -> None:
 def size_of(listing: Listing) -> int:
     """Return the width and height of the first image; raise a UserError if it is not square or not readable."""
     name = listing.members[0]
-    with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
-        content = fetched(fetch, 0, name)
-    with open_image(content, name) as image:
+    with listing.opened() as fetch, open_image(fetch(0), name) as image:
         width, height = image.size
     if width != height:
         raise UserError(f"{listing.path}: {name} is {width}x{height}, not square: --image-size N crops all to NxN")
@@ -226,26 +229,24 @@ def read(
     """
     _check_shape(size, channels)
     _formats()  # loaded before the threads start, which would race
-    wanted = range(len(listing.members)) if indices is None else indices
-    out = torch.empty(len(wanted), channels, size, size, dtype=torch.uint8)
+    chosen = range(len(listing.members)) if indices is None else indices
+    out = torch.empty(len(chosen), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
-    with opened(listing.path, Found(listing.members, listing.tars, listing.spans)) as fetch:
+    with listing.opened() as fetch:
 
         def fill(rows: range) -> list[str]:
             """Decode into these rows of `out` and return the error messages."""
             failures = []
             for row in rows:
-                name = listing.members[wanted[row]]
                 try:
-                    content = fetched(fetch, wanted[row], name)
-                    pixels[row] = decode(content, name, size, channels, exact)
+                    pixels[row] = decode(fetch(chosen[row]), listing.members[chosen[row]], size, channels, exact)
                 except UserError as error:
                     failures.append(str(error))
             return failures
 
-        failures = _in_threads(fill, len(wanted), len(wanted) > 2000 if progress is None else progress)
+        failures = _in_threads(fill, len(chosen), len(chosen) > 2000 if progress is None else progress)
     if failures:
-        count = f"{len(failures)} of {len(wanted)} images cannot be read"
+        count = f"{len(failures)} of {len(chosen)} images cannot be read"
         raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")
     return out
 
@@ -281,9 +282,3 @@ def _check_shape(size: int, channels: int) -> None:
         raise UserError(f"images have 1 channel (grey) or 3 (RGB), not {channels}")
     if not 1 <= size <= math.isqrt(MOST_PIXELS):
         raise UserError(f"the size of images must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")
-
-
-def fetched(fetch: Callable[[int], bytes], index: int, name: str) -> BytesIO:
-    """Return the bytes of file `index` of an opened archive; raise a UserError that starts with `name` on failure."""
-    with explained(name, *DAMAGED):
-        return BytesIO(fetch(index))

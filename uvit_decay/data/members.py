@@ -11,8 +11,9 @@ import threading
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
+from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -40,50 +41,44 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def opened(path: Path, found: Found) -> Iterator[Callable[[int], bytes]]:
-    """Yield a thread-safe function that returns the bytes of file i; it raises the exceptions in DAMAGED."""
+def opened(path: Path, found: Found) -> Iterator[Callable[[int], BytesIO]]:
+    """Yield a thread-safe function that returns the contents of file i; its UserErrors start with the file's name."""
     names, tars, spans = found
-    with ExitStack() as stack:
-        if spans is None:
-            yield _reader(path, names)
-            return
-        # the tars of a folder are opened anew for each read: there may be more of them than files may be open
-        shared = stack.enter_context(open_file(path)) if tars == ("",) else None
+    zipped = open_zip(path) if spans is None and not path.is_dir() else None
+    # the tars of a folder are opened anew for each read: there may be more of them than files may be open
+    with open_file(path) if tars == ("",) else nullcontext() as tar:
 
         def read(i: int) -> bytes:
+            if zipped is not None:
+                return zipped.read(names[i])
+            if spans is None:
+                return _read_file(path / names[i])
             number, offset, size = spans[i].tolist()
-            if shared is not None:
-                return _read_span(shared, offset, size)
-            with _open_regular(path / tars[number]) as own:
-                return _read_span(own, offset, size)
+            return _read_file(path / tars[number], offset, size) if tar is None else _read_span(tar, offset, size)
 
-        yield read
+        def fetch(i: int) -> BytesIO:
+            with explained(names[i], *DAMAGED):
+                return BytesIO(read(i))
+
+        yield fetch
 
 
-def _check_size(size: int) -> None:
-    if size > LARGEST:
-        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
+def _read_file(path: Path, offset: int = 0, size: int | None = None) -> bytes:
+    with _open_regular(path) as file:
+        return _read_span(file, offset, os.fstat(file.fileno()).st_size if size is None else size)
 
 
 def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:
     _check_size(size)
     data = os.pread(file.fileno(), size, offset)
     if len(data) < size:
-        raise EOFError("the tar has become shorter since it was scanned")
+        raise EOFError("the file has become shorter since it was listed")
     return data
 
 
-def _reader(path: Path, names: tuple[str, ...]) -> Callable[[int], bytes]:
-    if path.is_dir():
-        return lambda i: _read_file(path / names[i])
-    archive = open_zip(path)
-    return lambda i: archive.read(names[i])
-
-
-def _read_file(path: Path) -> bytes:
-    with _open_regular(path) as file:
-        _check_size(os.fstat(file.fileno()).st_size)
-        return file.read()
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
 
 
 class _Zip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 import numpy as np
@@ -11,8 +12,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from uvit_decay.data.image_files import Listing, fetched, open_image
-from uvit_decay.data.members import Found, opened
+from uvit_decay.data.image_files import Listing, open_image
 from uvit_decay.evaluation.image_sources import FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
 
@@ -51,13 +51,13 @@ class Masks:
         Raises:
             UserError: a mask that cannot be read, has colours instead of classes, or another size than its image.
         """
-        with opened(self.listing.path, Found(self.listing.members, self.listing.tars, self.listing.spans)) as fetch:
+        with self.listing.opened() as fetch:
             return torch.stack([self._one(i, fetch, side) for i in indices])
 
-    def _one(self, index: int, fetch: Callable[[int], bytes], side: int) -> Int64[Tensor, "side side"]:
+    def _one(self, index: int, fetch: Callable[[int], BytesIO], side: int) -> Int64[Tensor, "side side"]:
         name = self.listing.members[index]
         path = _mask(self.folder, name)
-        with open_image(fetched(fetch, index, name), name) as image:
+        with open_image(fetch(index), name) as image:
             wanted = image.size
         with path.open("rb") as file, open_image(file, str(path)) as mask:
             mode, values = mask.mode, np.asarray(mask)
