@@ -20,7 +20,7 @@ from torch import Tensor
 from uvit_decay.checkpoint import load
 from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.probe import GRID_RIDGES, HELD_OUT, GridScores, logistic_grid
+from uvit_decay.representations.logistic import HELD_OUT, L2_GRID, GridScores, logistic_grid
 from uvit_decay.representations.probing import TIMES, Prober, Probing
 from uvit_decay.runtime.random import generator
 
@@ -37,13 +37,13 @@ def features(ckpt: Path, data: str, max_train: int, max_test: int) -> tuple[Tens
     return train, levels[0][1], test, levels[0][3]
 
 
-def scikit_learn(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, ridge: float) -> tuple[Tensor, float]:
+def scikit_learn(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, l2: float) -> tuple[Tensor, float]:
     """Accuracy of each cell, and the seconds that the loop took."""
     from sklearn.linear_model import LogisticRegression
 
     start, accuracies = time.perf_counter(), []
     for x, x2 in zip(train.numpy(), test.numpy(), strict=True):
-        fitted = LogisticRegression(C=1 / ridge, max_iter=5000).fit(x, y.numpy())
+        fitted = LogisticRegression(C=1 / l2, max_iter=5000).fit(x, y.numpy())
         accuracies.append(fitted.score(x2, y2.numpy()))
     return torch.tensor(accuracies, dtype=torch.float64), time.perf_counter() - start
 
@@ -60,12 +60,12 @@ def median_seconds(run: Callable[[], object], repeats: int) -> float:
 
 
 def differences(name: str, scores: GridScores, wanted: list[Tensor]) -> None:
-    """Print those of the test accuracies, in points, for each ridge."""
-    for ridge, ours, theirs in zip(GRID_RIDGES, scores.every_test.T, wanted, strict=True):
+    """Print those of the test accuracies, in points, for each l2 penalty."""
+    for l2, ours, theirs in zip(L2_GRID, scores.every_test.T, wanted, strict=True):
         off = 100 * (ours - theirs)
         size = off.abs()
         print(
-            f"{name}, ridge {ridge:g}: accuracy {ours.mean():.4f}, scikit-learn's {theirs.mean():.4f}; difference in "
+            f"{name}, l2 {l2:g}: accuracy {ours.mean():.4f}, scikit-learn's {theirs.mean():.4f}; difference in "
             f"points: {off.mean():+.2f}, absolute {size.mean():.2f}, largest {size.max():.2f}"
         )
 
@@ -73,16 +73,16 @@ def differences(name: str, scores: GridScores, wanted: list[Tensor]) -> None:
 def compared(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, repeats: int) -> None:
     mean, std = train.mean(dim=1, keepdim=True), train.std(dim=1, correction=0, keepdim=True)
     train, test = (train - mean) / std, (test - mean) / std
-    print(f"{len(train)} cells, {train.shape[1]} x {train.shape[2]}, {len(GRID_RIDGES)} ridges")
+    print(f"{len(train)} cells, {train.shape[1]} x {train.shape[2]}, {len(L2_GRID)} l2 penalties")
 
     ours = median_seconds(lambda: logistic_grid(train, y, test, y2), repeats)
-    fits = [scikit_learn(train, y, test, y2, ridge) for ridge in GRID_RIDGES]
+    fits = [scikit_learn(train, y, test, y2, l2) for l2 in L2_GRID]
     first = round(HELD_OUT * len(y))
-    kept = [scikit_learn(train[:, first:], y[first:], train[:, :first], y[:first], ridge)[1] for ridge in GRID_RIDGES]
-    once = fits[GRID_RIDGES.index(1.0)][1]
+    kept = [scikit_learn(train[:, first:], y[first:], train[:, :first], y[:first], l2)[1] for l2 in L2_GRID]
+    once = fits[L2_GRID.index(1.0)][1]
     same = sum(seconds for _, seconds in fits) + sum(kept)
     print(f"the grid, a sweep on held-out samples and fits to all of them: {ours:.2f} s")
-    print(f"scikit-learn, one fit a cell with its default ridge: {once:.2f} s, {once / ours:.1f} times the grid's")
+    print(f"scikit-learn, one fit a cell with its default penalty: {once:.2f} s, {once / ours:.1f} times the grid's")
     print(f"scikit-learn, the sweep and the fits: {same:.2f} s, {same / ours:.1f} times the grid's")
 
     wanted = [accuracies for accuracies, _ in fits]

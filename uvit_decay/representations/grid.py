@@ -17,7 +17,7 @@ from uvit_decay.plots import heat_map
 from uvit_decay.runtime.files import replacing
 
 SCORES = (
-    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "ridge"),
+    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
     *("knn_accuracy", "effective_rank", "dimensions"),
 )
 
@@ -26,7 +26,7 @@ SCORES = (
 class Grid:
     """Probe scores: `scores[name]` is (levels, layers), float64, for each name in SCORES; accuracies lie in [0, 1].
 
-    `best_on_test_accuracy` uses the ridge (L2 penalty) that is best on the test set, as papers report it: it is biased
+    `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it: it is biased
     upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
     the images: without centring, what all images have in common outweighs their differences. `layers` are the layers by
     number: 0 the embeddings, i the output of block i.

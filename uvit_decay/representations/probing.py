@@ -2,7 +2,7 @@
 
 The network is frozen, in eval mode, and gets the null label, so that no class leaks; an image has one fixed noise for
 each level. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the classifiers of
-all layers are trained at once. Every choice, of a ridge or of the best cell, is made on held-out training images.
+all layers are trained at once. Every choice, of an l2 penalty or of the best cell, is made on held-out training images.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from uvit_decay.nn.intermediates import HasIntermediates, Pool, layer_indices, p
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.grid import SCORES, Grid
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.probe import logistic_grid
+from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.precision import Precision, computing
@@ -136,7 +136,7 @@ class Prober:
             "times": list(self.probing.times),
             "label": "null",
             **({} if self.precision == "float32" else {"precision": self.precision}),
-            "classifier": "logistic regression, ridge chosen on a held-out fifth of the training images",
+            "classifier": "logistic regression, l2 penalty chosen on a held-out fifth of the training images",
             "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
         }
 
@@ -149,7 +149,7 @@ class Prober:
             chunks = seen.split(CHUNK, dim=1)
             vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
             knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, **vote)
-            columns = (found.held_out, found.test, found.every_test.amax(1), found.ridge, knn, *self._ranks(unseen))
+            columns = (found.held_out, found.test, found.every_test.amax(1), found.l2, knn, *self._ranks(unseen))
             parts.append(torch.stack([column.double() for column in columns]))
         return torch.cat(parts, dim=1)
 

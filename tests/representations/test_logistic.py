@@ -7,13 +7,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from uvit_decay.data import Digits
-from uvit_decay.representations import logistic, probe
-from uvit_decay.representations.probe import GRID_RIDGES, logistic_grid
+from uvit_decay.representations import logistic
+from uvit_decay.representations.logistic import L2_GRID, logistic_grid
 from uvit_decay.runtime.errors import UserError
 
 CLASSES = 4
 LAYERS, LEVELS = 6, 4
-GRID_FIELDS = ("held_out", "test", "ridge", "every_test")
+GRID_FIELDS = ("held_out", "test", "l2", "every_test")
 
 
 def labels(n, seed):
@@ -36,19 +36,19 @@ def easy(strength=1.2, cells=1):
     return train, y, test, y2
 
 
-def scikit_learn(train, y, test, y2, ridge):
+def scikit_learn(train, y, test, y2, l2):
     """Accuracy and weights, the bias last, of the standard solver on standardised features, converged."""
     train, test = train.double().numpy(), test.double().numpy()
     scaler = StandardScaler().fit(train)
-    fitted = LogisticRegression(C=1 / ridge, max_iter=5000, tol=1e-8).fit(scaler.transform(train), y.numpy())
+    fitted = LogisticRegression(C=1 / l2, max_iter=5000, tol=1e-8).fit(scaler.transform(train), y.numpy())
     return fitted.score(scaler.transform(test), y2.numpy()), np.c_[fitted.coef_, fitted.intercept_]
 
 
-def converged(x, y, ridges, iterations=200):
+def converged(x, y, penalties, iterations=200):
     """Weights (m, r, k, d + 1) of standardised features, in their own coordinates."""
     frame = logistic.Frame.of(x)
-    problem = logistic.Logistic(x, frame, y, torch.tensor(ridges), int(y.max()) + 1)
-    w = logistic.minimised(problem, problem.start, iterations, 1e-6)
+    problem = logistic.Logistic(x, frame, y, torch.tensor(penalties), int(y.max()) + 1)
+    w = logistic.minimise(problem, problem.start, iterations, 1e-6)
     return torch.cat([w[..., :-1] @ frame.axes.mT[:, None], w[..., -1:]], dim=-1)
 
 
@@ -71,10 +71,10 @@ def overlapping():
 
 def test_weights_are_scikit_learns(overlapping):
     train, y, test, y2 = overlapping
-    found = converged(train, y, GRID_RIDGES)
+    found = converged(train, y, L2_GRID)
     for m in range(3):
-        for r, ridge in enumerate(GRID_RIDGES):
-            wanted = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, ridge)[1])
+        for r, l2 in enumerate(L2_GRID):
+            wanted = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, l2)[1])
             ours = found[m, r].double()
             ours[:, -1] -= ours[:, -1].mean()  # a bias common to all classes is nothing
             wanted[:, -1] -= wanted[:, -1].mean()
@@ -86,19 +86,19 @@ def test_the_minimum_is_found_from_anywhere(overlapping, distance):
     """There, far off, the curvature has nothing to do with the one that preconditions."""
     train, y, _, _ = overlapping
     problem = logistic.Logistic(train, logistic.Frame.of(train), y, torch.tensor([1.0, 10.0]), CLASSES)
-    wanted = logistic.minimised(problem, problem.start, 300, 1e-6)
-    found = logistic.minimised(problem, distance * noise(*wanted.shape), 300, 1e-6)
+    wanted = logistic.minimise(problem, problem.start, 300, 1e-6)
+    found = logistic.minimise(problem, distance * noise(*wanted.shape), 300, 1e-6)
     assert (found - wanted)[..., :-1].norm() < 0.01 * wanted[..., :-1].norm()
 
 
 def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
     train, y, _, _ = overlapping
-    frame, ridges = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
-    problem = logistic.Logistic(train, frame, y, ridges, CLASSES)
+    frame, penalties = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
+    problem = logistic.Logistic(train, frame, y, penalties, CLASSES)
     w = noise(3, 2, CLASSES, 13).requires_grad_()
     scores = torch.einsum("mnd,mrkd->mrkn", frame.coordinates(train), w).log_softmax(dim=2)
     likelihood = scores.gather(2, y.expand(3, 2, 1, -1)).mean(dim=-1).sum()
-    penalty = (ridges[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
+    penalty = (penalties[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
     (wanted,) = torch.autograd.grad(penalty - likelihood, w)
     torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(logistic, "LOGITS", 7 * 3 * 2 * CLASSES)  # seven samples at a time
@@ -116,8 +116,8 @@ def test_the_grid_agrees_with_scikit_learn_on_the_digits():
     train, test = (torch.stack([(x @ a + b).relu() for a, b in zip(maps, bias, strict=True)]) for x in (pixels, unseen))
     scores = logistic_grid(train, y, test, y2)
     differences = [
-        [scores.every_test[m, r].item() - scikit_learn(train[m], y, test[m], y2, ridge)[0] for m in range(4)]
-        for r, ridge in enumerate(GRID_RIDGES[1:], start=1)
+        [scores.every_test[m, r].item() - scikit_learn(train[m], y, test[m], y2, l2)[0] for m in range(4)]
+        for r, l2 in enumerate(L2_GRID[1:], start=1)
     ]
     assert np.abs(differences).mean() < 0.01
     assert scores.test.min() > 0.9
@@ -148,19 +148,19 @@ def test_the_grids_choice_never_sees_the_test_set(overlapping):
     scores = logistic_grid(train, y, test, y2)
     for other in (logistic_grid(train, y, noise(3, 50, 12), labels(50, 9)), logistic_grid(train, y, 1e6 * test, y2)):
         assert torch.equal(other.held_out, scores.held_out)
-        assert torch.equal(other.ridge, scores.ridge)
+        assert torch.equal(other.l2, scores.l2)
         assert not torch.equal(other.test, scores.test)
-    columns = [GRID_RIDGES.index(ridge) for ridge in scores.ridge.tolist()]
+    columns = [L2_GRID.index(l2) for l2 in scores.l2.tolist()]
     assert scores.test.tolist() == [
         row[column] for row, column in zip(scores.every_test.tolist(), columns, strict=True)
     ]
 
 
-def test_a_weak_signal_in_many_features_needs_the_larger_ridge():
+def test_a_weak_signal_in_many_features_needs_the_larger_l2():
     y, y2 = labels(120, 1), labels(400, 2)
     train, test = planted(120, y, 0.25, d=100, seed=3)[None], planted(400, y2, 0.25, d=100, seed=4)[None]
-    scores = logistic_grid(train, y, test, y2, ridges=(0.001, 10.0), iterations=(40, 20))
-    assert scores.ridge.item() == 10.0
+    scores = logistic_grid(train, y, test, y2, l2_grid=(0.001, 10.0), iterations=(40, 20))
+    assert scores.l2.item() == 10.0
     assert scores.test.item() == scores.every_test.max().item()
 
 
@@ -168,11 +168,11 @@ def test_a_weak_signal_in_many_features_needs_the_larger_ridge():
 def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, cells):
     train, y, test, y2 = overlapping
     wanted = logistic_grid(train, y, test, y2)
-    sizes, accuracies = [], probe._accuracies
+    sizes, accuracies = [], logistic._accuracies
     monkeypatch.setattr(
-        probe, "_accuracies", lambda frame, x, *rest: sizes.append(len(x)) or accuracies(frame, x, *rest)
+        logistic, "_accuracies", lambda frame, x, *rest: sizes.append(len(x)) or accuracies(frame, x, *rest)
     )
-    one = probe._cell_bytes(len(y), len(y2), 12, CLASSES, len(GRID_RIDGES))
+    one = logistic._cell_bytes(len(y), len(y2), 12, CLASSES, len(L2_GRID))
     scores = logistic_grid(train, y, test, y2, budget=cells * one)
     assert max(sizes) == min(cells, 3)
     for name in GRID_FIELDS[:2]:  # sums over other shapes may turn a sample
@@ -180,7 +180,7 @@ def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, c
 
 
 def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
-    assert probe._cell_bytes(50_000, 10_000, 512, 100, len(GRID_RIDGES)) < 2**29
+    assert logistic._cell_bytes(50_000, 10_000, 512, 100, len(L2_GRID)) < 2**29
 
 
 def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
@@ -211,11 +211,11 @@ def test_useless_features_and_absent_classes_do_no_harm():
 
 
 def test_separable_classes_stay_finite():
-    """Without an end to how far the weights may grow, but for the ridge."""
+    """Without an end to how far the weights may grow, but for the l2."""
     y, y2 = labels(200, 1), labels(200, 2)
     train, test = planted(200, y, 30.0, seed=1)[None], planted(200, y2, 30.0, seed=2)[None]
     assert converged(train, y, (1e-6, 1.0), 100).isfinite().all()
-    scores = logistic_grid(train, y, test, y2, ridges=(1e-6, 1.0), iterations=(200, 200))
+    scores = logistic_grid(train, y, test, y2, l2_grid=(1e-6, 1.0), iterations=(200, 200))
     assert (scores.every_test == 1).all()
 
 
@@ -223,5 +223,5 @@ def test_too_little_to_choose_on_is_refused():
     train, y, test, y2 = easy()
     with pytest.raises(UserError, match="five training samples"):
         logistic_grid(train[:, :4], y[:4], test, y2)
-    with pytest.raises(UserError, match="ridge"):
-        logistic_grid(train, y, test, y2, ridges=())
+    with pytest.raises(UserError, match="l2 penalty"):
+        logistic_grid(train, y, test, y2, l2_grid=())
