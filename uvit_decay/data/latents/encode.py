@@ -18,9 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from einops import rearrange
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -28,9 +26,9 @@ from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
-from uvit_decay.data.latents.manifest import Manifest, Statistics, read
+from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
-from uvit_decay.image_io import to_float
+from uvit_decay.data.latents.statistics import Sums, statistics
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
@@ -84,7 +82,9 @@ def encode(
         processes.wait()
         if processes.is_main:
             write_labels(folder, images.labels)
-            _finished(folder, manifest).write(folder)  # written last: statistics mark the latents as complete
+            numbers, rgb = statistics(list(read_sums(folder, manifest)))
+            # written last: statistics mark the latents as complete
+            replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=numbers).write(folder)
         processes.wait()
     return read(folder)
 
@@ -145,12 +145,12 @@ def _encode_shards(
 
 def _encode_shard(
     batches: Iterator[tuple[Tensor, Tensor]], numbers: range, manifest: Manifest, autoencoder: Autoencoder, bar: tqdm
-) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+) -> tuple[Tensor, Tensor, Tensor, Sums]:
     """Return moments (n, 2, 2c, h, w), labels (n,), CRC-32s of the images' pixels (n,) and the sums of a shard."""
     count, first = len(numbers), numbers.start
     moments = torch.empty(count, *manifest.row, dtype=getattr(torch, manifest.dtype))
     labels, pixels = torch.empty(2, count, dtype=torch.int64)
-    sums, start = _Sums(manifest.latents), 0
+    sums, start = Sums(manifest.latents), 0
     for images, batch_labels in batches:
         part = slice(start, start := start + len(images))
         for side, oriented in enumerate((images, images.flip(-1))):
@@ -163,46 +163,4 @@ def _encode_shard(
         labels[part], pixels[part] = batch_labels, crc32(images, 1)
         sums.update(moments[part, 0], images)
         bar.update(len(images))
-    return moments, labels, pixels, sums.values()
-
-
-class _Sums:
-    """Float64 sums over latent cells, from which mean, standard deviation and the linear map to RGB are computed.
-
-    With x = (z - shift) * scale, z the posterior mean, and y the image averaged over a cell, in [-1, 1]: `gram` is
-    (x, 1)^T (x, 1), `cross` is (x, 1)^T y, and `variance` sums the posterior variance of x.
-    """
-
-    def __init__(self, space: LatentSpace) -> None:
-        rows = space.channels + 1
-        self.space = space
-        self.gram = torch.zeros(rows, rows, dtype=torch.float64)
-        self.cross = torch.zeros(rows, 3, dtype=torch.float64)
-        self.variance = torch.zeros(space.channels, dtype=torch.float64)
-
-    def update(self, moments: Tensor, images: Tensor) -> None:
-        """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W)."""
-        x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
-        x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
-        y = rearrange(avg_pool2d(to_float(images), self.space.factor).double(), "b c h w -> (b h w) c")
-        self.gram += x.T @ x
-        self.cross += x.T @ y
-        log_variance = moments[:, self.space.channels :].double()
-        self.variance += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
-
-    def values(self) -> dict[str, Any]:
-        """Return the sums as lists, for JSON."""
-        return {"gram": self.gram.tolist(), "cross": self.cross.tolist(), "variance": self.variance.tolist()}
-
-
-def _finished(folder: Path, manifest: Manifest) -> Manifest:
-    """Return the manifest with the map to RGB and the statistics, computed from the sums of all shards."""
-    rows = manifest.latents.channels
-    all_sums = list(read_sums(folder, manifest))
-    gram, cross, variance = (torch.stack([s[key] for s in all_sums]).sum(0) for key in ("gram", "cross", "variance"))
-    cells = gram[rows, rows]
-    mean = gram[rows, :rows] / cells
-    std = ((gram.diagonal()[:rows] + variance) / cells - mean.square()).sqrt()
-    rgb = (torch.linalg.pinv(gram, hermitian=True) @ cross).tolist()
-    statistics = Statistics(tuple(mean.tolist()), tuple(std.tolist()))
-    return replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=statistics)
+    return moments, labels, pixels, sums

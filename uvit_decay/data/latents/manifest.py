@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.classes import class_hash
+from uvit_decay.data.latents.statistics import Statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import read_json, typed, write_json
 
@@ -24,21 +25,13 @@ MOST_SHARDS = 1_000_000
 
 
 @dataclass(frozen=True)
-class Statistics:
-    """Per-channel mean and standard deviation of posterior samples x = (z - shift) * scale, without mirror images."""
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The description of a folder of latents.
 
     Args:
         latents: the autoencoder and its normalisation; the linear map to RGB is set once all images are encoded.
         source: path of the images.
-        pictures: sha256 of the image names, in order.
+        pictures: sha256 of the image names, in order; the name is that of the files of before.
         count: number of images.
         image_size: height and width in pixels before encoding.
         classes: number of images of each class, by name, sorted; empty for images without classes.
@@ -91,8 +84,8 @@ class Manifest:
         return [(f"shard-{k:05d}-of-{number:05d}.safetensors", part) for k, part in enumerate(parts)]
 
     @cached_property
-    def key(self) -> str:
-        """Fingerprint of the settings and the image names, stored in each shard."""
+    def fingerprint(self) -> str:
+        """SHA-256 of the settings and the image names, stored in each shard."""
         return hashlib.sha256(json.dumps(dict(_settings(self))).encode()).hexdigest()
 
     def write(self, folder: Path) -> None:
@@ -125,14 +118,13 @@ class Manifest:
         """Raise a UserError, with both values, if `folder` holds latents encoded with other settings."""
         if not (folder / NAME).exists():
             if any(folder.glob("shard-*")):
-                raise UserError(f"{folder} holds shards but no {NAME} that says whose: choose another folder")
+                raise UserError(f"{folder} holds shards but no {NAME} with their settings: choose another folder")
             return
-        for (name, here), (_, there) in zip(_settings(self), _settings(read(folder, whole=False)), strict=True):
-            if here != there:
-                shown = (str(value)[:60] for value in (there, here))
-                raise UserError(
-                    "{}: was encoded with {} {}, not {}: choose another folder".format(folder, name, *shown)
-                )
+        stored = dict(_settings(read(folder, whole=False)))
+        for name, value in _settings(self):
+            if value != stored[name]:
+                actual, expected = str(stored[name])[:60], str(value)[:60]
+                raise UserError(f"{folder}: was encoded with {name} {actual}, not {expected}: choose another folder")
 
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:

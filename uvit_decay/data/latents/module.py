@@ -9,7 +9,7 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash, class_list
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.latents import manifest
+from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -59,28 +59,28 @@ class Latents(ImageData):
 
     def load(self) -> None:
         """Read the manifests and open the sets."""
-        found = manifest.read(self.path)
+        manifest = read(self.path)
         if self.classes is not None:
-            wanted = class_hash(class_list(self.classes))
-            if wanted != found.class_hash:
+            expected = class_hash(class_list(self.classes))
+            if manifest.class_hash != expected:
                 raise UserError(
-                    f"{self.path} has the classes {found.class_list or 'of its folders'} (sha256 "
-                    f"{found.class_hash[:12]}), the config wants {self.classes} ({wanted[:12]})"
+                    f"{self.path} has the classes {manifest.class_list or 'of its folders'} (sha256 "
+                    f"{manifest.class_hash[:12]}), the config wants {self.classes} ({expected[:12]})"
                 )
-        self.image_size, self.channels, self.latents = found.size, found.latents.channels, found.latents
-        self.class_names = found.class_names
-        self.train = LatentSet(self.path, found, self.verify)
+        self.image_size, self.channels, self.latents = manifest.size, manifest.latents.channels, manifest.latents
+        self.class_names = manifest.class_names
+        self.train = LatentSet(self.path, manifest, self.verify)
         if self.test_path is not None:
-            self.test = self._load_test(at_home(self.test_path), found)
+            self.test = self._load_test(at_home(self.test_path), manifest)
 
-    def _load_test(self, path: Path, training: manifest.Manifest) -> LatentSet:
-        found = manifest.read(path)
-        training.latents.check_same(found.latents, str(self.path), str(path))
+    def _load_test(self, path: Path, training: Manifest) -> LatentSet:
+        test = read(path)
+        training.latents.check_same(test.latents, str(self.path), str(path))
         for key in ("image_size", "class_hash"):
-            own, other = getattr(training, key), getattr(found, key)
-            if own != other:
-                raise UserError(f"{self.path} has {key} {own}, {path} {other}")
-        return LatentSet(path, found, self.verify)
+            values = getattr(training, key), getattr(test, key)
+            if values[0] != values[1]:
+                raise UserError(f"{self.path} has {key} {values[0]}, {path} {values[1]}")
+        return LatentSet(path, test, self.verify)
 
     def network_input(self, stored: Tensor) -> Tensor:
         """Return the normalised posterior mean, float32 (b, c, h, w), of stored moments (b, 2c, h, w)."""

@@ -2,16 +2,16 @@
 
 A shard holds `moments` (n, 2, 2c, h, w), mean and log-variance of each image [i, 0] and of its mirror image [i, 1];
 `labels` int64 (n,); int64 CRC-32s: `rows` (n, 2) of the bytes of the moments, `pixels` (n,) of the encoded images; and,
-in its header, the sums over its images as JSON, its number and the key of its manifest. labels.safetensors holds the
-labels of all shards, so that shards are read only when needed. Shards without checksums are accepted.
+in its header, the sums over its images as JSON, its number and the fingerprint of its manifest. labels.safetensors
+holds the labels of all shards, so that shards are read only when needed. Shards without checksums are accepted.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,21 @@ from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
 from uvit_decay.data.latents.manifest import Manifest
+from uvit_decay.data.latents.statistics import Sums
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
-SUMS, WHOSE = "sums", "whose"
+SUMS, OWNER = "sums", "whose"  # names in the header
 LABELS = "labels.safetensors"
-MEND = "the encode command, run again, makes it anew"
+HINT = "the encode command, run again, makes it anew"
 
 
 def write_shard(
-    folder: Path, manifest: Manifest, number: int, moments: Tensor, labels: Tensor, pixels: Tensor, sums: dict[str, Any]
+    folder: Path, manifest: Manifest, number: int, moments: Tensor, labels: Tensor, pixels: Tensor, sums: Sums
 ) -> None:
     """Write a shard atomically: a process that is killed leaves either the whole file or none."""
     tensors = {"moments": moments, "labels": labels, "pixels": pixels, "rows": crc32(moments, 2)}
-    metadata = {SUMS: json.dumps(sums), WHOSE: _whose(manifest, number)}
+    metadata = {SUMS: sums.to_json(), OWNER: _owner(manifest, number)}
     save_tensors(folder / manifest.shards[number][0], tensors, metadata)
 
 
@@ -45,12 +46,12 @@ def write_labels(folder: Path, labels: Tensor) -> None:
 
 def crc32(values: Tensor, dims: int) -> Tensor:
     """Return the CRC-32 of the bytes at each index of the first `dims` dimensions, int64."""
-    places = values.contiguous().view(torch.uint8).flatten(dims).flatten(0, dims - 1).numpy()
-    return torch.tensor([zlib.crc32(row) for row in places], dtype=torch.int64).view(values.shape[:dims])
+    rows = values.contiguous().view(torch.uint8).flatten(dims).flatten(0, dims - 1).numpy()
+    return torch.tensor([zlib.crc32(row) for row in rows], dtype=torch.int64).view(values.shape[:dims])
 
 
-def _whose(manifest: Manifest, number: int) -> str:
-    return f"{number} of {manifest.key}"
+def _owner(manifest: Manifest, number: int) -> str:
+    return f"{number} of {manifest.fingerprint}"
 
 
 def _open(
@@ -63,15 +64,19 @@ def _open(
     """
     name, part = manifest.shards[number]
     metadata, tensors = load_tensors(folder / name, verify)
-    if metadata.get(WHOSE, _whose(manifest, number)) != _whose(manifest, number):
+    if metadata.get(OWNER, _owner(manifest, number)) != _owner(manifest, number):
         raise UserError(f"{folder / name} is a shard of other latents, or from another place among these")
-    wanted = {"moments": (getattr(torch, manifest.dtype), (len(part), *manifest.row))}
-    wanted |= {"labels": (torch.int64, (len(part),)), "pixels": (torch.int64, (len(part),))}
-    wanted |= {"rows": (torch.int64, (len(part), 2))}
+    count = len(part)
+    expected = {"moments": (getattr(torch, manifest.dtype), (count, *manifest.row))}
+    expected |= {
+        "labels": (torch.int64, (count,)),
+        "pixels": (torch.int64, (count,)),
+        "rows": (torch.int64, (count, 2)),
+    }
     for key in {"moments", "labels"} | tensors.keys():
-        found = (tensors[key].dtype, tuple(tensors[key].shape)) if key in tensors else None
-        if found != wanted.get(key):
-            raise UserError(f"{folder / name} holds {key} {found}, the manifest says {wanted.get(key)}")
+        actual = (tensors[key].dtype, tuple(tensors[key].shape)) if key in tensors else None
+        if actual != expected.get(key):
+            raise UserError(f"{folder / name} holds {key} {actual}, the manifest says {expected.get(key)}")
     return metadata, tensors
 
 
@@ -91,22 +96,24 @@ def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -
     return tensors.get("pixels")
 
 
-def read_sums(folder: Path, manifest: Manifest) -> Iterator[dict[str, Tensor]]:
-    """Yield the sums of each shard in order, as float64 tensors; raise a UserError if a shard cannot be read."""
+def read_sums(folder: Path, manifest: Manifest) -> Iterator[Sums]:
+    """Yield the sums of each shard in order; raise a UserError if a shard cannot be read."""
     for number, (name, _) in enumerate(manifest.shards):
         yield _sums(folder / name, manifest, _open(folder, manifest, number)[0])
 
 
-def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> dict[str, Tensor]:
-    c = manifest.latents.channels
-    shapes = {"gram": (c + 1, c + 1), "cross": (c + 1, 3), "variance": (c,)}
+def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
     errors = (KeyError, TypeError, ValueError, RuntimeError, RecursionError)
     with explained(f"{path} has no sums that can be read", *errors):
-        values = json.loads(metadata[SUMS])
-        sums = {key: torch.tensor(values[key], dtype=torch.float64).reshape(shapes[key]) for key in shapes}
-        if not all(value.isfinite().all() for value in sums.values()):
-            raise ValueError("they are not finite")
-    return sums
+        return Sums.from_json(metadata[SUMS], manifest.latents)
+
+
+@contextmanager
+def _with_hint() -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{error}: {HINT}") from error
 
 
 class LatentSet(ImageSet):
@@ -121,13 +128,14 @@ class LatentSet(ImageSet):
         UserError: a file is missing, damaged, or does not match the manifest.
     """
 
+    @_with_hint()
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.labels = self._labels()
         for name, part in manifest.shards:
             path = folder / name
             if not path.is_file() or path.stat().st_size < 2 * len(part) * math.prod(manifest.row):  # 2 bytes each
-                raise UserError(f"{path} is missing or truncated: {MEND}")
+                raise UserError(f"{path} is missing or truncated")
         self._shards: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,39 +144,35 @@ class LatentSet(ImageSet):
     def _labels(self) -> Tensor:
         """Return all labels (count,); raise a UserError unless the count of each class is that of the manifest."""
         path, manifest = self.folder / LABELS, self.manifest
-        try:
-            labels = load_tensors(path)[1].get("labels", torch.empty(0))
-        except UserError as error:
-            raise UserError(f"{error}: {MEND}") from error
+        labels = load_tensors(path)[1].get("labels", torch.empty(0))
         if labels.dtype != torch.int64 or labels.shape != (manifest.count,):
-            found = f"{labels.dtype} {tuple(labels.shape)}"
-            raise UserError(f"{path} has labels {found}, the manifest {manifest.count} images: {MEND}")
+            actual = f"{labels.dtype} {tuple(labels.shape)}"
+            raise UserError(f"{path} has labels {actual}, the manifest {manifest.count} images")
         counts = list(manifest.classes.values()) or [manifest.count]
         inside = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
         if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:
-            raise UserError(f"{path} has other labels than the manifest counts: {MEND}")
+            raise UserError(f"{path} has other labels than the manifest counts")
         return labels.clone()  # a copy, not a memory map of the file
 
     def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Return a shard's moments as memory-mapped bytes (n, 2, bytes of a row) and their checksums (n, 2) or None."""
         if number not in self._shards:
-            try:
-                _, tensors = _open(self.folder, self.manifest, number)
-            except UserError as error:
-                raise UserError(f"{error}: {MEND}") from error
-            rows = tensors["rows"].numpy() if self.verify and "rows" in tensors else None
-            self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), rows
+            _, tensors = _open(self.folder, self.manifest, number)
+            checksums = tensors["rows"].numpy() if self.verify and "rows" in tensors else None
+            self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), checksums
         return self._shards[number]
 
+    @_with_hint()
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
-        found = np.empty((len(indices), 2 * math.prod(self.manifest.row[1:])), np.uint8)
-        for place, index, side in zip(found, indices, sides, strict=True):
+        """Return the moments of these images, of the image itself (side 0) or its mirror image (side 1)."""
+        rows = np.empty((len(indices), 2 * math.prod(self.manifest.row[1:])), np.uint8)
+        for row, index, side in zip(rows, indices, sides, strict=True):
             number, i = divmod(index, self.manifest.shard_size)
-            moments, rows = self._shard(number)
-            place[:] = moments[i, side]
-            if rows is not None and zlib.crc32(place) != rows[i, side]:
-                raise UserError(f"{self.folder / self.manifest.shards[number][0]} is damaged in row {i}: {MEND}")
-        return torch.from_numpy(found).view(getattr(torch, self.manifest.dtype)).unflatten(1, self.manifest.row[1:])
+            moments, checksums = self._shard(number)
+            row[:] = moments[i, side]
+            if checksums is not None and zlib.crc32(row) != checksums[i, side]:
+                raise UserError(f"{self.folder / self.manifest.shards[number][0]} is damaged in row {i}")
+        return torch.from_numpy(rows).view(getattr(torch, self.manifest.dtype)).unflatten(1, self.manifest.row[1:])
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return self._rows(indices, [0] * len(indices)), self.labels[indices]
