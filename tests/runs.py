@@ -1,10 +1,14 @@
 """Short runs that tell what they did."""
 
+import torch
 from conftest import Losses, state, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn import UViT
+from uvit_decay.tasks import DiffusionTask
 
 
 class StopAt(Callback):
@@ -21,3 +25,10 @@ def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **o
     trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
     trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
     return losses.values, state(task), {name: value.clone() for name, value in ema.shadow.items()}
+
+
+def latent_task(**options):
+    """Training of a small network of the latents of `encoded`."""
+    torch.manual_seed(0)
+    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
+    return DiffusionTask(net, sampling=Sampling("dpm++", 3), **options)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from runs import fit
 
 from uvit_decay.callbacks import LastCheckpoint, Preview, checkpoint
 from uvit_decay.data import Digits
@@ -73,3 +74,34 @@ def test_signals_are_whose_they_were_after_a_run(tmp_path, signum, fails):
     with pytest.raises(KeyError) if fails else nullcontext():
         tiny_trainer(tmp_path, LastCheckpoint(), Fail(), max_steps=2).fit(tiny_task(), Digits(32))
     assert signal.getsignal(signum) is before
+
+
+@pytest.mark.parametrize(("every", "keep", "kept"), [(4, 6, [6, 12]), (0, 5, [5, 10]), (5, 0, [])])
+def test_checkpoints_are_kept_at_their_steps(tmp_path, every, keep, kept):
+    fit(tmp_path, LastCheckpoint(every, keep), max_steps=13)
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["last.ckpt", *(f"step_{step:08d}.ckpt" for step in kept)]
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 13
+
+
+def test_a_step_of_accumulated_gradients_is_saved_once(tmp_path):
+    class Counting(LastCheckpoint):
+        saved: tuple[str, ...] = ()
+
+        def _save(self, trainer, name="last"):
+            self.saved += (f"{name} {trainer.global_step}",)
+            return super()._save(trainer, name)
+
+    checkpoint = Counting(every_n_steps=4, keep_every_n_steps=3)
+    fit(tmp_path, checkpoint, max_steps=9, data=Digits(32, device_batch_size=16))
+    assert checkpoint.saved == ("step_00000003 3", "last 4", "step_00000006 6", "last 8", "step_00000009 9", "last 9")
+
+
+def test_a_failing_evaluation_costs_no_step(tmp_path):
+    class Broken(Preview):
+        def evaluate(self, trainer, task) -> None:
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(tmp_path, Broken(), LastCheckpoint(every_n_steps=100), max_steps=7)
+    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 7

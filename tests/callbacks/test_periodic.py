@@ -1,13 +1,15 @@
-"""In which precision looks while training sample."""
+"""Evaluations while training: they change no training, and sample in the precision that was asked for."""
 
 import pytest
 import torch
-from conftest import tiny_task, tiny_trainer
+from conftest import same, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from runs import fit
 
-from uvit_decay.callbacks import LinearProbes, Preview
+from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 
 
@@ -33,8 +35,8 @@ def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatc
         on_cpu.fit(tiny_task(), Digits(32))
 
 
-def test_looks_have_the_precision_of_the_task_unless_they_name_one(tmp_path):
-    looks = {
+def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_path):
+    callbacks = {
         Preview(sampling=Sampling("ddim")): "bf16",
         Preview(sampling=Sampling("ddim", precision="float32")): "float32",
         Preview(): "bf16",
@@ -43,6 +45,30 @@ def test_looks_have_the_precision_of_the_task_unless_they_name_one(tmp_path):
 
     def compare(trainer, task):
         task.sampling = Sampling(precision="bf16")
-        assert [look.sampling_for(task).precision for look in looks] == list(looks.values())
+        assert [callback.sampling_for(task).precision for callback in callbacks] == list(callbacks.values())
 
     tiny_trainer(tmp_path, OnceSetUp(compare), max_steps=1).fit(tiny_task(), Digits(32))
+
+
+def test_evaluations_change_no_loss_and_no_weight(tmp_path):
+    evaluations = (
+        Preview(every_n_steps=5, rows=1),
+        GenerationMetrics(SmallClassifier(steps=20), num=20, allow_few=True, every_n_steps=5),
+        LinearProbes(times=(0.1,), every_n_steps=5, max_train=100, max_test=50),
+    )
+    evaluated = fit(tmp_path / "evaluated", *evaluations, max_steps=12, limit_val_batches=2, val_check_interval=4)
+    alone = fit(tmp_path / "alone", max_steps=12)
+    assert evaluated[0] == alone[0]
+    assert same(evaluated[1], alone[1])
+    saved = torch.load(tmp_path / "evaluated" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert all(name.startswith("net.") for name in saved["state_dict"])
+    assert not {name for name in saved["callbacks"] if "Metrics" in name or "Probes" in name}
+    for name in (
+        "samples.png",
+        "samples/step_00000005.png",
+        "generation.jsonl",
+        "probes.jsonl",
+        "probes.png",
+        "probes.csv",
+    ):
+        assert (tmp_path / "evaluated" / name).stat().st_size > 0

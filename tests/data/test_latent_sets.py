@@ -1,27 +1,18 @@
-"""Latents read and trained on: workers, damaged folders, posterior samples, previews, what does not fit."""
+"""Latents read and trained on: workers, damaged folders, posterior samples, what does not fit."""
 
-import gc
 import json
 import pickle
-import weakref
 
 import pytest
 import torch
 from conftest import Losses, save_tiny_vae, tiny_trainer
 from latent_files import COUNT, copied, encode, open_set, without_checksums
-from PIL import Image
+from runs import latent_task
 
-from uvit_decay import history
-from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.batches import StepLoader, StepSampler
-from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.metrics import CustomExtractor
-from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks import DiffusionTask
 
 # ---- reading
 
@@ -148,12 +139,6 @@ def edit(folder, checksum=None, **values):
 # ---- training
 
 
-def latent_task(**options):
-    torch.manual_seed(0)
-    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
-    return DiffusionTask(net, sampling=Sampling("dpm++", 3), **options)
-
-
 def fit(folder, data, *callbacks, max_steps=4, ckpt_path=None):
     losses, task = Losses(), latent_task()
     tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, limit_val_batches=1).fit(
@@ -170,52 +155,6 @@ def test_training_draws_the_posterior_and_the_mirror_anew_and_repeats_exactly(en
     frozen.on_after_batch_transfer = lambda batch, _: batch._replace(images=frozen.network_input(batch.images))
     assert fit(tmp_path / "mean", frozen)[0] != first[0]
     assert fit(tmp_path / "plain", Latents(str(encoded), batch_size=11, num_workers=0, flip=False))[0] != first[0]
-
-
-def test_previews_and_probes_work_on_latents(encoded, tmp_path):
-    data = Latents(str(encoded), str(encoded), batch_size=11, num_workers=0)
-    fit(tmp_path, data, Preview(rows=2), LinearProbes(times=(0.1,)))
-    with Image.open(tmp_path / "samples.png") as grid:
-        assert len(grid.getcolors(maxcolors=100_000)) > 10
-    assert (tmp_path / "probes.csv").read_text().count("\n") == 5
-
-
-class Colours(torch.nn.Module):
-    """64 features: the mean colours of 16 places, and a constant."""
-
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        places = torch.nn.functional.adaptive_avg_pool2d(images.float() / 255, [4, 4]).flatten(1)
-        return torch.cat([places, places[:, :16]], 1)
-
-
-def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path):
-    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
-    data = Latents(str(encoded), batch_size=11, num_workers=0)
-    judged = {"num": 12, "reference": str(image_dir), "allow_few": True}
-    with pytest.raises(UserError, match="latents need a reference"):
-        fit(tmp_path / "without", data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12))
-    fit(tmp_path, data, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged))
-    (found,) = history.read(tmp_path / "generation.jsonl")
-    assert found.values["fid"] > 0
-    assert (found.metadata["samples"]["size"], found.metadata["reference"]["size"]) == ("32x32", "32x32")
-    assert any("not Inception's" in remark for remark in found.metadata["remarks"])
-
-
-def test_the_autoencoder_is_on_the_device_during_looks_only(encoded, image_dir, tmp_path, monkeypatch):
-    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
-    copies, on = [], Autoencoder.on
-
-    def remembered(autoencoder, device):
-        copied = on(autoencoder, device)
-        copies.append(weakref.ref(copied))
-        return copied
-
-    monkeypatch.setattr(Autoencoder, "on", remembered)
-    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
-    metrics = GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged)
-    fit(tmp_path, Latents(str(encoded), batch_size=11, num_workers=0), metrics)
-    gc.collect()
-    assert [copied() for copied in copies] == [None, None]
 
 
 def test_a_checkpoint_goes_on_only_with_latents_of_its_own_autoencoder(encoded, image_dir, vae, tmp_path):

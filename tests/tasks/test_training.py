@@ -13,9 +13,8 @@ from PIL import Image
 from runs import StopAt, fit
 
 from uvit_decay import history
-from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
+from uvit_decay.callbacks import EMA, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
-from uvit_decay.metrics.extractors import Features, SmallClassifier
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.sharding import spare_copies
 
@@ -58,53 +57,6 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
         fit(tmp_path / "b", max_steps=3, data=Renamed(32), ckpt_path=checkpoint)
 
 
-def test_looking_callbacks_change_no_loss_and_no_weight(tmp_path):
-    looking = (
-        Preview(every_n_steps=5, rows=1),
-        GenerationMetrics(SmallClassifier(steps=20), num=20, allow_few=True, every_n_steps=5),
-        LinearProbes(times=(0.1,), every_n_steps=5, max_train=100, max_test=50),
-    )
-    watched = fit(tmp_path / "watched", *looking, max_steps=12, limit_val_batches=2, val_check_interval=4)
-    alone = fit(tmp_path / "alone", max_steps=12)
-    assert watched[0] == alone[0]
-    assert same(watched[1], alone[1])
-    saved = torch.load(tmp_path / "watched" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert all(name.startswith("net.") for name in saved["state_dict"])
-    assert not {name for name in saved["callbacks"] if "Metrics" in name or "Probes" in name}
-    for name in (
-        "samples.png",
-        "samples/step_00000005.png",
-        "generation.jsonl",
-        "probes.jsonl",
-        "probes.png",
-        "probes.csv",
-    ):
-        assert (tmp_path / "watched" / name).stat().st_size > 0
-
-
-def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):
-    class Pixels:
-        """Like Inception: ready as it is, with classes of its own."""
-
-        name, dim, channels, knows_labels, has_logits = "pixels", 64, 1, False, True
-
-        def fingerprint(self) -> str:
-            return "pixels-0"
-
-        def prepare(self, images, labels, device) -> None:
-            assert len(images) == len(labels) == 0
-
-        def __call__(self, images) -> Features:
-            flat = images.flatten(1).float()
-            return Features(flat, flat[:, :10] / 100)
-
-    fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
-    (found,) = history.read(tmp_path / "generation.jsonl")
-    assert found.values["fid"] > 0
-    assert "label_consistency" not in found.values
-    assert (found.metadata["samples"]["labels"], found.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
-
-
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
     script = f"""
@@ -117,10 +69,10 @@ from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
 if __name__ == "__main__":
     devices, folder = int(sys.argv[1]), sys.argv[2]
-    looking = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=71),
+    evaluating = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=71),
                LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50))
     strategy = "ddp" if devices > 1 else "auto"
-    trainer = tiny_trainer(folder, EMA(0.9), *looking, max_steps=20, devices=devices, strategy=strategy)
+    trainer = tiny_trainer(folder, EMA(0.9), *evaluating, max_steps=20, devices=devices, strategy=strategy)
     trainer.fit(tiny_task(), Digits(32))
 """
     (tmp_path / "ddp.py").write_text(script)
@@ -142,61 +94,8 @@ if __name__ == "__main__":
     assert (tmp_path / "2" / "probes.csv").exists()
 
 
-def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
-    class Break(Callback):
-        def on_train_batch_start(self, trainer, task, *_) -> None:
-            if trainer.global_step == 8:
-                with torch.no_grad():
-                    task.net.norm.weight.fill_(float("nan"))
-
-    with pytest.raises(UserError, match=r"not finite at step 8 \(learning rate 0.0009\)"):
-        fit(tmp_path, Break(), LastCheckpoint(every_n_steps=3), max_steps=20)
-    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert kept["global_step"] == 6
-    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
-
-
-def test_weights_that_are_not_finite_are_never_saved(tmp_path):
-    task = tiny_task()
-    trainer = tiny_trainer(tmp_path, max_steps=3)
-    trainer.fit(task, Digits(32))
-    with torch.no_grad():
-        task.net.norm.weight[0] = float("inf")
-    with pytest.raises(UserError, match="weights are not finite at step 3"):
-        trainer.save_checkpoint(tmp_path / "bad.ckpt")
-    assert not (tmp_path / "bad.ckpt").exists()
-
-
-def test_a_failing_look_costs_no_step(tmp_path):
-    class Broken(Preview):
-        def evaluate(self, trainer, task) -> None:
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        fit(tmp_path, Broken(), LastCheckpoint(every_n_steps=100), max_steps=7)
-    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 7
-
-
-@pytest.mark.parametrize(("every", "keep", "kept"), [(4, 6, [6, 12]), (0, 5, [5, 10]), (5, 0, [])])
-def test_checkpoints_are_kept_at_their_steps(tmp_path, every, keep, kept):
-    fit(tmp_path, LastCheckpoint(every, keep), max_steps=13)
-    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["last.ckpt", *(f"step_{step:08d}.ckpt" for step in kept)]
-    assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 13
-
-
 def test_logging_can_be_switched_off(tmp_path):
     assert len(fit(tmp_path, max_steps=3, log_every_n_steps=0)[0]) == 3
-
-
-def test_nothing_is_saved_after_a_bad_loss(tmp_path):
-    task = tiny_task()
-    trainer = tiny_trainer(tmp_path, max_steps=3)
-    trainer.fit(task, Digits(32))
-    task._bad_step = torch.tensor(3)
-    with pytest.raises(UserError, match="not finite"):
-        trainer.save_checkpoint(tmp_path / "bad.ckpt")
-    assert not (tmp_path / "bad.ckpt").exists()
 
 
 def test_compiled_training_is_eager_training_and_its_checkpoint_is_the_same(tmp_path, monkeypatch):
@@ -204,8 +103,8 @@ def test_compiled_training_is_eager_training_and_its_checkpoint_is_the_same(tmp_
 
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     eager = fit(tmp_path / "eager", max_steps=4)
-    looking = (Preview(rows=1), LinearProbes(times=(0.1,), max_train=50, max_test=50))
-    compiled = fit(tmp_path / "compiled", *looking, max_steps=4, task=tiny_task(compile="aot_eager"))
+    evaluating = (Preview(rows=1), LinearProbes(times=(0.1,), max_train=50, max_test=50))
+    compiled = fit(tmp_path / "compiled", *evaluating, max_steps=4, task=tiny_task(compile="aot_eager"))
     assert compiled[0] == pytest.approx(eager[0], rel=1e-5)
     assert compiled[1].keys() == eager[1].keys()
     assert (tmp_path / "compiled" / "probes.png").exists()
@@ -268,19 +167,6 @@ def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
     assert [cosine.factor(k, 104) for k in (4, 54, 104, 200)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
 
 
-def test_a_step_of_accumulated_gradients_is_saved_once(tmp_path):
-    class Counting(LastCheckpoint):
-        saved: tuple[str, ...] = ()
-
-        def _save(self, trainer, name="last"):
-            self.saved += (f"{name} {trainer.global_step}",)
-            return super()._save(trainer, name)
-
-    checkpoint = Counting(every_n_steps=4, keep_every_n_steps=3)
-    fit(tmp_path, checkpoint, max_steps=9, data=Digits(32, device_batch_size=16))
-    assert checkpoint.saved == ("step_00000003 3", "last 4", "step_00000006 6", "last 8", "step_00000009 9", "last 9")
-
-
 def test_labels_are_dropped_in_training_alone(tmp_path):
     seen = {True: [], False: []}
 
@@ -327,3 +213,38 @@ def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_pat
     for found in on_two_processes(partial(spoilt, tmp_path, last), tmp_path):
         assert found.pop("error").startswith(f"the loss is not finite at step {last} ")
         assert found == {"steps": steps, "find_unused": False, "views": True, "sends_buffers": False}
+
+
+def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
+    class Break(Callback):
+        def on_train_batch_start(self, trainer, task, *_) -> None:
+            if trainer.global_step == 8:
+                with torch.no_grad():
+                    task.net.norm.weight.fill_(float("nan"))
+
+    with pytest.raises(UserError, match=r"not finite at step 8 \(learning rate 0.0009\)"):
+        fit(tmp_path, Break(), LastCheckpoint(every_n_steps=3), max_steps=20)
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert kept["global_step"] == 6
+    assert all(torch.isfinite(value).all() for value in kept["state_dict"].values())
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    trainer.fit(task, Digits(32))
+    with torch.no_grad():
+        task.net.norm.weight[0] = float("inf")
+    with pytest.raises(UserError, match="weights are not finite at step 3"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "bad.ckpt").exists()
+
+
+def test_nothing_is_saved_after_a_bad_loss(tmp_path):
+    task = tiny_task()
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    trainer.fit(task, Digits(32))
+    task._bad_step = torch.tensor(3)
+    with pytest.raises(UserError, match="not finite"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+    assert not (tmp_path / "bad.ckpt").exists()

@@ -1,0 +1,88 @@
+"""Metrics of samples while training: extractors of any kind, and latents, which are decoded."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from PIL import Image
+from runs import fit, latent_task
+
+from uvit_decay import history
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
+from uvit_decay.data import Latents
+from uvit_decay.metrics import CustomExtractor
+from uvit_decay.metrics.extractors import Features
+from uvit_decay.runtime.errors import UserError
+
+
+def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):
+    class Pixels:
+        """Like Inception: ready as it is, with classes of its own."""
+
+        name, dim, channels, knows_labels, has_logits = "pixels", 64, 1, False, True
+
+        def fingerprint(self) -> str:
+            return "pixels-0"
+
+        def prepare(self, images, labels, device) -> None:
+            assert len(images) == len(labels) == 0
+
+        def __call__(self, images) -> Features:
+            flat = images.flatten(1).float()
+            return Features(flat, flat[:, :10] / 100)
+
+    fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
+    (found,) = history.read(tmp_path / "generation.jsonl")
+    assert found.values["fid"] > 0
+    assert "label_consistency" not in found.values
+    assert (found.metadata["samples"]["labels"], found.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
+
+
+def test_previews_and_probes_work_on_latents(encoded, tmp_path):
+    data = Latents(str(encoded), str(encoded), batch_size=11, num_workers=0)
+    fit(tmp_path, Preview(rows=2), LinearProbes(times=(0.1,)), max_steps=4, task=latent_task(), data=data)
+    with Image.open(tmp_path / "samples.png") as grid:
+        assert len(grid.getcolors(maxcolors=100_000)) > 10
+    assert (tmp_path / "probes.csv").read_text().count("\n") == 5
+
+
+class Colours(torch.nn.Module):
+    """64 features: the mean colours of 16 places, and a constant."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        places = torch.nn.functional.adaptive_avg_pool2d(images.float() / 255, [4, 4]).flatten(1)
+        return torch.cat([places, places[:, :16]], 1)
+
+
+def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path):
+    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
+    data = Latents(str(encoded), batch_size=11, num_workers=0)
+    trained = {"max_steps": 4, "task": latent_task(), "data": data}
+    judged = {"num": 12, "reference": str(image_dir), "allow_few": True}
+    with pytest.raises(UserError, match="latents need a reference"):
+        fit(tmp_path / "without", GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12), **trained)
+    fit(tmp_path, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged), **trained)
+    (found,) = history.read(tmp_path / "generation.jsonl")
+    assert found.values["fid"] > 0
+    assert (found.metadata["samples"]["size"], found.metadata["reference"]["size"]) == ("32x32", "32x32")
+    assert any("not Inception's" in remark for remark in found.metadata["remarks"])
+
+
+def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image_dir, tmp_path, monkeypatch):
+    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
+    copies, on = [], Autoencoder.on
+
+    def remembered(autoencoder, device):
+        copied = on(autoencoder, device)
+        copies.append(weakref.ref(copied))
+        return copied
+
+    monkeypatch.setattr(Autoencoder, "on", remembered)
+    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
+    metrics = GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged)
+    data = Latents(str(encoded), batch_size=11, num_workers=0)
+    fit(tmp_path, metrics, max_steps=4, task=latent_task(), data=data)
+    gc.collect()
+    assert [copied() for copied in copies] == [None, None]
