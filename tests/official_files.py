@@ -11,7 +11,8 @@ from uvit_reference import SMALL, VARIANTS, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.official.common import ImportOptions, StateDict
+from uvit_decay.checkpoint.official.sit import without_sigma
 from uvit_decay.nn import UViT
 
 HERE = Path("file.pth")
@@ -34,6 +35,11 @@ def saved(contents, path):
     return path
 
 
+def plain_head(state):
+    """The official state_dict of a SiT without what learn_sigma adds."""
+    return without_sigma(StateDict(state, "SiT", HERE)).state
+
+
 def described(path):
     with safe_open(path, "pt") as file:
         return json.loads(file.metadata()["uvit_decay"])
@@ -50,7 +56,7 @@ def is_close(a, b):
 
 
 def told(what):
-    return f"an official file does not say {what}: its reader must be told"
+    return f"an official file does not record {what}: pass them on with it"
 
 
 def redescribe(file, **values):

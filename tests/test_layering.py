@@ -17,7 +17,8 @@ FORBIDDEN = {
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
     "representations": {"tasks", "callbacks", "compare", "cli", "decay"},
     "evaluation": {"tasks", "callbacks", "cli"},
-    "tasks": {"evaluation", "representations", "compare", "callbacks", "checkpoint", "cli"},
+    "tasks": {"evaluation", "representations", "compare", "callbacks", "cli"},
+    "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
 }
 WITHOUT_LIGHTNING = (
     "nn",

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from uvit_reference import SMALL, inputs, official_forward, official_shapes, ran
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import ImportOptions, recognise
+from uvit_decay.checkpoint.convert import import_official, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.diffusion.noise_path import VP, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import UViT
@@ -50,15 +51,15 @@ def test_published_configurations_are_recognised(name, image, rows, count, class
     shapes = official_shapes(**options, num_classes=rows, null_label=False)
     state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
     found = recognise(state, ImportOptions(), HERE)
-    net, description = found.net, found.description("file.pth")
+    net, card = found.net, found.card("file.pth")
     time_scale = 999.0 if path == VP() else 1000.0
     assert (found.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
     assert {key: net.config[key] for key in options} == options
     assert net.shortcuts.alphas == (1.0,) * (2 * options["depth"] + 2)
-    assert description["path"]["class_path"] == f"uvit_decay.diffusion.noise_path.{type(path).__name__}"
-    assert Sampling(**description["sampling"]) == sampling
-    assert description["class_names"] == [str(label) for label in range(classes)]
-    assert (description["latents"] is not None) == (image["channels"] == 4)
+    assert card.path.class_path == f"uvit_decay.diffusion.noise_path.{type(path).__name__}"
+    assert card.sampling == sampling
+    assert card.class_names == tuple(str(label) for label in range(classes))
+    assert (card.latents is not None) == (image["channels"] == 4)
     assert f"{name} ({options['heads']} heads, {count:,} parameters)" in found.summary()
 
 
@@ -68,7 +69,7 @@ def test_names_and_shapes_tell_the_network(options):
     wanted = UViT(**SMALL | options).config
     assert found.net.config == wanted
     assert found.size is None
-    assert (found.description("x")["latents"] is None) == (wanted["channels"] != 4)
+    assert (found.card("x").latents is None) == (wanted["channels"] != 4)
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(11, 10), (101, 100), (10, 10), (12, 12)])
@@ -86,7 +87,7 @@ def test_what_is_said_comes_before_what_is_published():
     state = {key: torch.empty(shape, device="meta") for key, shape in huge.items()}
     found = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
     assert (found.path, found.net.time_scale, found.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
-    assert found.latents == {
+    assert asdict(found.latents) == {
         "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None
     }  # fmt: skip
     other = recognise(state, ImportOptions(heads=12), HERE)  # no published network: nothing of H is taken over

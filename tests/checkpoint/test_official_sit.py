@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import same
-from official_files import HERE, described, imported, is_close, our_sit, redescribe, saved, tiny_sit, told
+from official_files import HERE, described, imported, is_close, our_sit, plain_head, redescribe, saved, tiny_sit, told
 from safetensors.torch import save_file
 from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import ImportOptions, recognise
-from uvit_decay.checkpoint.official.sit_layout import without_sigma
+from uvit_decay.checkpoint.convert import export, import_official, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
+from uvit_decay.runtime.instantiate import Spec
 
 PLAIN, ONE = ImportOptions(heads=2), ImportOptions(heads=2, alpha_min=1.0)
 ARGUMENTS = Namespace(model="SiT-XL/2", path_type="Linear", prediction="velocity", vae="ema", cfg_scale=4.0, ckpt=None)
@@ -61,15 +61,15 @@ def test_published_files_are_recognised(name, options, tensors, count):
     found = recognise(
         {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, ImportOptions(alpha_min=1.0), HERE
     )
-    description = found.description("file.pt")
+    card = found.card("file.pt")
     assert (found.size, len(shapes)) == (size, tensors)
     assert (found.net.num_classes, found.net.null_label, found.net.config["learn_sigma"]) == (1000, True, False)
     assert found.net.config.items() >= {**layout, "learn_sigma": False}.items()
     assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in found.summary()
-    assert description["path"] == {"class_path": "uvit_decay.diffusion.noise_path.Linear", "init_args": {}}
-    assert (description["prediction"], description["latents"]["scale"]) == ("velocity", 0.18215)
-    assert description["latents"]["vae"] == "stabilityai/sd-vae-ft-ema"
-    assert Sampling(**description["sampling"]) == Sampling("sit-sde", 250, 1.0, False)
+    assert card.path == Spec("uvit_decay.diffusion.noise_path.Linear", {})
+    assert (card.prediction, card.latents.scale) == ("velocity", 0.18215)
+    assert card.latents.vae == "stabilityai/sd-vae-ft-ema"
+    assert card.sampling == Sampling("sit-sde", 250, 1.0, False)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -86,7 +86,7 @@ def test_what_is_said_comes_before_what_is_published():
         tiny_sit(), ImportOptions(heads=4, num_classes=4, path="gvp", prediction="score", vae="my/vae"), HERE
     )
     assert (found.net.config["heads"], found.net.num_classes, found.net.null_label) == (4, 4, False)
-    assert (found.path, found.prediction, found.latents["vae"]) == ("gvp", "score", "my/vae")
+    assert (found.path, found.prediction, found.latents.vae) == ("gvp", "score", "my/vae")
 
 
 # ---- import
@@ -127,7 +127,7 @@ def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
     with torch.no_grad():
         assert is_close(found.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
     assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == ""
-    assert same(torch.load(tmp_path / "back.pt", weights_only=True), without_sigma(state))
+    assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
 def test_an_imported_file_can_be_sampled(tmp_path):
@@ -196,7 +196,7 @@ def test_official_to_ours_to_official_is_equal(tmp_path, options):
     found = imported(state, tmp_path, ONE)
     lost = "heads 2, alpha_min 1.0" if found.net.config["wiring"] == "decayed" else "heads 2"
     assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == told(lost)
-    assert same(torch.load(tmp_path / "back.pt", weights_only=True), without_sigma(state))
+    assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
 @pytest.mark.parametrize("options", [*VARIANTS.values(), dict(alpha_min=0.8)], ids=[*VARIANTS, "decay"])
@@ -210,7 +210,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, options, suffix):
     classes = net.num_classes if net.num_classes else None
     import_official(official, back, None, ImportOptions(heads=2, alpha_min=options["alpha_min"], num_classes=classes))
     again = load(back).net
-    assert same(again.state_dict(), without_sigma(net.state_dict()))
+    assert same(again.state_dict(), plain_head(net.state_dict()))
     assert again.config == net.config | {"learn_sigma": False}
 
 
@@ -241,7 +241,7 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     assert (found.weights, found.path, found.prediction, found.step) == ("raw", GVP(), "score", 50)
     main(["export", ours, back])
     assert "alpha_min 0.8" in capsys.readouterr().out.splitlines()[0]
-    assert same(torch.load(back, weights_only=True), without_sigma(decayed))
+    assert same(torch.load(back, weights_only=True), plain_head(decayed))
 
 
 def test_the_command_line_adds_long_skips(tmp_path, capsys):

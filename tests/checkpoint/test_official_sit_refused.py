@@ -67,7 +67,7 @@ HINTS = [
     (dict(channels=3), dict(vae="some/vae"), "makes pixels of 3 channels, not latents: leave out --vae"),
     (dict(depth=3), dict(wiring="decayed"), "depth must be even"),
     (DECAYED, dict(alpha_min=0.8, wiring="official"), "long skips, which the official wiring lacks: drop --wiring"),
-    (DECAYED, dict(), r"is a decayed SiT, whose weights do not tell alpha_min: give it with --alpha-min .*0\.8"),
+    (DECAYED, dict(), r"is a decayed SiT, whose weights do not determine alpha_min: give it with --alpha-min .*0\.8"),
 ]
 
 

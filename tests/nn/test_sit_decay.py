@@ -6,7 +6,7 @@ import pytest
 import torch
 from sit_reference import SMALL, inputs, loaded, official_forward, random_state, small
 
-from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring
+from uvit_decay.checkpoint.official.sit import to_decayed_wiring
 from uvit_decay.runtime.errors import UserError
 
 WIRINGS = [dict(wiring="official"), dict(wiring="decayed"), dict(wiring="decayed", skip="concat")]

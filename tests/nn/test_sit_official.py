@@ -5,10 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
-from sit_reference import SMALL, VARIANTS, inputs, loaded, official_forward, official_shapes, random_state, small
+from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 from torch import nn
 
-from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.nn.sizes import SIT_SIZES, create_model
 from uvit_decay.runtime.errors import UserError
@@ -118,63 +117,6 @@ def test_published_weights_give_the_published_function_at_the_real_size(wiring):
     with torch.no_grad():
         expected = official_forward(state, x, 1 - t, y, **options)
         torch.testing.assert_close(net(x, t, y), expected, atol=1e-5 * float(expected.std()), rtol=1e-5)
-
-
-# ---- from one layout to another
-
-
-@pytest.mark.parametrize("depth", [2, 4, 6])
-@pytest.mark.parametrize("alpha_min", [1.0, 0.7])
-def test_official_weights_in_the_decayed_wiring_are_the_same_function(depth, alpha_min):
-    source = loaded(depth=depth, alpha_min=alpha_min)
-    state = source.state_dict()
-    before = dict(state)
-    target = small(depth=depth, wiring="decayed", alpha_min=alpha_min)
-    target.load_state_dict(to_decayed_wiring(state, depth), strict=True)
-    assert state.keys() == before.keys()
-    arguments = inputs()
-    with torch.no_grad():
-        assert torch.equal(target(*arguments), source(*arguments))
-        target.dec_blocks[depth // 2 - 1].skip.bias[0] += 1.0  # in one channel: the norms forget what is in all
-        assert not torch.allclose(target(*arguments), source(*arguments), atol=1e-2)
-
-
-def test_renamed_weights_keep_the_precision_and_share_the_tensors():
-    state = {name: value.bfloat16() for name, value in random_state(**SMALL).items()}
-    renamed = to_decayed_wiring(state, 4)
-    assert {value.dtype for value in renamed.values()} == {torch.bfloat16}
-    assert renamed["dec_blocks.1.mlp.fc2.bias"] is state["blocks.3.mlp.fc2.bias"]
-
-
-@pytest.mark.parametrize(
-    ("options", "depth", "named"),
-    [(dict(), 3, "even"), (dict(), 6, "depth 6"), (dict(), 2, "depth 2"), (dict(wiring="decayed"), 4, "official")],
-)
-def test_weights_of_another_network_are_not_renamed(options, depth, named):
-    with pytest.raises(UserError, match=named):
-        to_decayed_wiring(random_state(**SMALL | options), depth)
-
-
-@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(patch_size=4, channels=3)])
-def test_weights_without_sigma_are_the_first_half_of_the_channels(options):
-    source, target = loaded(**options, learn_sigma=True), small(**options)
-    target.load_state_dict(without_sigma(source.state_dict()), strict=True)
-    arguments = inputs(**SMALL | options)
-    with torch.no_grad():
-        torch.testing.assert_close(target(*arguments), source(*arguments), atol=1e-6, rtol=1e-6)
-
-
-def test_weights_that_have_no_sigma_stay_as_they_are():
-    state = random_state(**SMALL)
-    assert without_sigma(state) == state
-
-
-def test_weights_that_are_no_sit_have_no_sigma_to_lose():
-    state = random_state(**SMALL)
-    with pytest.raises(UserError, match=r"lack final_layer\.linear\.bias"):
-        without_sigma({name: value for name, value in state.items() if name != "final_layer.linear.bias"})
-    with pytest.raises(UserError, match="the head has 20 rows, a patch of 2x2x4 needs 16 or 32"):
-        without_sigma(state | {"final_layer.linear.weight": torch.zeros(20, 16)})
 
 
 # ---- initialisation

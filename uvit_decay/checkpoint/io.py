@@ -1,4 +1,7 @@
-"""Read checkpoint files, of this project and of third parties, without executing code that they contain."""
+"""Reading of checkpoints, from a file to a network ready for sampling, without executing code that the file contains.
+
+Third-party files are read by the same functions, to be imported.
+"""
 
 from __future__ import annotations
 
@@ -7,106 +10,146 @@ import warnings
 import zipfile
 import zlib
 from argparse import Namespace
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.checkpoint.card import KEY, ModelCard, Weights
 from uvit_decay.checkpoint.detect import looks_like
+from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
-from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.runtime.errors import UserError, one_line
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.plain import is_plain, parse, typed
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.runtime.errors import UserError, explained, one_line
+from uvit_decay.runtime.instantiate import build
+from uvit_decay.runtime.plain import parse, typed
 from uvit_decay.runtime.tensor_files import damaged, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs
 
-Weights = Literal["ema", "raw"]
-KEY = "uvit_decay"  # key of the description in both formats
+HOME = "uvit_decay.nn"  # package of the networks that a file may name
+ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network that can be sampled
 
 
 @dataclass(frozen=True)
-class Description:
-    """The description that a checkpoint stores: everything besides the weights that sampling needs."""
+class Checkpoint:
+    """A trained network in eval mode, and what its model card says of it; see `ModelCard`."""
 
-    net: Spec
-    path: Spec
+    net: nn.Module
+    path: NoisePath
     prediction: Prediction
     sampling: Sampling
     class_names: tuple[str, ...]
     data: str
     step: int
-    latents: LatentSpace | None = None
+    weights: Weights  # the set that was loaded
+    latents: LatentSpace | None
 
-    @classmethod
-    def of(cls, values: Any, path: Path) -> Description:
-        """Build a description from plain values; entries that are no fields are ignored.
+    def source(self, device: torch.device) -> DiffusionModel:
+        """Return the network on `device` in the form that samplers take."""
+        return DiffusionModel.of(self.net.to(device), self.path, self.prediction, device, self.latents is None)
 
-        Raises:
-            UserError: invalid values; the message names the file `path`.
-        """
-        where = f"the description in {path}"
-        known = {field.name for field in fields(cls)}
-        values = typed(dict[str, object], values, where)
-        if not is_plain(values):
-            raise UserError(f"{where} holds more than plain values, or has no end")
-        return typed(cls, {name: value for name, value in values.items() if name in known}, where)
+
+def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
+    """Load a checkpoint of either format.
+
+    Args:
+        path: a .ckpt or a .safetensors file.
+        weights: the set to load; None takes EMA weights if the file has them, else raw ones.
+        trusted: qualified names of classes outside uvit_decay that the file may name as its network.
+
+    Raises:
+        UserError: missing, damaged or third-party file, one that contains code, weights that it lacks, that are not
+            finite, or that do not fit the card.
+    """
+    stored = read(path, weights)
+    card, net = stored.card, stored.network(trusted)
+    ours = card.net.is_from(HOME)
+    copies = {name: value.clone(memory_format=torch.contiguous_format) for name, value in stored.state.items()}
+    net.load_state_dict(copies, assign=ours)
+    if ours:
+        net.float()
+    for name in ATTRIBUTES:
+        if not isinstance(getattr(net, name, None), int):
+            raise UserError(f"{path} describes a {type(net).__name__}, which makes no images: it has no {name}")
+    latents, names = card.latents, card.class_names
+    if latents and latents.channels != net.channels:
+        raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")
+    if len(names) != net.num_classes:
+        raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
+    noise_path, sampling = card.noise_path(), card.sampling
+    return Checkpoint(
+        net.eval(), noise_path, card.prediction, sampling, names, card.data, card.step, card.weights, latents
+    )
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One set of weights of a checkpoint.
+class StoredModel:
+    """One set of weights in the file `where`, and its card; `not_averaged` names raw ones among EMA weights."""
 
-    `plain` holds the description's values as the file stores them; `not_averaged` are the names for which there is no
-    EMA weight, so that `state` has the raw value.
-    """
-
-    description: Description
-    plain: dict[str, Any]
+    where: Path
+    card: ModelCard
     state: dict[str, Tensor]
-    weights: Weights
     not_averaged: frozenset[str] = frozenset()
 
+    def network(self, trusted: Sequence[str] = ()) -> nn.Module:
+        """Build the network that the card describes, check that the weights fit it, and return it without them.
 
-def read(path: Path, weights: Weights | None) -> Stored:
+        A network of this package is built on the meta device and takes no memory.
+
+        Raises:
+            UserError: its class is not trusted, its sizes are out of range, the weights do not fit it, or some of its
+                parameters have no EMA weights.
+        """
+        spec = self.card.net
+        if spec.is_from(HOME):
+            self._check_sizes(spec.init_args)
+        with torch.device("meta" if spec.is_from(HOME) else "cpu"):
+            net = build(spec, nn.Module, HOME, trusted)
+        if problem := mismatch(net, self.state):
+            raise UserError(f"{self.where}: the weights do not fit the network that it describes: it {problem}")
+        if raw := self.not_averaged & dict(net.named_parameters()).keys():
+            raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
+        return net
+
+    def _check_sizes(self, init_args: Mapping[str, object]) -> None:
+        """Raise a UserError if the described network is larger than its weights, before any block is built."""
+        numbers = sum(value.numel() for value in self.state.values())
+        for name, value in init_args.items():
+            most = len(self.state) if name == "depth" else numbers
+            if type(value) is int and value > most:
+                raise UserError(f"{self.where} describes a network of {name} {value}, its weights are {most} at most")
+
+
+def read(path: Path, weights: Weights | None) -> StoredModel:
     """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network.
 
     Raises:
         UserError: missing, damaged or third-party file, one that contains code, weights that it lacks or that are not
-            finite, or a description with values of wrong types.
+            finite, or a card with values of wrong types.
     """
     stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
-    if weights not in (None, stored.weights):
-        raise UserError(f"{path} holds {stored.weights} weights, not {weights}")
+    if weights not in (None, stored.card.weights):
+        raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
     check_weights(path, stored.state)
     return stored
 
 
-def read_training_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, all compared with the checksums of its zip (at 2.6 GB/s).
-
-    Raises:
-        UserError: missing, damaged, exported or third-party file, or one that contains code.
-    """
-    if path.suffix == ".safetensors":
-        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
-    return _unpickle_ours(path, whole=True)
+def _read_exported(path: Path) -> StoredModel:
+    metadata, state = _read_safetensors(path)
+    if KEY not in metadata:
+        raise UserError(f"{path} was not exported by this project, it looks like {looks_like(state)}")
+    card = ModelCard.from_dict(parse(metadata[KEY], path), path)
+    typed(Weights, card.weights, f"the model card in {path}: weights")  # an exported file records them
+    return StoredModel(path, card, state)
 
 
-def _unpickle_ours(path: Path, whole: bool = False) -> dict[str, Any]:
-    contents = unpickle(path, whole)
-    if not isinstance(contents, dict) or KEY not in contents:
-        raise UserError(f"{path} was not written by this project, it looks like {looks_like(contents)}")
-    return contents
-
-
-def _read_training(path: Path, weights: Weights | None) -> Stored:
-    contents = _unpickle_ours(path)
-    description = Description.of(contents[KEY], path)
+def _read_training(path: Path, weights: Weights | None) -> StoredModel:
+    contents = read_training_checkpoint(path, whole=False)
+    card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
     state = {name.removeprefix("net."): value for name, value in state.items()}
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
@@ -115,27 +158,37 @@ def _read_training(path: Path, weights: Weights | None) -> Stored:
     if weights == "ema" and not shadow:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
     if weights == "raw" or not shadow:
-        return Stored(description, contents[KEY], state, "raw")
-    not_averaged = frozenset(state.keys() - shadow.keys())
-    return Stored(description, contents[KEY], state | shadow, "ema", not_averaged)
+        return StoredModel(path, replace(card, weights="raw"), state)
+    return StoredModel(path, replace(card, weights="ema"), state | shadow, frozenset(state.keys() - shadow.keys()))
 
 
-def _read_exported(path: Path) -> Stored:
-    metadata, state = read_safetensors(path)
-    if KEY not in metadata:
-        raise UserError(f"{path} was not exported by this project, it looks like {looks_like(state)}")
-    plain = parse(metadata[KEY], path)
-    description = Description.of(plain, path)
-    return Stored(
-        description, plain, state, typed(Weights, plain.get("weights"), f"the description in {path}: weights")
-    )
+def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
+    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `unpickle`.
+
+    Raises:
+        UserError: missing, damaged, exported or third-party file, or one that contains code.
+    """
+    if path.suffix == ".safetensors":
+        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
+    contents = unpickle(path, whole)
+    if not isinstance(contents, dict) or KEY not in contents:
+        raise UserError(f"{path} was not written by this project, it looks like {looks_like(contents)}")
+    return contents
+
+
+def read_third_party(path: Path) -> Any:
+    """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
+    metadata, contents = _read_safetensors(path) if path.suffix == ".safetensors" else ({}, unpickle(path))
+    if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
+        raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
+    return contents
 
 
 def unpickle(path: Path, whole: bool = False) -> Any:
     """Load a file of torch.save: tensors, plain values, argparse Namespaces; anything that could run code is refused.
 
-    Everything except tensor data is compared with the checksums of the zip. `whole` includes the tensor data; otherwise
-    `check_weights` verifies the tensors that are used.
+    Everything except tensor data is compared with the checksums of the zip. `whole` includes the tensor data, at 2.6
+    GB/s; otherwise `check_weights` verifies the tensors that are used.
 
     Raises:
         UserError: missing or damaged file, or one that is no checkpoint or could run code.
@@ -149,11 +202,27 @@ def unpickle(path: Path, whole: bool = False) -> Any:
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        if mapped:
-            raise UserError(f"{path} holds more than tensors and plain values and could run code: refused") from error
-        raise UserError(f"{path} is not a checkpoint, and such a file could run code: refused") from error
+        kind = "holds more than tensors and plain values and" if mapped else "is not a checkpoint, and such a file"
+        raise UserError(f"{path} {kind} could run code: refused") from error
     except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
         raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    _check_readable(path)
+    return load_tensors(path)
+
+
+def _check_readable(path: Path) -> None:
+    """Raise a UserError for a missing file, a web page or a text file, judged by the first bytes."""
+    if not path.is_file():
+        raise UserError(f"the checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}")
+    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
+        head = file.read(256)
+    if head.lstrip().startswith(b"<"):
+        raise UserError(f"{path} is not a checkpoint but a web page: the download failed, fetch it again")
+    if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
+        raise UserError(f"{path} is not a checkpoint but a text file")
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -183,56 +252,22 @@ def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[
             raise damaged(path, f"{name} is")
 
 
-def misfit(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
-    """Describe the first difference between weights and those of `net`; return None if they fit.
+def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
+    """Describe the first difference between weights and those of `net`, a `kind` in words; return None if they fit.
 
-    Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing. The text
-    calls the network `kind`.
+    Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing.
     """
-    wanted = net.state_dict()
-    for name in wanted | state:
-        if name not in wanted:
+    expected = net.state_dict()
+    for name in expected | state:
+        if name not in expected:
             return f"has {name}, which no {kind} has"
         if name not in state:
             if name in ("alphas", "betas"):
                 continue
             return f"lacks {name}"
-        found, own = state[name], wanted[name]
-        if found.shape != own.shape:
-            return f"its {name} has the shape {tuple(found.shape)}, not {tuple(own.shape)}"
-        if found.is_floating_point() != own.is_floating_point():
-            return f"its {name} is of {found.dtype}, not of {own.dtype}"
+        actual, ours = state[name], expected[name]
+        if actual.shape != ours.shape:
+            return f"its {name} has the shape {tuple(actual.shape)}, not {tuple(ours.shape)}"
+        if actual.is_floating_point() != ours.is_floating_point():
+            return f"its {name} is of {actual.dtype}, not of {ours.dtype}"
     return None
-
-
-def _check_readable(path: Path) -> None:
-    """Raise a UserError for a missing file, a web page or a text file, judged by the first bytes."""
-    if not path.is_file():
-        raise UserError(f"the checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}")
-    try:
-        with path.open("rb") as file:
-            head = file.read(256)
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    if head.lstrip().startswith(b"<"):
-        raise UserError(f"{path} is not a checkpoint but a web page: the download failed, fetch it again")
-    if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
-        raise UserError(f"{path} is not a checkpoint but a text file")
-
-
-def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and tensors of a .safetensors file, compared with its checksums if it has any.
-
-    Raises:
-        UserError: missing or damaged file.
-    """
-    _check_readable(path)
-    return load_tensors(path)
-
-
-def read_foreign(path: Path) -> Any:
-    """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
-    metadata, contents = read_safetensors(path) if path.suffix == ".safetensors" else ({}, unpickle(path))
-    if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
-        raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
-    return contents

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_type_hints
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.plain import typed
 
 MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
@@ -48,14 +48,14 @@ class Spec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "class_path", renamed(self.class_path))
 
+    @classmethod
+    def of(cls, kind: type, init_args: Mapping[str, Any]) -> Spec:
+        """Return the description of an object of class `kind` that was built with `init_args`."""
+        return cls(f"{kind.__module__}.{kind.__qualname__}", dict(init_args))
+
     def is_from(self, package: str) -> bool:
         """Return whether the class is defined in this package."""
         return self.class_path.startswith(f"{package}.")
-
-
-def spec(kind: type, init_args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the plain values of an object of class `kind` that was built with `init_args`."""
-    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": dict(init_args)}
 
 
 def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any:
@@ -77,20 +77,16 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any
             f"the checkpoint names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it"
         )
     module, _, attribute = name.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"the checkpoint names the class {name}, which cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
+    with explained(
+        f"the checkpoint names the class {name}, which cannot be imported", ImportError, AttributeError, ValueError
+    ):
+        kind = getattr(importlib.import_module(module), attribute)
+    if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"the checkpoint names {name}, which is no {base.__name__}")
-    kinds = get_type_hints(found.__init__) if spec.is_from(home) else {}
-    for argument in arguments.keys() & kinds.keys():
-        arguments[argument] = typed(kinds[argument], arguments[argument], f"the checkpoint's {name}: {argument}")
-    try:
-        return found(**arguments)
-    except UserError:
-        raise
-    except TypeError as error:
-        raise UserError(f"the checkpoint describes {name} as another version knew it: {one_line(error)}") from error
-    except Exception as error:  # any error: the constructor may not check these arguments
-        raise UserError(f"the checkpoint describes a {name} that cannot be: {one_line(error)}") from error
+    hints = get_type_hints(kind.__init__) if spec.is_from(home) else {}
+    for argument in arguments.keys() & hints.keys():
+        arguments[argument] = typed(hints[argument], arguments[argument], f"the checkpoint's {name}: {argument}")
+    another_version = explained(f"the checkpoint describes {name} as another version knew it", TypeError)
+    # Any other error is possible, too: the constructor may not check these arguments.
+    with explained(f"the checkpoint describes a {name} that cannot be built", Exception), another_version:
+        return kind(**arguments)

@@ -37,6 +37,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.resume import Settings, changes, check
@@ -104,7 +105,7 @@ def _own_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any
 
 
 class Task(LightningModule):
-    """Base class of tasks that train `net` with AdamW; subclasses define `loss`, `function` and `describe`.
+    """Base class of tasks that train `net` with AdamW; subclasses define `loss`, `function`, `card` and `check_data`.
 
     Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops if a loss is not finite.
 
@@ -139,11 +140,15 @@ class Task(LightningModule):
         raise NotImplementedError
 
     def function(self) -> dict[str, Any]:
-        """Return the part of `describe` that defines the function of the weights; it needs no data."""
+        """Return the fields of `card` that define the function of the weights; they need no data."""
         raise NotImplementedError
 
-    def describe(self) -> dict[str, Any]:
-        """Return all that is needed besides the weights to use the network: plain values, stored in the checkpoint."""
+    def card(self) -> ModelCard:
+        """Return the model card, which is stored in the checkpoint."""
+        raise NotImplementedError
+
+    def check_data(self, card: ModelCard) -> None:
+        """Raise a UserError if this run's data are not of the kind that the network of a checkpoint was trained on."""
         raise NotImplementedError
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -225,8 +230,7 @@ class Task(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
         check_finite(self.trainer, self.net.parameters(), "weights")
-        pieces = self.trainer.datamodule.pieces
-        checkpoint["uvit_decay"] = {**self.describe(), "step": self.trainer.global_step, "pieces": pieces}
+        checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -234,12 +238,13 @@ class Task(LightningModule):
 
         Lightning counts pieces as batches; a global batch may have had another number of them in the checkpoint's run.
         """
-        check(checkpoint, self, self.trainer, "the checkpoint")
+        card = check(checkpoint, self, self.trainer, "the checkpoint")
+        self.check_data(card)
         optim = {"lr": self.optim.lr, "betas": list(self.optim.betas), "weight_decay": self.optim.weight_decay}
-        different = changes(checkpoint, self.settings, {**optim, "data": self.trainer.datamodule.name})
+        different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
         if different and self.trainer.state.fn == "fit":
             rank_zero_info(f"other settings than the checkpoint's: {different}")
-        before, now = checkpoint["uvit_decay"].get("pieces", 1), self.trainer.datamodule.pieces
+        before, now = card.pieces, self.trainer.datamodule.pieces
         current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         # Lightning's counts ready, started, processed and completed of the pieces of this epoch. A checkpoint is saved
         # after the last piece of a global batch, so `ready` is a multiple of `before`. Other counts may be one piece

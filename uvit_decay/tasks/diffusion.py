@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.checkpoint import ModelCard
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
@@ -17,8 +17,7 @@ from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import spec
-from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.tasks.base import Optimization, Task
 from uvit_decay.tasks.sharding import original_class
@@ -85,21 +84,19 @@ class DiffusionTask(Task):
             if own != value:
                 raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def check_data(self, card: ModelCard) -> None:
         """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
-        super().on_load_checkpoint(checkpoint)
-        description, data = checkpoint["uvit_decay"], self.trainer.datamodule
-        trained, classes, own = description.get("latents"), description.get("class_hash"), class_hash(data.class_names)
-        if self.net.num_classes and classes not in (None, own):
+        data: ImageData = self.trainer.datamodule
+        ours = class_hash(data.class_names)
+        if self.net.num_classes and card.class_hash not in (None, ours):
             raise UserError(
-                f"the checkpoint was trained on classes of sha256 {str(classes)[:12]}, {data.name} has {own[:12]}"
+                f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
             )
-        if bool(trained) != bool(data.latents):
-            kinds = ("latents", "pixels") if trained else ("pixels", "latents")
+        if (card.latents is None) != (data.latents is None):
+            kinds = ("latents", "pixels") if card.latents else ("pixels", "latents")
             raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
-        if trained:
-            space = typed(LatentSpace, trained, "the checkpoint's latents")
-            space.check_same(data.latents, "the checkpoint", data.name)
+        if card.latents:
+            card.latents.check_same(data.latents, "the checkpoint", data.name)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean diffusion loss of a part of a global batch; `stage` is "train" or "val".
@@ -125,22 +122,24 @@ class DiffusionTask(Task):
         )
 
     def function(self) -> dict[str, Any]:
-        """Return class and arguments of network and path, the prediction and the weighting."""
+        """Return network, path, prediction and weighting."""
         return {
-            "net": spec(original_class(self.net), self.net.config),
-            "path": spec(type(self.path), dataclasses.asdict(self.path)),
+            "net": Spec.of(original_class(self.net), self.net.config),
+            "path": Spec.of(type(self.path), dataclasses.asdict(self.path)),
             "prediction": self.prediction,
             "weighting": self.weighting,
         }
 
-    def describe(self) -> dict[str, Any]:
-        """Return `function`, the default sampling, the classes, the name of the data and the latent space if any."""
+    def card(self) -> ModelCard:
+        """Return the model card with the default sampling, the classes, the name of the data and the latent space."""
         data: ImageData = self.trainer.datamodule
-        return {
+        return ModelCard(
             **self.function(),
-            "sampling": dataclasses.asdict(self.sampling),
-            "class_names": list(data.class_names) if self.net.num_classes else [],
-            "class_hash": class_hash(data.class_names),
-            "data": data.name,
-            "latents": data.latents and dataclasses.asdict(data.latents),
-        }
+            sampling=self.sampling,
+            class_names=tuple(data.class_names) if self.net.num_classes else (),
+            class_hash=class_hash(data.class_names),
+            data=data.name,
+            latents=data.latents,
+            step=self.trainer.global_step,
+            pieces=data.pieces,
+        )

@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.instantiate import Spec, renamed
 from uvit_decay.runtime.plain import is_plain
 
 if TYPE_CHECKING:
@@ -26,12 +27,11 @@ NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # n
 MISSING = "nothing"
 COUNT = 0  # in a template: any non-negative int below MOST
 MOST = 2**48  # exclusive bound of counts
-SPEC = {"class_path": "", "init_args": {}}
-HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, "uvit_decay": {}}
+HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
 
 
-def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str) -> None:
-    """Raise a UserError if this run cannot resume from a checkpoint.
+def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str) -> ModelCard:
+    """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must be the task's. Tensors must be finite and have the shapes and dtypes of
     this run's: the fused optimizer would read beyond the end of moments that are too small.
@@ -45,45 +45,40 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     Raises:
         UserError: the checkpoint is damaged, contradicts itself or belongs to another function.
     """
-    own = task.function()
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
-    stored = renamed(contents["uvit_decay"])
-    known = {part: value for part, value in own.items() if part in stored or part != "weighting"}  # older files lack it
-    _refuse(_unlike(stored, {part: SPEC if isinstance(value, dict) else "" for part, value in known.items()}), where)
-    _check_function({part: stored[part] for part in known}, known, where)
+    card = ModelCard.from_dict(contents[KEY], where)
+    for part, ours in task.function().items():
+        _check_function(part, getattr(card, part), ours, where)
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
     _refuse(_steps(contents), where)
+    return card
 
 
-def _check_function(stored: Mapping[str, Any], own: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError that names the first flag in which the checkpoint's function differs from this run's."""
-    was, now = _values(stored, own), _values(own, own)
-    for name in was | now:
-        found, wanted = was.get(name, MISSING), now.get(name, MISSING)
-        if found != wanted and name.rpartition(".")[2] not in NOT_THE_FUNCTION:
+def _check_function(part: str, stored: Spec | str | None, ours: Spec | str, where: str) -> None:
+    """Raise a UserError that names the first flag in which a part of the checkpoint's function differs from this run's.
+
+    Arguments that either lacks have the defaults of the class. A part that older files lack, None, is not compared.
+    """
+    then, now = {part: stored}, {part: ours}
+    if isinstance(stored, Spec) and isinstance(ours, Spec):
+        kind = _class(ours.class_path)
+        then, now = {part: stored.class_path}, {part: ours.class_path}
+        if _class(stored.class_path) == kind:
+            defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
+            then, now = (
+                {f"{part}.{name}": _plain(value) for name, value in {**defaults, **spec.init_args}.items()}
+                for spec in (stored, ours)
+            )
+    for name in then | now if stored is not None else ():
+        value, expected = then.get(name, MISSING), now.get(name, MISSING)
+        if value != expected and name.rpartition(".")[2] not in NOT_THE_FUNCTION:
             raise UserError(
-                f"{where} was trained with {name} {found}, this run has {wanted}: set --model.{name} {found}"
+                f"{where} was trained with {name} {value}, this run has {expected}: set --model.{name} {value}"
             )
 
 
-def _values(function: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the function flat: {"prediction": "eps", "net": class path, "net.heads": 2, ...}, defaults included."""
-    values = {}
-    for part, mine in own.items():
-        values[part] = value = function[part]
-        if not isinstance(mine, dict):
-            continue
-        kind = _named(mine["class_path"])
-        values[part] = value["class_path"]
-        if _named(value["class_path"]) == kind:
-            values[part] = mine["class_path"]
-            defaults = {p.name: p.default for p in inspect.signature(kind).parameters.values()}
-            values |= {f"{part}.{name}": _plain(item) for name, item in {**defaults, **value["init_args"]}.items()}
-    return values
-
-
-def _named(class_path: str) -> Any:
+def _class(class_path: str) -> Any:
     """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
     module, _, name = class_path.rpartition(".")
     return getattr(sys.modules.get(module), name, class_path)
@@ -93,11 +88,12 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def changes(contents: Mapping[str, Any], settings: Settings, least: Settings) -> str:
+def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> str:
     """Return one line with all settings that differ from those of the run that wrote a checkpoint; empty if none does.
 
     Args:
         contents: contents of the checkpoint.
+        card: its model card.
         settings: settings of this run; empty if they are not known.
         least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
             if it or this run has no settings.
@@ -105,7 +101,7 @@ def changes(contents: Mapping[str, Any], settings: Settings, least: Settings) ->
     before, now = renamed(contents.get("settings")), settings
     if not (before and now):
         group = contents["optimizer_states"][0]["param_groups"][0]
-        before = {**group, "lr": group["initial_lr"], "data": contents["uvit_decay"].get("data")}
+        before = {**group, "lr": group["initial_lr"], "data": card.data}
         before, now = {name: _plain(before[name]) for name in least}, least
     different = [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
     return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in different)
@@ -139,49 +135,49 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
     }
 
 
-def _common(wanted: Any, found: Any) -> Any:
-    """Return `wanted` without the keys that `found`, written by another version of Lightning, lacks."""
-    if not (isinstance(wanted, dict) and isinstance(found, dict)):
-        return wanted
-    return {key: _common(value, found[key]) for key, value in wanted.items() if key in found}
+def _common(expected: Any, actual: Any) -> Any:
+    """Return `expected` without the keys that `actual`, written by another version of Lightning, lacks."""
+    if not (isinstance(expected, dict) and isinstance(actual, dict)):
+        return expected
+    return {key: _common(value, actual[key]) for key, value in expected.items() if key in actual}
 
 
-def _unlike(found: Any, wanted: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences in form of `found` from `wanted`; extra keys count only in dicts that hold tensors."""
-    if isinstance(wanted, Tensor):
-        yield from _unlike_tensor(found, wanted, name)
-    elif type(found) is not type(wanted) and not _alike(found, wanted):
-        yield f"{name} is {_shown(found)}, not {_shown(wanted)}"
-    elif isinstance(wanted, dict):
-        strict = any(isinstance(value, Tensor) for value in wanted.values())
-        for key in wanted.keys() | (found.keys() if strict else ()):
+def _unlike(actual: Any, expected: Any, name: str = "") -> Iterator[str]:
+    """Yield the differences in form of `actual` from `expected`; extra keys count only in dicts that hold tensors."""
+    if isinstance(expected, Tensor):
+        yield from _unlike_tensor(actual, expected, name)
+    elif type(actual) is not type(expected) and not _alike(actual, expected):
+        yield f"{name} is {_shown(actual)}, not {_shown(expected)}"
+    elif isinstance(expected, dict):
+        strict = any(isinstance(value, Tensor) for value in expected.values())
+        for key in expected.keys() | (actual.keys() if strict else ()):
             place = f"{name}.{key}".lstrip(".")
-            if key not in found or key not in wanted:
-                yield f"{place} is {'missing' if key in wanted else 'too much'}"
+            if key not in actual or key not in expected:
+                yield f"{place} is {'missing' if key in expected else 'too much'}"
             else:
-                yield from _unlike(found[key], wanted[key], place)
-    elif isinstance(wanted, list | tuple):
-        if len(found) != len(wanted):
-            yield f"{name} has {len(found)} entries, not {len(wanted)}"
-        for i, (item, own) in enumerate(zip(found, wanted, strict=False)):
-            yield from _unlike(item, own, f"{name}.{i}")
-    elif type(wanted) is int and not 0 <= found < MOST:
+                yield from _unlike(actual[key], expected[key], place)
+    elif isinstance(expected, list | tuple):
+        if len(actual) != len(expected):
+            yield f"{name} has {len(actual)} entries, not {len(expected)}"
+        for i, (item, example) in enumerate(zip(actual, expected, strict=False)):
+            yield from _unlike(item, example, f"{name}.{i}")
+    elif type(expected) is int and not 0 <= actual < MOST:
         yield f"{name} is out of range"
 
 
-def _alike(found: Any, wanted: Any) -> bool:
-    """Return whether `found` is a subclass of dict for a dict, a list for a tuple or an int for a float."""
+def _alike(actual: Any, expected: Any) -> bool:
+    """Return whether `actual` is a subclass of dict for a dict, a list for a tuple or an int for a float."""
     kinds = {dict: dict, tuple: list | tuple, float: int}
-    return isinstance(found, kinds.get(type(wanted), ())) and not isinstance(found, bool)
+    return isinstance(actual, kinds.get(type(expected), ())) and not isinstance(actual, bool)
 
 
-def _unlike_tensor(found: Any, wanted: Tensor, name: str) -> Iterator[str]:
-    plain = isinstance(found, Tensor) and found.layout == torch.strided and found.device.type == "cpu"
-    if not plain or found.shape != wanted.shape or found.dtype != wanted.dtype:
-        yield f"{name} is {_shown(found)}, not {_shown(wanted)}"
-    elif not (found.is_contiguous() or found.stride() == wanted.stride()):
+def _unlike_tensor(actual: Any, expected: Tensor, name: str) -> Iterator[str]:
+    plain = isinstance(actual, Tensor) and actual.layout == torch.strided and actual.device.type == "cpu"
+    if not plain or actual.shape != expected.shape or actual.dtype != expected.dtype:
+        yield f"{name} is {_shown(actual)}, not {_shown(expected)}"
+    elif not (actual.is_contiguous() or actual.stride() == expected.stride()):
         yield f"{name} is not contiguous"
-    elif not torch.isfinite(found).all():
+    elif not torch.isfinite(actual).all():
         yield f"{name} is not finite"
 
 
@@ -192,15 +188,11 @@ def _shown(value: Any) -> str:
 
 
 def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
-    """Yield wrong values of the Lightning version, the description, the settings and the number of pieces."""
+    """Yield wrong values of the Lightning version and the settings."""
     if not re.fullmatch(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*", contents["pytorch-lightning_version"]):
         yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
-    for name in ("uvit_decay", "settings"):
-        if not (isinstance(contents.get(name, {}), dict) and is_plain(contents.get(name))):
-            yield f"{name} holds more than names and plain values"
-    pieces = contents["uvit_decay"].get("pieces", 1)
-    if not (type(pieces) is int and 0 < pieces < MOST):
-        yield f"uvit_decay.pieces is {pieces!r:.40}"
+    if not (isinstance(contents.get("settings", {}), dict) and is_plain(contents.get("settings"))):
+        yield "settings holds more than names and plain values"
 
 
 def _steps(contents: Mapping[str, Any]) -> Iterator[str]:

@@ -1,95 +1,221 @@
-"""Official files of U-ViT and SiT: recognition, conversion from and to this project's networks.
-
-Such a file is a bare state_dict without a description. Names and shapes determine the sizes; the published
-configurations supply the rest (heads, null label, path, sampling) unless the caller's `ImportOptions` do.
-"""
+"""Shared parts of the importers of official files: the caller's options, a state_dict to recognise, its network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Container, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
 
-from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
-from uvit_decay.checkpoint.official import sit, uvit
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
-from uvit_decay.nn.sit import SiT
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.checkpoint.card import ModelCard, Weights
+from uvit_decay.checkpoint.detect import PREFIX
+from uvit_decay.checkpoint.io import mismatch
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
+from uvit_decay.diffusion.prediction import Prediction
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn.sit import SiT, Wiring
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
+
+PathName = Literal["linear", "gvp", "vp", "sd-discrete"]
+PATHS: dict[PathName, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
+STABLE_DIFFUSION = LatentSpace("stabilityai/sd-vae-ft-ema", sha256="", scale=0.18215, shift=0.0, channels=4, factor=8)
+EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 
 
-class Family(NamedTuple):
-    """A family of networks: name in messages, class, and the function that recognises its files."""
+@dataclass(frozen=True)
+class ImportOptions:
+    """What a file may not determine; what is not given follows from the file and the published configurations.
 
-    name: str
-    net: type[nn.Module]
-    recognise: Callable[[OfficialState, ImportOptions], RecognizedModel]
-
-
-FAMILIES = {UVIT: Family("U-ViT", UViT, uvit.recognise), SIT: Family("SiT", SiT, sit.recognise)}  # by the kind of file
-MISSING_METADATA = ("num_classes", "null_label", "time_scale")
-DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
-
-
-def recognise(contents: Any, hints: ImportOptions, where: Path) -> RecognizedModel:
-    """Return the network of an official file, given its `contents`; `where`, its path, is for error messages.
-
-    Raises:
-        UserError: another kind of file, names or shapes that are not those of its family, or hints that do not fit.
+    Args:
+        heads: attention heads; default: those of the published size.
+        num_classes: real classes K, of K or, with a null label, K + 1 rows for labels; default: from the rows.
+        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H.
+        prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT.
+        alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
+        wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
+        vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
     """
-    kind = looks_like(contents)
-    if kind not in FAMILIES:
-        raise UserError(f"{where} is no official U-ViT or SiT, it looks like {kind}")
-    family = FAMILIES[kind]
-    return family.recognise(OfficialState.of(contents, family.name, where), hints)
+
+    heads: int | None = None
+    num_classes: int | None = None
+    path: PathName | None = None
+    prediction: Prediction | None = None
+    alpha_min: float | None = None
+    wiring: Wiring | None = None
+    vae: str | None = None
 
 
-def bare_state(net: nn.Module, state: dict[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Return the official state_dict of `net`, a network of this project, with these weights.
+@dataclass(frozen=True)
+class RecognisedModel:
+    """A recognised official file: network (on the meta device), weights, published size and settings of training."""
 
-    Raises:
-        UserError: the official layout cannot express the network.
-    """
-    family = next((family for family in FAMILIES.values() if type(net) is family.net), None)
-    if family is None:
-        raise UserError(
-            f"{where} holds a {type(net).__name__}, official layouts are for UViT and SiT: export .safetensors"
+    net: UViT | SiT
+    state: dict[str, Tensor]
+    size: str | None
+    path: PathName
+    prediction: Prediction
+    sampling: Sampling
+    latents: LatentSpace | None  # None for a network of pixels
+
+    def card(self, origin: str, step: int = 0, weights: Weights = "ema") -> ModelCard:
+        """Return the model card of the network, imported from the file `origin`."""
+        return ModelCard(
+            Spec.of(type(self.net), self.net.config),
+            Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
+            self.prediction,
+            self.sampling,
+            tuple(str(label) for label in range(self.net.num_classes)),
+            f"unknown, imported from {origin}",
+            step,
+            self.latents,
+            weights=weights,
         )
-    if net.shortcuts.learnable or set(net.shortcuts.betas) != {1.0}:
-        raise UserError(
-            f"{where} has the schedule {net.config['schedule']!r}, whose weights the official layout has no place for: "
-            "export .safetensors"
+
+    def summary(self) -> str:
+        """Return a one-line summary for the user to verify."""
+        net, config = self.net, self.net.config
+        size = f"{self.size or type(net).__name__.lower()}/{config['patch_size']}"
+        count = sum(value.numel() for value in self.state.values())
+        kind = "latents" if self.latents else "pixels"
+        classes = f"{net.num_classes} classes {'and' if net.null_label else 'without'} a null label"
+        return (
+            f"{size} ({config['heads']} heads, {count:,} parameters), {self.prediction} for {kind} "
+            f"{net.image_size}x{net.image_size}x{net.channels}, {classes if net.num_classes else 'unconditional'}, "
+            f"path {self.path}, alpha_min {config['alpha_min']:g}"
+            f"{', decayed wiring' if config.get('wiring') == 'decayed' else ''}"
         )
-    own = {name: value.contiguous() for name, value in state.items() if name != "alphas"}
-    return OfficialState(own, family.name, where).fitting(net)
+
+    def complete_state(self) -> dict[str, Tensor]:
+        """Return the weights as this project's networks save them, with the alphas that a loader checks."""
+        return self.state | {"alphas": torch.tensor(self.net.shortcuts.alphas)}
 
 
-def missing_metadata(net: UViT | SiT, description: dict[str, Any], bare: dict[str, Tensor], where: Path) -> list[str]:
-    """List what an importer of the exported state_dict `bare` would not find or guess, as strings "name value".
+@dataclass(frozen=True)
+class StateDict:
+    """A state_dict that resembles those of `family`; `where`, the path of its file, is for error messages.
 
-    The exported state_dict is recognised again, as an importer would, and the result is compared with `net` and
-    `description`: every difference has to be passed on with the file.
+    Methods raise a UserError for entries, or options, that no network of the family has.
     """
-    # Heads and alpha_min are given because recognition can fail without them; both are listed below where needed.
-    ours = net.config
-    guessed = recognise(bare, ImportOptions(heads=ours["heads"], alpha_min=1.0), where)
-    theirs, config = guessed.description(""), guessed.net.config
-    # Arguments of the network that names and shapes of weights do not determine.
-    found = [f"heads {ours['heads']}"] if guessed.size is None else []
-    names = [name for name in MISSING_METADATA if name in ours and ours[name] != config[name]]
-    if ours["alpha_min"] != 1.0:
-        names += [name for name in DECAY if ours[name] != config[name]]
-    elif ours.get("wiring") == "decayed":
-        names.append("alpha_min")  # the importer requires it for this wiring
-    found += [f"{name} {ours[name]}" for name in names]
-    # Settings of training: predicted quantity, noise path, latent space.
-    if description["prediction"] != theirs["prediction"]:
-        found.append(f"prediction {description['prediction']}")
-    if description["path"] != theirs["path"]:
-        found.append(f"path {description['path']['class_path'].rpartition('.')[2]} {description['path']['init_args']}")
-    for name in ("vae", "scale", "shift"):
-        own = (description.get("latents") or {}).get(name)
-        found += [f"{name} {own}"] if own != (theirs["latents"] or {}).get(name) else []
-    return found
+
+    state: Mapping[str, Tensor]
+    family: str
+    where: Path
+
+    @classmethod
+    def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> StateDict:
+        """Build it from the entries of a file, with DataParallel's prefix removed from their names."""
+        loaded = cls({str(name).removeprefix(PREFIX): value for name, value in contents.items()}, family, where)
+        for name, value in loaded.state.items():
+            if not isinstance(value, Tensor):
+                raise loaded.error(f"its {name} is a {type(value).__name__}, not a tensor")
+        return loaded
+
+    def error(self, what: str) -> UserError:
+        """Return the error for a state_dict that does not fit its family, with the mismatch `what`."""
+        return UserError(f"{self.where} looks like a {self.family}, but {what}")
+
+    def shape(self, name: str, rank: int) -> torch.Size:
+        """Return the shape of a required entry, which has this rank and is not empty."""
+        if name not in self.state:
+            raise self.error(f"lacks {name}")
+        shape = self.state[name].shape
+        if len(shape) != rank or 0 in shape:
+            raise self.error(f"its {name} has the shape {tuple(shape)}")
+        return shape
+
+    def image_layout(self, patches: str, num_prefix_tokens: int) -> dict[str, int]:
+        """Return the image and patch arguments of the network.
+
+        Args:
+            patches: name of the convolution that embeds patches as tokens.
+            num_prefix_tokens: number of prefix tokens, which have positions too.
+        """
+        dim, channels, patch_size, _ = self.shape(f"{patches}.weight", 4)
+        tokens = self.shape("pos_embed", 3)[1] - num_prefix_tokens
+        side = math.isqrt(max(tokens, 0))
+        if side < 1 or side**2 != tokens:
+            raise UserError(f"{self.where} has {tokens} positions for patches, which is no square image: not supported")
+        return {"image_size": side * patch_size, "patch_size": patch_size, "channels": channels, "dim": dim}
+
+    def blocks(self, *lists: str) -> int:
+        """Return the number of blocks in the longest of these module lists, from its highest index; at least 1.
+
+        Indices not below the number of all entries are ignored here: `fitting` reports such entries as unknown.
+        """
+        numbers = [name.split(".")[1] for name in self.state if name.split(".")[0] in lists and "." in name]
+        known = {str(number) for number in range(len(self.state))}
+        return 1 + max((int(number) for number in known.intersection(numbers)), default=0)
+
+    def size(
+        self, config: Mapping[str, Any], heads: int | None, sizes: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[str | None, int]:
+        """Return the published size with these dimensions and `heads` (None if there is none), and the number of heads.
+
+        Without `heads` there must be a published size.
+        """
+        for name, size in sizes.items():
+            if {**config, "heads": size["heads"] if heads is None else heads}.items() >= size.items():
+                return name, size["heads"]
+        if heads is None:
+            raise UserError(
+                f"{self.where} has a width of {config['dim']} and a depth of {config['depth']}, which is no published "
+                "size: its weights do not determine the attention heads, give them with --heads"
+            )
+        return None, heads
+
+    def labels(
+        self, table: str, num_classes: int | None, null_labelled: Container[int] | None = None
+    ) -> tuple[int, bool]:
+        """Return the number of real classes and whether there is a null label.
+
+        Without `num_classes`, the last row of `table` is taken for a null label: always, or if `null_labelled` is given
+        only when it contains the number of rows.
+        """
+        if table not in self.state:
+            if num_classes:
+                raise UserError(f"{self.where} is unconditional, it has no classes: leave out --num-classes")
+            return 0, True
+        rows, _ = self.shape(table, 2)
+        if num_classes is None:
+            num_classes = rows - 1 if null_labelled is None or rows in null_labelled else rows
+        if num_classes < 1 or num_classes not in (rows, rows - 1):
+            raise UserError(
+                f"{self.where} has {rows} rows for labels: --num-classes is {rows} without a null label, "
+                f"or {rows - 1} with one"
+            )
+        return num_classes, num_classes == rows - 1
+
+    def latents(self, channels: int, vae: str | None) -> LatentSpace | None:
+        """Return the latent space of a network of 4 channels (Stable Diffusion's in all official files), else None."""
+        if channels == STABLE_DIFFUSION.channels:
+            return replace(STABLE_DIFFUSION, vae=vae or STABLE_DIFFUSION.vae)
+        if vae is not None:
+            raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
+        return None
+
+    def fitting(self, net: UViT | SiT) -> dict[str, Tensor]:
+        """Return the weights for `net`, without alphas; recorded ones must be those of `net`."""
+        state = {name: value for name, value in self.state.items() if name != "alphas"}
+        if problem := mismatch(net, state, f"official {self.family}"):
+            raise self.error(problem)
+        if "alphas" in self.state:
+            self._check_alphas(net)
+        return state
+
+    def _check_alphas(self, net: UViT | SiT) -> None:
+        self.shape("alphas", 1)
+        ours, alphas = torch.tensor(net.shortcuts.alphas), self.state["alphas"]
+        if not alphas.is_floating_point():
+            raise self.error(f"its alphas are of {alphas.dtype}")
+        if alphas.shape != ours.shape or (alphas - ours).abs().max() > EPSILON:
+            raise UserError(
+                f"{self.where} was trained with alphas from {alphas.max():.4g} to {alphas.min():.4g}, not with "
+                f"alpha_min {net.config['alpha_min']:g}: give --alpha-min {alphas.min():.4g} if they fall linearly"
+            )

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from uvit_decay.checkpoint.card import Weights
 from uvit_decay.checkpoint.detect import SIT, looks_like
-from uvit_decay.checkpoint.io import Weights
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
-from uvit_decay.checkpoint.official.sit_layout import to_decayed_wiring, without_sigma
+from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
@@ -27,16 +27,17 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import typed
 
 ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
-ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (hint, its values)
+ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
     "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
 }
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
+HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def opened(contents: Any, weights: Weights, hints: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
-    """Return one state_dict of a training file, the hints completed by its arguments, and its step.
+def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
+    """Return one state_dict of a training file, the options completed by its arguments, and its step.
 
     Contents of other files are returned unchanged, with the step 0.
 
@@ -44,54 +45,51 @@ def opened(contents: Any, weights: Weights, hints: ImportOptions, where: Path) -
         UserError: missing weights, an argument with an unknown value, or another alpha_min than the caller's.
     """
     if not isinstance(contents, Mapping) or SIT not in {looks_like(contents.get(name)) for name in ENTRIES.values()}:
-        return contents, hints, 0
+        return contents, options, 0
     name = ENTRIES[weights]
     if name not in contents:
         other = next(kind for kind in ENTRIES if kind != weights)
         raise UserError(f"{where} has no entry {name!r}, the {weights} weights: give --weights {other}")
     step = int(where.stem) if where.stem.isdecimal() else 0
-    return contents[name], _with_arguments(hints, contents.get("args"), where), step
+    return contents[name], _completed(options, contents.get("args"), where), step
 
 
-def _with_arguments(hints: ImportOptions, args: Any, where: Path) -> ImportOptions:
-    """Return `hints` with missing values filled in from the arguments of the training run."""
-    said = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
-    found: dict[str, Any] = {}
-    for name, (hint, values) in ARGUMENTS.items():
-        if name not in said or getattr(hints, hint) is not None:
+def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
+    """Return `options` with missing values filled in from the arguments of the training run."""
+    arguments = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
+    values: dict[str, Any] = {}
+    for name, (option, known) in ARGUMENTS.items():
+        if name not in arguments or getattr(options, option) is not None:
             continue
-        value = str(said[name])
-        if value not in values:
-            raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{hint}")
-        found[hint] = values[value]
-    if said.get(DECAY) is not None:
-        found["alpha_min"] = typed(float, said[DECAY], f"{where}: {DECAY}")
-        if hints.alpha_min not in (None, found["alpha_min"]):
+        value = str(arguments[name])
+        if value not in known:
+            raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{option}")
+        values[option] = known[value]
+    if arguments.get(DECAY) is not None:
+        values["alpha_min"] = alpha_min = typed(float, arguments[DECAY], f"{where}: {DECAY}")
+        if options.alpha_min not in (None, alpha_min):
             raise UserError(
-                f"{where} was trained with {DECAY} {said[DECAY]}, not with alpha_min {hints.alpha_min:g}: "
+                f"{where} was trained with {DECAY} {alpha_min}, not with alpha_min {options.alpha_min:g}: "
                 "leave out --alpha-min"
             )
-    return replace(hints, **found)
+    return replace(options, **values)
 
 
-def recognise(bare: OfficialState, hints: ImportOptions) -> RecognizedModel:
-    """Return the network of a file that resembles a SiT's.
-
-    Raises:
-        UserError: names or shapes that are not a SiT's, no alpha_min for a decayed one, or hints that do not fit.
-    """
-    config = _sizes(bare)
-    size, heads = bare.size(config, hints.heads, SIT_SIZES)
-    num_classes, null_label = bare.labels("y_embedder.embedding_table.weight", hints.num_classes)
-    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=_alpha_min(bare, config, hints))
-    latents = bare.latents(config["channels"], hints.vae)
+def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
+    """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
+    config = _config(loaded)
+    size, heads = loaded.size(config, options.heads, SIT_SIZES)
+    num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
+    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=_alpha_min(loaded, config, options))
+    latents = loaded.latents(config["channels"], options.vae)
     net = _built(**config, heads=heads, **rest)
-    state = _plain(bare).fitting(net)
-    if hints.wiring not in (None, config["wiring"]):
+    state = without_sigma(loaded).fitting(net)
+    if options.wiring not in (None, config["wiring"]):
         if config["wiring"] == "decayed":
-            raise UserError(f"{bare.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
+            raise UserError(f"{loaded.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
         net, state = _built(**net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
-    return RecognizedModel(net, state, size, hints.path or "linear", hints.prediction or "velocity", SAMPLING, latents)
+    path, prediction = options.path or "linear", options.prediction or "velocity"
+    return RecognisedModel(net, state, size, path, prediction, SAMPLING, latents)
 
 
 def _built(**config: Any) -> SiT:
@@ -99,37 +97,74 @@ def _built(**config: Any) -> SiT:
         return SiT(**config)
 
 
-def _sizes(bare: OfficialState) -> dict[str, Any]:
+def _config(loaded: StateDict) -> dict[str, Any]:
     """Return the arguments of `SiT` that names and shapes determine."""
-    image = bare.image_layout("x_embedder.proj", num_prefix_tokens=0)
-    decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in bare.state)
+    image = loaded.image_layout("x_embedder.proj", num_prefix_tokens=0)
+    decayed = any(name.startswith(("enc_blocks.", "dec_blocks.")) for name in loaded.state)
     first = "enc_blocks" if decayed else "blocks"
     config = image | {
-        "depth": 2 * bare.blocks("enc_blocks", "dec_blocks") if decayed else bare.blocks("blocks"),
-        "mlp_ratio": bare.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / image["dim"],
+        "depth": 2 * loaded.blocks("enc_blocks", "dec_blocks") if decayed else loaded.blocks("blocks"),
+        "mlp_ratio": loaded.shape(f"{first}.0.mlp.fc1.weight", 2)[0] / image["dim"],
         "wiring": "decayed" if decayed else "official",
     }
-    if decayed and bare.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * image["dim"]:
+    if decayed and loaded.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * image["dim"]:
         config["skip"] = "concat"
     return config
 
 
-def _alpha_min(bare: OfficialState, config: dict[str, Any], hints: ImportOptions) -> float:
-    """Return the caller's alpha_min, or 1; raise a UserError for a decayed SiT with neither a hint nor alphas."""
-    if hints.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in bare.state:
+def _alpha_min(loaded: StateDict, config: dict[str, Any], options: ImportOptions) -> float:
+    """Return the caller's alpha_min, or 1; raise a UserError for a decayed SiT without either option or alphas."""
+    if options.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in loaded.state:
         raise UserError(
-            f"{bare.where} is a decayed SiT, whose weights do not tell alpha_min: give it with --alpha-min "
+            f"{loaded.where} is a decayed SiT, whose weights do not determine alpha_min: give it with --alpha-min "
             "(its authors' default is 0.8)"
         )
-    return 1.0 if hints.alpha_min is None else hints.alpha_min
+    return 1.0 if options.alpha_min is None else options.alpha_min
 
 
-def _plain(bare: OfficialState) -> OfficialState:
-    """Return a state_dict without the outputs of learn_sigma, which computes the same function."""
-    rows, _ = bare.shape("final_layer.linear.weight", 2)
-    if bare.shape("final_layer.linear.bias", 1) != (rows,):
-        raise bare.misfit("the weight and the bias of its final_layer.linear differ in rows")
-    try:
-        return replace(bare, state=without_sigma(bare.state))
-    except UserError as error:
-        raise bare.misfit(str(error)) from error
+def without_sigma(loaded: StateDict) -> StateDict:
+    """Remove the half of the head that a network with learn_sigma does not use; keep other weights unchanged.
+
+    The head's rows are ordered (p, p, 2c) for patches of size p with c channels. The first c channels are kept, so that
+    the function stays the same; the tensors are shared.
+    """
+    _, channels, patch, _ = loaded.shape("x_embedder.proj.weight", 4)
+    rows, plain = loaded.shape(HEAD[0], 2)[0], patch * patch * channels
+    if rows not in (plain, 2 * plain):
+        needed = f"a patch of {patch}x{patch}x{channels} needs {plain} or {2 * plain}"
+        raise loaded.error(f"the head has {rows} rows, {needed}")
+    if loaded.shape(HEAD[1], 1) != (rows,):
+        raise loaded.error("the weight and the bias of its final_layer.linear differ in rows")
+    if rows == plain:
+        return loaded
+    kept = {name: loaded.state[name].unflatten(0, (-1, 2 * channels))[:, :channels].flatten(0, 1) for name in HEAD}
+    return replace(loaded, state={**loaded.state, **kept})
+
+
+def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
+    """Convert weights of wiring `official` to wiring `decayed` with skip `add`: the same function at the same alphas.
+
+    blocks.i becomes enc_blocks.i in the first half and dec_blocks.(i - depth/2) in the second, whose skips are zero.
+    The other tensors are shared.
+
+    Raises:
+        UserError: odd depth, or weights whose blocks are not 0 to depth - 1.
+    """
+    if depth % 2:
+        raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
+    numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
+    if numbers != {str(i) for i in range(depth)}:
+        count = len(numbers)
+        raise UserError(f"these are not the weights of an official SiT of depth {depth}: they have {count} blocks")
+    half, converted = depth // 2, {}
+    for name, value in state.items():
+        if name.startswith("blocks."):
+            _, number, rest = name.split(".", 2)
+            i = int(number)
+            name = f"enc_blocks.{i}.{rest}" if i < half else f"dec_blocks.{i - half}.{rest}"
+        converted[name] = value
+    for j in range(half):
+        like = converted[f"dec_blocks.{j}.attn.proj.weight"]
+        converted[f"dec_blocks.{j}.skip.weight"] = torch.zeros_like(like)
+        converted[f"dec_blocks.{j}.skip.bias"] = torch.zeros_like(like[0])
+    return converted

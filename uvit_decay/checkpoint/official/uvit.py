@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from uvit_decay.checkpoint.official.recognized import ImportOptions, OfficialState, RecognizedModel
+from uvit_decay.checkpoint.official.common import ImportOptions, PathName, RecognisedModel, StateDict
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
@@ -20,41 +20,38 @@ NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: Image
 GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
 
 
-def recognise(bare: OfficialState, hints: ImportOptions) -> RecognizedModel:
-    """Return the network of a file that resembles a U-ViT's.
-
-    Raises:
-        UserError: names or shapes that are not a U-ViT's, or hints that do not fit.
-    """
-    if hints.wiring:
-        raise UserError(f"{bare.where} is a U-ViT, which has one wiring only: leave out --wiring")
-    config = _sizes(bare)
-    size, heads = bare.size(config, hints.heads, UVIT_SIZES)
-    num_classes, null_label = bare.labels("label_emb.weight", hints.num_classes, NULL_LABELLED)
-    path = hints.path or ("sd-discrete" if size == "uvit-h" else "vp")
-    alpha_min = 1.0 if hints.alpha_min is None else hints.alpha_min
+def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
+    """Return the network of a file that resembles a U-ViT's; raise a UserError if file or options do not fit."""
+    if options.wiring:
+        raise UserError(f"{loaded.where} is a U-ViT, which has one wiring only: leave out --wiring")
+    config = _config(loaded)
+    size, heads = loaded.size(config, options.heads, UVIT_SIZES)
+    num_classes, null_label = loaded.labels("label_emb.weight", options.num_classes, NULL_LABELLED)
+    path = options.path or ("sd-discrete" if size == "uvit-h" else "vp")
+    alpha_min = 1.0 if options.alpha_min is None else options.alpha_min
     time_scale = 1000.0 if path == "sd-discrete" else 999.0
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min, time_scale=time_scale)
-    latents = bare.latents(config["channels"], hints.vae)
+    latents = loaded.latents(config["channels"], options.vae)
     with torch.device("meta"):  # names and shapes only
         net = UViT(**config, heads=heads, **rest)
-    return RecognizedModel(net, bare.fitting(net), size, path, hints.prediction or "eps", _sampling(net, path), latents)
+    prediction, sampling = options.prediction or "eps", _sampling(net, path)
+    return RecognisedModel(net, loaded.fitting(net), size, path, prediction, sampling, latents)
 
 
-def _sizes(bare: OfficialState) -> dict[str, Any]:
+def _config(loaded: StateDict) -> dict[str, Any]:
     """Return the arguments of `UViT` that names and shapes determine."""
-    image = bare.image_layout("patch_embed.proj", num_prefix_tokens=2 if "label_emb.weight" in bare.state else 1)
+    image = loaded.image_layout("patch_embed.proj", num_prefix_tokens=2 if "label_emb.weight" in loaded.state else 1)
     return image | {
-        "depth": 2 * bare.blocks("in_blocks", "out_blocks"),
-        "mlp_ratio": bare.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
-        "skip": "out_blocks.0.skip_linear.weight" in bare.state,
-        "conv": "final_layer.weight" in bare.state,
-        "mlp_time_embed": "time_embed.0.weight" in bare.state,
-        "qkv_bias": "in_blocks.0.attn.qkv.bias" in bare.state,
+        "depth": 2 * loaded.blocks("in_blocks", "out_blocks"),
+        "mlp_ratio": loaded.shape("in_blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
+        "skip": "out_blocks.0.skip_linear.weight" in loaded.state,
+        "conv": "final_layer.weight" in loaded.state,
+        "mlp_time_embed": "time_embed.0.weight" in loaded.state,
+        "qkv_bias": "in_blocks.0.attn.qkv.bias" in loaded.state,
     }
 
 
-def _sampling(net: UViT, path: str) -> Sampling:
+def _sampling(net: UViT, path: PathName) -> Sampling:
     """Return sampler, steps and guidance of the official evaluation (its scale plus 1), which never clips."""
     if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
         return Sampling("uvit-em", 1000, clip=False)

@@ -1,0 +1,90 @@
+"""The model card: what a checkpoint records besides the weights, the same in every file that this project writes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.prediction import Prediction, Weighting
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.instantiate import Spec, build
+from uvit_decay.runtime.plain import is_plain, typed
+
+Weights = Literal["ema", "raw"]
+KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
+VERSION = 1  # of the form of a card, to be raised when a reader of before would misunderstand it
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """All that is needed besides the weights to sample from a network, to resume its training and to export it.
+
+    Args:
+        net: class and arguments of the network.
+        path: class and arguments of the noise path.
+        prediction: quantity that the network predicts.
+        sampling: default sampling.
+        class_names: names of the real classes; empty if the network is unconditional.
+        data: name of the training data.
+        step: optimizer steps so far.
+        latents: latent space of the data; None for pixels.
+        weighting: weighting of the loss; None if it is not known, as for imported files.
+        class_hash: sha256 of the class names of the data; None if it is not known.
+        pieces: pieces into which the run divides a global batch.
+        weights: set of weights in an exported file; None for a .ckpt, which may have both.
+
+    Raises:
+        UserError: a number out of range.
+    """
+
+    net: Spec
+    path: Spec
+    prediction: Prediction
+    sampling: Sampling
+    class_names: tuple[str, ...]
+    data: str
+    step: int = 0
+    latents: LatentSpace | None = None
+    weighting: Weighting | None = None
+    class_hash: str | None = None
+    pieces: int = 1
+    weights: Weights | None = None
+
+    def __post_init__(self) -> None:
+        check_whole(0, 2**63 - 1, step=self.step)
+        check_whole(1, 2**48, pieces=self.pieces)
+
+    @classmethod
+    def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
+        """Return the card with these values, read from the file `where`; entries that are no fields are ignored.
+
+        Cards of before have no version, and mean the same as those of version 1.
+
+        Raises:
+            UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
+        """
+        try:
+            values = typed(dict[str, object], values, "its model card")
+            if not is_plain(values):
+                raise UserError("its model card holds more than names and plain values, or has no end")
+            version = typed(int, values.get("version", VERSION), "its model card: version")
+            if version > VERSION:
+                raise UserError(
+                    f"its model card has version {version}, known are those up to {VERSION}: update uvit_decay"
+                )
+            known = {field.name for field in fields(cls)}
+            return typed(cls, {name: value for name, value in values.items() if name in known}, "its model card")
+        except UserError as error:
+            raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plain values that a checkpoint stores; fields that are None are left out."""
+        return {"version": VERSION} | {name: value for name, value in asdict(self).items() if value is not None}
+
+    def noise_path(self) -> NoisePath:
+        """Return the noise path, which must be one of this package."""
+        return build(self.path, NoisePath, NoisePath.__module__)
