@@ -96,11 +96,10 @@ def _add_feature_options(group: argparse._ArgumentGroup) -> None:
 
 def extractor_for(options: argparse.Namespace, spatial: bool) -> "Extractor":
     """Return the chosen feature extractor, not yet loaded."""
-    from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
+    from uvit_decay.metrics.extractors import ExtractorOptions, create_extractor
 
-    if options.features == "inception":
-        return Inception(options.inception_weights, options.protocol, spatial, options.compile)
-    return SmallClassifier() if options.features == "digits" else CustomExtractor(options.features)
+    given = ExtractorOptions(options.inception_weights, options.protocol, spatial, options.compile)
+    return create_extractor(options.features, given)
 
 
 def prepare(extractor: "Extractor", images: "ImageSource", device: "torch.device") -> None:
@@ -108,7 +107,7 @@ def prepare(extractor: "Extractor", images: "ImageSource", device: "torch.device
     from uvit_decay.data import Digits
     from uvit_decay.metrics.extractors import load
 
-    if extractor.knows_labels:
+    if extractor.needs_labels:
         digits = Digits()
         digits.setup()
         extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
@@ -141,22 +140,23 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
     """Compare images with a reference: FID and other metrics, report.json and report.html."""
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.metric_table import chosen_metrics
+    from uvit_decay.evaluation.metric_table import MetricOptions, check_names, chosen_metrics, needs_spatial
     from uvit_decay.evaluation.open_by_name import open_reference
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.samples import pick_device
 
     device = pick_device(options.device, processes.local_rank)
-    extractor = extractor_for(options, "sfid" in (options.metrics or ""))
+    names = None if options.metrics is None else tuple(name.strip() for name in options.metrics.split(","))
+    check_names(names)
+    extractor = extractor_for(options, needs_spatial(names))
     channels = extractor.channels or GREY
     samples = samples_for(options, channels, processes)
     file, reference = open_reference(options.reference, channels, options.image_size)
     prepare(extractor, samples, device)
     fewest = 0 if reference is None else min(len(samples), len(reference))
-    metrics = chosen_metrics(options.metrics, extractor, fewest, options.kid_subset)
-    comparison = Comparison(
-        samples, file, reference, extractor, metrics, device, options.batch_size, options.kid_subset, options.allow_few
-    )
+    metric_options = MetricOptions(options.kid_subset, options.allow_few)
+    metrics = chosen_metrics(names, extractor, fewest, metric_options)
+    comparison = Comparison(samples, file, reference, extractor, metrics, device, options.batch_size, metric_options)
     comparison.check()
     out = options.out or Path(comparison.default_name())
     check_writable(out)
@@ -168,15 +168,14 @@ def generation(options: argparse.Namespace, processes: "Processes") -> None:
 
 def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, processes: "Processes") -> None:
     """Compute the metrics, and write the reports on rank 0."""
-    from uvit_decay.evaluation.generation import save_json
-    from uvit_decay.evaluation.report import write_html
+    from uvit_decay.evaluation.report import compared, save_json, write_html
     from uvit_decay.image_io import save_npz
 
-    store, against = comparison.extracted(out.with_suffix(".features"), processes, options.save_samples is not None)
+    store, against = comparison.extract(out.with_suffix(".features"), processes, options.save_samples is not None)
     if not processes.is_main:
         return
-    report = comparison.report(store, against)
-    save_json(out, comparison, report)
+    report = compared(comparison, store, against)
+    save_json(out, report)
     write_html(out.with_suffix(".html"), report)
     if options.save_samples is not None:
         save_npz(options.save_samples, store.iterate("images"), len(store), comparison.samples.labels)
@@ -190,21 +189,21 @@ def judge(options: argparse.Namespace, comparison: "Comparison", out: Path, proc
 
 def statistics(options: argparse.Namespace, processes: "Processes") -> None:
     """Write an .npz of reference statistics with its metadata."""
-    from uvit_decay.evaluation.generation import cached_features
+    from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics import save_statistics
     from uvit_decay.runtime.files import check_writable
     from uvit_decay.samples import pick_device
 
     check_writable(options.out)
-    if options.spatial and options.features != "inception":
-        raise UserError("--spatial features are Inception's")
     device = pick_device(options.device, processes.local_rank)
     extractor = extractor_for(options, options.spatial)
+    if options.spatial and "spatial" not in extractor.widths:
+        raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
     images = open_images(options.reference, extractor.channels or GREY, options.image_size)
     prepare(extractor, images, device)
     keep = ["features", *(["spatial"] if options.spatial else [])]
-    store = cached_features(images, extractor, keep, options.batch_size, processes, device)
+    store = Extraction(extractor, device, options.batch_size).run(images, keep, processes)
     if processes.is_main:
         about = {"extractor": extractor.fingerprint(), **images.metadata()}
         save_statistics(options.out, {kind: store.statistics(kind) for kind in keep}, about)

@@ -17,6 +17,7 @@ import torch
 import torch_fidelity
 
 from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
@@ -66,9 +67,9 @@ def ours(
         extractor = Inception(str(weights), "adm")
         load(extractor, (3, 1, 1), device)
         sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
-        options = {"batch_size": batch, "kid_subset": subset, "allow_few": True}
-        comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, **options)
-        store, against = comparison.extracted(Path(folder) / "samples", Processes(), show=False)
+        options = MetricOptions(subset, allow_few=True)
+        comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, batch, options)
+        store, against = comparison.extract(Path(folder) / "samples", Processes(), show=False)
         return comparison.measure(store, against)
 
 

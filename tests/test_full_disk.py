@@ -17,9 +17,9 @@ from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
 from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels
+from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.report import Report, write_html
 from uvit_decay.evaluation.statistics import save_statistics
-from uvit_decay.evaluation.store import Store
 from uvit_decay.image_io import labelled_grid, save_image, save_npz, save_pngs
 from uvit_decay.metrics.frechet import Statistics
 from uvit_decay.runtime.errors import UserError, user_errors
@@ -44,11 +44,11 @@ def full_disk(limit):
 
 
 def report():
-    return Report("title", {"fid": 1.0}, {}, (), PICTURES, 2, (), None, None)
+    return Report("name", "title", {"fid": 1.0}, {}, (), PICTURES, 2, (), None, None)
 
 
 def store(path):
-    found = Store(path.parent, {}, [range(2)])
+    found = FeatureStore(path.parent, {}, [range(2)])
     found.add(range(2), {"features": torch.zeros(2, 2048)})
 
 

@@ -13,23 +13,20 @@ from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Latents
 from uvit_decay.metrics import CustomExtractor
-from uvit_decay.metrics.extractors import Features
+from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.errors import UserError
 
 
 def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_path):
-    class Pixels:
+    class Pixels(Extractor):
         """Like Inception: ready as it is, with classes of its own."""
 
-        name, dim, channels, knows_labels, has_logits = "pixels", 64, 1, False, True
-
-        def fingerprint(self) -> str:
-            return "pixels-0"
+        name, widths, channels, sha256 = "pixels", {"features": 64, "logits": 10}, 1, "0"
 
         def prepare(self, images, labels, device) -> None:
             assert len(images) == len(labels) == 0
 
-        def __call__(self, images) -> Features:
+        def extract(self, images) -> Features:
             flat = images.flatten(1).float()
             return Features(flat, flat[:, :10] / 100)
 

@@ -170,10 +170,13 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
     [
         (["--samples", "nowhere", *DIGITS], "nowhere: nothing there"),
         (["--samples", "digits:test", "--reference", "digits:train"], "Inception weights"),
-        (["--samples", "few.npz", *DIGITS], "few has 40 images: the covariance of 64 features needs more"),
-        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 images, these metrics need 2 or more"),
+        (["--samples", "few.npz", *DIGITS], "few has 40 images, fid needs 65 or more: the covariance"),
+        (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 images, metrics need 2 or more"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
-        (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid is of Inception's own middle features"),
+        (
+            ["--samples", "digits:test", *DIGITS, "--metrics", "sfid"],
+            "sfid needs spatial of images, which small-cnn does not yield",
+        ),
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "the statistics of features hold NaN"),
         (

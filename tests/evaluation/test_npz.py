@@ -33,7 +33,7 @@ def read_images(path):
 def read_statistics(path):
     found = StatisticsFile(path)
     found.check(Classifier())
-    return [*(value.numpy() for value in found.statistics("features")[:2]), np.array(found.about["n"])]
+    return [*(value.numpy() for value in found.statistics("features")[:2]), np.array(found.metadata["n"])]
 
 
 READ = {"images": read_images, "statistics": read_statistics}

@@ -46,12 +46,12 @@ def test_the_classifier_reads_the_digits(digits):
     classifier = prepared(digits)
     accuracy = (classifier(images).logits.argmax(1) == labels).double().mean()
     assert accuracy >= 0.99
-    assert classifier.knows_labels
+    assert classifier.needs_labels
 
 
 def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
     found = classifier(digits[2][:7])
-    assert found.features.shape == (7, classifier.dim) == (7, 64)
+    assert found.features.shape == (7, classifier.widths["features"]) == (7, 64)
     assert found.logits.shape == (7, 10)
     assert found.features.dtype == found.logits.dtype == torch.float32
     assert not found.features.requires_grad
@@ -104,7 +104,7 @@ def test_the_classifier_takes_rgb_images(digits):
 def test_channels_are_those_of_the_training_set(classifier):
     assert SmallClassifier().channels is None
     assert classifier.channels == 1
-    assert classifier.has_logits
+    assert classifier.widths["logits"] == 10
 
 
 def test_the_identity_tells_weights_apart(digits):

@@ -83,8 +83,8 @@ def test_features_are_those_of_the_file(write, name, tmp_path):
     found = extractor(PICTURES)
     torch.testing.assert_close(found.features, PICTURES.float().mean((2, 3)))
     assert found.logits is found.spatial is None
-    assert (extractor.name, extractor.dim, extractor.channels, extractor.has_logits) == (name, 3, 3, False)
-    assert not extractor.knows_labels
+    assert (extractor.name, extractor.widths, extractor.channels) == (name, {"features": 3}, 3)
+    assert not extractor.needs_labels
     assert not found.features.requires_grad
     grey = PICTURES[:, :1]
     assert torch.equal(extractor(grey).features, extractor(grey.expand(-1, 3, -1, -1)).features)
@@ -95,13 +95,13 @@ def test_logits_may_come_along_and_all_is_float32(write, name, tmp_path):
     extractor = prepared(write(WithLogits(), tmp_path / name))
     with torch.autocast("cpu", torch.bfloat16):
         found = extractor(PICTURES)
-    assert (extractor.dim, extractor.has_logits) == (3, True)
+    assert extractor.widths == {"features": 3, "logits": 6}
     assert found.logits.shape == (5, 6)
     assert found.features.dtype == found.logits.dtype == torch.float32
 
 
 def test_stylegan_files_are_asked_for_features(tmp_path):
-    assert prepared(scripted(LikeStyleGAN(), tmp_path / "net.pt")).dim == 3
+    assert prepared(scripted(LikeStyleGAN(), tmp_path / "net.pt")).widths == {"features": 3}
 
 
 def test_the_identity_is_name_and_checksum(tmp_path):

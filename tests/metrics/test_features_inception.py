@@ -113,13 +113,13 @@ def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photogr
 
 
 def test_features_tell_images_apart(found, inception):
-    assert found.features.shape == (2, inception.dim) == (2, 2048)
+    assert found.features.shape == (2, inception.widths["features"]) == (2, 2048)
     assert found.logits.shape == (2, 1008)
     assert {x.dtype for x in found} == {torch.float32}
     assert not any(x.requires_grad or x.is_inference() for x in found)
     assert (found.features[0] - found.features[1]).norm() > 0.01 * found.features[0].norm() > 0
-    assert not inception.knows_labels
-    assert inception.has_logits
+    assert not inception.needs_labels
+    assert inception.widths["logits"] == 1008
     assert inception.channels == 3
 
 

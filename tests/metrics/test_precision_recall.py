@@ -1,9 +1,9 @@
-"""Precision, recall, density, coverage and nearest neighbours against loops, torch-fidelity and small sets."""
+"""Precision, recall, coverage and nearest neighbours against loops, torch-fidelity and small sets."""
 
 import pytest
 import torch
 
-from uvit_decay.metrics.precision_recall import density_coverage, nearest, precision_recall
+from uvit_decay.metrics.precision_recall import covered, nearest, precision_recall
 from uvit_decay.runtime.errors import UserError
 
 
@@ -84,9 +84,7 @@ def test_precision_and_recall_are_those_of_torch_fidelity(n, m, d, k, dtype):
 def test_blocks_change_nothing(block):
     for real, fake in ((REAL, FAKE), (lattice(60), lattice(50, seed=1)), (REAL, REAL)):
         assert precision_recall(real, fake, block=block) == precision_recall(real, fake)
-        (density, covered), (wanted, which) = density_coverage(real, fake, block=block), density_coverage(real, fake)
-        assert density == wanted
-        assert torch.equal(covered, which)
+        assert torch.equal(covered(real, fake, block=block), covered(real, fake))
 
 
 def test_precision_and_recall_on_a_line():
@@ -97,37 +95,27 @@ def test_precision_and_recall_on_a_line():
 def test_sets_far_apart_and_equal_sets():
     assert precision_recall(REAL, REAL + 1000) == (0.0, 0.0)
     assert precision_recall(REAL, REAL) == (1.0, 1.0)
-    assert density_coverage(REAL, REAL + 1000)[0] == 0.0
-    assert not density_coverage(REAL, REAL + 1000)[1].any()
-    assert density_coverage(REAL, REAL)[0] == pytest.approx(1)  # x and k - 1 neighbours are inside x's open ball
-    assert density_coverage(REAL, REAL)[1].all()
+    assert not covered(REAL, REAL + 1000).any()
+    assert covered(REAL, REAL).all()
 
 
-def test_density_and_coverage_on_a_line():
+def test_coverage_on_a_line():
     """k = 1, open balls of radii 1, 1, 7 about 0, 1, 8: 0.5 lies in two, 2 in the last alone, 15 on its border."""
-    density, covered = density_coverage(line(0, 1, 8), line(0.5, 2, 15), k=1)
-    assert density == pytest.approx(3 / 3)
-    assert covered.tolist() == [True, True, True]
-    density, covered = density_coverage(line(0, 1, 8), line(3, 4, 4.5, 15), k=1)
-    assert density == pytest.approx(3 / 4)
-    assert covered.tolist() == [False, False, True]
+    assert covered(line(0, 1, 8), line(0.5, 2, 15), k=1).tolist() == [True, True, True]
+    assert covered(line(0, 1, 8), line(3, 4, 4.5, 15), k=1).tolist() == [False, False, True]
 
 
-def test_one_mode_may_be_dense_and_cover_little():
-    """Every fake image in the middle of the first of two clusters, k = 2 of its 4 radii reach it."""
+def test_one_mode_covers_little():
+    """Every fake image in the middle of the first of two clusters, whose radii, 2, 1, 1, 2, all reach it."""
     real = torch.cat([line(0, 1, 2, 3), line(100, 101, 102, 103)])
-    density, covered = density_coverage(real, line(1.5, 1.5, 1.5), k=2)
-    assert density == pytest.approx(4 * 3 / (2 * 3))  # radii 2, 1, 1, 2 about 0, 1, 2, 3
-    assert covered.tolist() == [True] * 4 + [False] * 4
+    assert covered(real, line(1.5, 1.5, 1.5), k=2).tolist() == [True] * 4 + [False] * 4
 
 
-def test_they_are_the_formulas_of_their_authors():
-    """Naeem et al.: 1/(k m) sum_j sum_i 1[y_j in B_i], and mean_i of 1[some y_j in B_i], with plain matrices."""
+def test_coverage_is_the_formula_of_its_authors():
+    """Naeem et al.: mean_i of 1[some y_j in B_i], with plain matrices."""
     radii = torch.cdist(REAL.double(), REAL.double()).kthvalue(6).values
     inside = torch.cdist(REAL.double(), FAKE.double()) < radii[:, None]
-    density, covered = density_coverage(REAL, FAKE, k=5)
-    assert density == pytest.approx(inside.sum().item() / (5 * len(FAKE)))
-    assert torch.equal(covered, inside.any(dim=1))
+    assert torch.equal(covered(REAL, FAKE, k=5), inside.any(dim=1))
 
 
 @pytest.mark.parametrize(
@@ -136,10 +124,9 @@ def test_they_are_the_formulas_of_their_authors():
         (lambda: precision_recall(REAL[:3], FAKE), "the 3 nearest neighbours .* more than 3 real images, got 3"),
         (lambda: precision_recall(REAL, FAKE[:1]), "the 3 nearest neighbours .* more than 3 fake images, got 1"),
         (lambda: precision_recall(REAL, FAKE, k=0), "the 0 nearest .*"),
-        (lambda: density_coverage(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real images, got 1"),
-        (lambda: density_coverage(REAL, FAKE[:0]), "density and coverage need fake images, got none"),
+        (lambda: covered(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real images, got 1"),
         (lambda: precision_recall(REAL, FAKE[:, :3]), "precision and recall: .* 16 numbers an image, .* 3; .*"),
-        (lambda: density_coverage(REAL / 0, FAKE), "density and coverage: the real features hold NaN or infinity"),
+        (lambda: covered(REAL / 0, FAKE), "coverage: the real features hold NaN or infinity"),
         (lambda: nearest(FAKE, REAL[:2], 3), "the 3 nearest .* at least 3 images to choose from, got 2"),
     ],
 )

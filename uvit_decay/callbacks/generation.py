@@ -22,12 +22,13 @@ from uvit_decay.diffusion.nfe import NFECounter, total_nfe
 from uvit_decay.diffusion.sampling import Sampling, generate_uint8
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
+from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
 from uvit_decay.evaluation.open_by_name import open_reference
+from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
-from uvit_decay.metrics import CustomExtractor, Inception, SmallClassifier
-from uvit_decay.metrics.extractors import load
+from uvit_decay.metrics.extractors import Extractor, load
 from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
@@ -115,7 +116,7 @@ class GenerationMetrics(Periodic):
 
     def __init__(
         self,
-        extractor: Inception | SmallClassifier | CustomExtractor,
+        extractor: Extractor,
         num: int = 5000,
         reference: str | None = None,
         max_reference: int = 50_000,
@@ -154,12 +155,12 @@ class GenerationMetrics(Periodic):
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.reference_features(Processes.current())  # caches them for `evaluate`
+        comparison.extract_reference(Processes.current())  # caches them for `evaluate`
 
     def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
-        if self.extractor.knows_labels and (data.latents or len(data.class_names) < 2):
+        if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
-        if self.extractor.knows_labels:
+        if self.extractor.needs_labels:
             self.extractor.prepare(*data.train[subset(data.train, self.max_reference, "reference")], device)
         else:
             load(self.extractor, (self.extractor.channels, self._size, self._size), device)
@@ -174,21 +175,21 @@ class GenerationMetrics(Periodic):
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
-        metrics = ("fid", "is") if self.extractor.has_logits else ("fid",)
+        metrics = chosen_metrics(None, self.extractor, 0, MetricOptions())
         shape = (self.extractor.channels, self._size, self._size)
         samples = _TaskImages(task, sampling, weights, self.num, self.seed, decode, shape)
-        options = {"batch_size": self.batch_size, "allow_few": self.allow_few}
-        return Comparison(samples, *self._against, self.extractor, metrics, task.device, **options)
+        options = MetricOptions(allow_few=self.allow_few)
+        return Comparison(samples, *self._against, self.extractor, metrics, task.device, self.batch_size, options)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.current()
         decode = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
             comparison = self._comparison(task, sampling, weights, decode)
-            store, reference = comparison.extracted(Path(folder) / "samples", processes, show=False)
+            store, reference = comparison.extract(Path(folder) / "samples", processes, show=False)
             if processes.is_main:
                 values = comparison.measure(store, reference)
-                if self.extractor.knows_labels and task.net.num_classes:
+                if self.extractor.needs_labels and task.net.num_classes:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
                 self._save(trainer, values, comparison, float(store.tensor("calls").sum()) / self.num)
@@ -201,7 +202,7 @@ class GenerationMetrics(Periodic):
 
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
         key = comparison.name
-        metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": comparison.remarks()}
+        metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
         self.record(trainer, values, metadata, {f"{name}/{key}": value for name, value in values.items()})
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

@@ -18,6 +18,7 @@ from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, Literal, NamedTuple
 
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.evaluation.metric_table import displayed, in_training
 from uvit_decay.history import GENERATION
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, replacing
@@ -35,8 +36,7 @@ COLUMNS = {  # value: title in the table, number of decimals
     ON_TEST: ("best on test", 3),
     KNN: ("kNN", 3),
     RANK: ("effective rank", 3),
-    "fid": ("FID", 2),
-    "is": ("IS", 2),
+    **{key: (value.title, value.decimals) for key, value in displayed(in_training()).items()},
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),
 }

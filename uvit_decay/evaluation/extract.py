@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
 from tqdm import tqdm
 
+from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.evaluation.store import Store
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.files import check_writable
@@ -29,115 +31,98 @@ def parts_of(count: int) -> list[range]:
     return batches(count, min(PART, -(-count // PARTS)), 1)
 
 
-def about(images: ImageSource, extractor: Extractor, keep: Sequence[str]) -> dict[str, Any]:
-    """Return everything that the tensors of a store depend on, as `Store` takes it."""
-    return {"images": images.fingerprint(), "n": len(images), "extractor": extractor.fingerprint(), "keep": list(keep)}
-
-
-def extract(
-    images: ImageSource,
-    extractor: Extractor,
-    store: Store,
-    keep: Sequence[str],
-    batch_size: int,
-    processes: Processes,
-    device: torch.device,
-    show: bool = True,
-) -> None:
-    """Extract the features that `store` lacks and add them; all processes take part.
+@dataclass(frozen=True)
+class Extraction:
+    """Extraction of features of images into a store.
 
     Args:
-        images: images to extract features of.
         extractor: prepared extractor, on `device`.
-        store: store of these images and this extractor.
-        keep: some of "features", "logits", "spatial"; "images" keeps all images, "shown" the first ones, as uint8.
-        batch_size: images at a time; affects numbers only by rounding.
-        processes: processes that share the work.
         device: device on which features are extracted.
+        batch_size: images at a time; affects numbers only by rounding.
         show: draw a progress bar.
-
-    Raises:
-        UserError: images that cannot be read, or what `Store.open` raises.
     """
-    # Only the first process locks, reads and writes the store; the list of missing parts is shared with the others.
-    with _alone(store) if processes.is_main else nullcontext():
-        missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
-        # The batches of this process, in the order in which `map_ordered` asks for its parts: reading can run ahead.
-        mine = [batch for part in missing[processes.rank :: processes.size] for batch in _cut(part, batch_size)]
-        with _read_ahead(images, mine) as take:
 
-            def work(part: range) -> dict[str, Tensor]:
-                calls = images.nfe
-                found = [_tensors(take(batch), part, extractor, keep, device) for batch in _cut(part, batch_size)]
-                joined = {name: torch.cat([tensors[name] for tensors in found]) for name in found[0]}
-                return {**joined, "calls": torch.tensor([images.nfe - calls])}
+    extractor: Extractor
+    device: torch.device
+    batch_size: int = 64
+    show: bool = True
 
-            # Parts arrive in order on the first process. On the others `done` is empty, so that the loop below has no
-            # steps, but iterating it to the end is what makes them work; hence `strict` on the first process only.
-            done = processes.map_ordered(missing, work)
-            bar = tqdm(total=len(store), unit="image", desc=images.name, disable=not (show and processes.is_main))
-            with bar:
-                bar.update(len(store) - sum(map(len, missing)))
-                for part, tensors in zip(missing, done, strict=processes.is_main):
-                    store.add(part, tensors)
-                    bar.update(len(part))
+    def run(
+        self, images: ImageSource, keep: Sequence[str], processes: Processes, folder: Path | None = None
+    ) -> FeatureStore:
+        """Return a store of the features of `images`; all processes take part in extracting those that it lacks.
+
+        Args:
+            images: images to extract features of.
+            keep: some of FLOATS; "images" keeps all images, "shown" the first ones, as uint8.
+            processes: processes that share the work.
+            folder: folder of the store; None means the cache of this machine, for references.
+
+        Raises:
+            UserError: images that cannot be read, or what `FeatureStore.open` raises.
+        """
+        fingerprints = {"images": images.fingerprint(), "extractor": self.extractor.fingerprint()}
+        metadata = {**fingerprints, "n": len(images), "keep": list(keep)}
+        store = FeatureStore(folder, metadata, parts_of(len(images)))
+        # Only the first process locks, reads and writes the store; the missing parts are shared with the others.
+        with _locked(store) if processes.is_main else nullcontext():
+            missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
+            # The batches of this process, in the order in which `map_ordered` asks for its parts.
+            mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
+            with closing(_read_ahead(images, mine)) as reader:
+
+                def work(part: range) -> dict[str, Tensor]:
+                    nfe = images.nfe
+                    rows = [self._tensors(next(reader), part, keep) for _ in self._batches(part)]
+                    tensors = {name: torch.cat([batch[name] for batch in rows]) for name in rows[0]}
+                    return {**tensors, "calls": torch.tensor([images.nfe - nfe])}
+
+                # Parts arrive in order on the first process. On the others `done` is empty, so that the loop has no
+                # steps, but iterating it to the end makes them work; hence `strict` on the first process only.
+                done = processes.map_ordered(missing, work)
+                hidden = not (self.show and processes.is_main)
+                with tqdm(total=len(store), unit="image", desc=images.name, disable=hidden) as bar:
+                    bar.update(len(store) - sum(map(len, missing)))
+                    for part, tensors in zip(missing, done, strict=processes.is_main):
+                        store.add(part, tensors)
+                        bar.update(len(part))
+        return store
+
+    def _batches(self, part: range) -> list[range]:
+        return [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]
+
+    def _tensors(self, images: Tensor, part: range, keep: Sequence[str]) -> dict[str, Tensor]:
+        """Return the tensors to keep for `images`, a batch of `part`, on the CPU."""
+        features = self.extractor(images.to(self.device, non_blocking=True))
+        kept = {name: getattr(features, name).cpu() for name in FLOATS if name in keep}
+        if "images" in keep or ("shown" in keep and part.start < SHOWN):
+            kept["images"] = images.cpu()
+        return kept
 
 
-def _cut(part: range, batch_size: int) -> list[range]:
-    return [part[start : start + batch_size] for start in range(0, len(part), batch_size)]
-
-
-@contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    """Hold an exclusive lock on the store: two evaluations may share a reference."""
+def _locked(store: FeatureStore) -> AbstractContextManager[object]:
+    """Return an exclusive lock on the store, once it is free: two evaluations may share a reference."""
     check_writable(store.lock)
     lock = FileLock(store.lock)
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         print(f"waiting for another program that fills {store.folder}", file=sys.stderr)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
-def _tensors(
-    images: Tensor, part: range, extractor: Extractor, keep: Sequence[str], device: torch.device
-) -> dict[str, Tensor]:
-    """Return the tensors to keep for `images`, a batch of `part`, on the CPU."""
-    found = extractor(images.to(device, non_blocking=True))
-    kept = {name: getattr(found, name).cpu() for name in ("features", "logits", "spatial") if name in keep}
-    if "images" in keep or ("shown" in keep and part.start < SHOWN):
-        kept["images"] = images.cpu()
-    return kept
-
-
-@contextmanager
-def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Callable[[range], Tensor]]:
-    """Yield a function that returns the images of these parts, in this order, while a thread reads the next part.
+def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Tensor]:
+    """Yield the images of these batches, in order; a thread reads the next batch while the caller uses the last one.
 
     Sources that do not allow it (`prefetch` is false) are read directly.
     """
     if not images.prefetch:
-        yield images.read
+        yield from map(images.read, parts)
         return
-    # A prefetch of depth one: at any time at most one part is being read, or has been read and waits.
-    waiting = iter(parts)
-    with ThreadPoolExecutor(1) as reader:
-
-        def start() -> Future[Tensor] | None:
-            following = next(waiting, None)
-            return None if following is None else reader.submit(images.read, following)
-
-        next_up = start()
-
-        def take(part: range) -> Tensor:
-            # Wait for the part that was started last, then start the next one while the caller uses this one.
-            nonlocal next_up
-            found, next_up = next_up.result(), None
-            next_up = start()
-            return found
-
-        yield take
+    waiting: deque[Future[Tensor]] = deque()
+    with ThreadPoolExecutor(1) as thread:
+        for part in parts:
+            waiting.append(thread.submit(images.read, part))
+            if len(waiting) > 1:
+                yield waiting.popleft().result()
+        yield from (future.result() for future in waiting)

@@ -1,106 +1,213 @@
-"""Metrics of generated images, each computed from the features that it needs."""
+"""The table of metrics of generated images: a metric is one entry of METRICS.
+
+Commands, reports and the comparison of runs read the table; docs/extending.md shows how to add an entry. Metrics are
+imported by the functions that compute them, so that --help needs no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import torch
-from torch import Tensor
+from uvit_decay.runtime.errors import UserError, check_whole
 
-from uvit_decay.evaluation.statistics import StatisticsFile
-from uvit_decay.evaluation.store import Store
-from uvit_decay.metrics.extractors import Extractor
-from uvit_decay.metrics.frechet import Statistics, frechet_distance
-from uvit_decay.metrics.inception_score import inception_score
-from uvit_decay.metrics.kid import kernel_distance
-from uvit_decay.metrics.precision_recall import precision_recall
-from uvit_decay.runtime.errors import UserError
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
+    from uvit_decay.evaluation.feature_store import FeatureStore
+    from uvit_decay.evaluation.statistics import Reference
+    from uvit_decay.metrics.extractors import Extractor
 
-class Needs(NamedTuple):
-    """Inputs of a metric: tensors of the samples, statistics and tensors of the reference."""
-
-    samples: tuple[str, ...]
-    statistics: str | None = None
-    reference: tuple[str, ...] = ()
+SPLITS = 10  # parts of the Inception Score
+NEIGHBOURS = 3  # k of precision and recall
 
 
-METRICS = {
-    "fid": Needs(("features",), statistics="features"),
-    "is": Needs(("logits",)),
-    "kid": Needs(("features",), reference=("features",)),
-    "prc": Needs(("features",), reference=("features",)),
-    "sfid": Needs(("spatial",), statistics="spatial"),
-}
+class Value(NamedTuple):
+    """Display of a value: title, number of decimals, better direction, and an explanatory phrase."""
+
+    title: str
+    decimals: int
+    better: Literal["lower", "higher"]
+    meaning: str
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The reference of a comparison: a file of statistics, features of images, or both, as in ADM's files."""
+class MetricOptions:
+    """Settings of metrics.
 
-    file: StatisticsFile | None
-    store: Store | None
+    Args:
+        kid_subset: images in each random subset of KID.
+        allow_few: allow Frechet distances of fewer images than features.
+    """
 
-    def statistics(self, kind: str) -> Statistics:
-        """Return mean and covariance of `kind`, from the file if it has them."""
-        return self.file.statistics(kind) if self.file and self.file.has(kind) else self.store.statistics(kind)
+    kid_subset: int = 1000
+    allow_few: bool = False
 
-    def tensor(self, kind: str) -> Tensor:
-        """Return the features `kind` of the reference images, (n, d)."""
-        return self.store.tensor(kind)
+    def __post_init__(self) -> None:
+        check_whole(2, kid_subset=self.kid_subset)
 
 
-def chosen_metrics(words: str | None, extractor: Extractor, images: int, kid_subset: int) -> tuple[str, ...]:
-    """Parse comma-separated names of metrics; None means all that are possible, except sfid.
+class Inputs(NamedTuple):
+    """What a metric is computed from."""
+
+    samples: FeatureStore
+    reference: Reference
+    options: MetricOptions
+    device: torch.device  # computes in float64
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """Return the features of all reference images and of all samples, float32 (n, d) and (m, d), on the device."""
+        return self.reference.tensor("features").to(self.device), self.samples.tensor("features").to(self.device)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric.
+
+    Args:
+        values: the values that it yields, by name; a name `x_std` is the spread of `x`, and is not listed here.
+        compute: function that returns the values by name.
+        needs: the output of an extractor that it is computed from, "features", "logits" or "spatial".
+        compares_with: what it needs of the reference: nothing, mean and covariance, or its single images.
+        least: least number of images on either side, for the options and the width of the output that it needs.
+        advice: remedy for fewer images; `{n}` stands for their number.
+        settings: the options that its values depend on, by name, for reports.
+        by_default: whether it is computed unless the user names metrics.
+    """
+
+    values: dict[str, Value]
+    compute: Callable[[Inputs], dict[str, float]]
+    needs: Literal["features", "logits", "spatial"] = "features"
+    compares_with: Literal["nothing", "statistics", "images"] = "statistics"
+    least: Callable[[MetricOptions, int], int] = lambda options, width: 2
+    advice: str = "take more"
+    settings: Callable[[MetricOptions], dict[str, Any]] = lambda options: {}
+    by_default: bool = True
+
+
+def _fid(inputs: Inputs) -> dict[str, float]:
+    return {"fid": _frechet(inputs, "features")}
+
+
+def _sfid(inputs: Inputs) -> dict[str, float]:
+    return {"sfid": _frechet(inputs, "spatial")}
+
+
+def _frechet(inputs: Inputs, kind: str) -> float:
+    from uvit_decay.metrics.frechet import frechet_distance
+
+    return frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))
+
+
+def _inception_score(inputs: Inputs) -> dict[str, float]:
+    from uvit_decay.metrics.inception_score import inception_score
+
+    return dict(zip(("is", "is_std"), inception_score(inputs.samples.tensor("logits"), SPLITS), strict=True))
+
+
+def _kid(inputs: Inputs) -> dict[str, float]:
+    from uvit_decay.metrics.kid import kernel_distance
+
+    subset_size = inputs.options.kid_subset
+    return dict(zip(("kid", "kid_std"), kernel_distance(*inputs.pair(), subset_size=subset_size), strict=True))
+
+
+def _precision_recall(inputs: Inputs) -> dict[str, float]:
+    from uvit_decay.metrics.precision_recall import precision_recall
+
+    return dict(zip(("precision", "recall"), precision_recall(*inputs.pair(), k=NEIGHBOURS), strict=True))
+
+
+def _full_rank(options: MetricOptions, width: int) -> int:
+    return 2 if options.allow_few else width + 1
+
+
+FULL_RANK = "the covariance of fewer images than features says little; take more, --metrics kid, or --allow-few"
+METRICS = {
+    "fid": Metric(
+        {"fid": Value("FID", 2, "lower", "Fréchet distance between the features of samples and reference")},
+        _fid,
+        least=_full_rank,
+        advice=FULL_RANK,
+    ),
+    "is": Metric(
+        {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
+        _inception_score,
+        needs="logits",
+        compares_with="nothing",
+        least=lambda options, width: SPLITS,
+        settings=lambda options: {"is_splits": SPLITS},
+    ),
+    "kid": Metric(
+        {"kid": Value("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best")},
+        _kid,
+        compares_with="images",
+        least=lambda options, width: options.kid_subset,
+        advice="--kid-subset {n} or less",
+        settings=lambda options: {"kid_subset": options.kid_subset},
+    ),
+    "prc": Metric(
+        {
+            "precision": Value("Precision", 3, "higher", "share of samples that lie among the reference images"),
+            "recall": Value("Recall", 3, "higher", "share of reference images that lie among the samples"),
+        },
+        _precision_recall,
+        compares_with="images",
+        least=lambda options, width: NEIGHBOURS + 1,
+    ),
+    "sfid": Metric(
+        {"sfid": Value("sFID", 2, "lower", "the same with spatial features: composition rather than content")},
+        _sfid,
+        needs="spatial",
+        least=_full_rank,
+        advice=FULL_RANK,
+        by_default=False,
+    ),
+}
+
+
+def displayed(names: Sequence[str] | None = None) -> dict[str, Value]:
+    """Return the display of every value of these metrics, or of all metrics, by the name of the value."""
+    return {key: value for name in names or METRICS for key, value in METRICS[name].values.items()}
+
+
+def in_training() -> tuple[str, ...]:
+    """Return the metrics of samples while training: those that need no single reference images."""
+    return tuple(name for name, metric in METRICS.items() if metric.by_default and metric.compares_with != "images")
+
+
+def check_names(names: Sequence[str] | None) -> None:
+    """Raise a UserError for names that are not in METRICS; None means the metrics by default."""
+    if names is not None and not METRICS.keys() >= set(names):
+        raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {','.join(names)!r}")
+
+
+def needs_spatial(names: Sequence[str] | None) -> bool:
+    """Return whether a metric of these names needs spatial features, which extractors yield only if asked to."""
+    return any(METRICS[name].needs == "spatial" for name in names or ())
+
+
+def chosen_metrics(
+    names: Sequence[str] | None, extractor: Extractor, images: int, options: MetricOptions
+) -> tuple[str, ...]:
+    """Return the names of the metrics to compute; for None all by default that are possible.
 
     `images` is the number of samples or of reference images, whichever is less.
 
     Raises:
-        UserError: unknown names, or metrics that need features which the extractor does not have.
+        UserError: metrics that need what the extractor does not yield.
     """
-    if words is None:
-        pairs = [*(["kid"] if images >= kid_subset else []), *(["prc"] if images > 3 else [])]
-        return ("fid", *(["is"] if extractor.has_logits else []), *pairs)
-    names = tuple(word.strip() for word in words.split(",") if word.strip())
-    unknown = sorted(set(names) - set(METRICS))
-    if unknown or not names:
-        raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {words!r}")
-    if "is" in names and not extractor.has_logits:
-        raise UserError(f"the Inception Score needs class logits, which {extractor.name} does not give")
-    if "sfid" in names and not extractor.name.startswith("inception"):
-        raise UserError(f"sfid is of Inception's own middle features, {extractor.name} has none")
-    return names
-
-
-def measure(
-    metrics: Sequence[str], samples: Store, reference: Reference, kid_subset: int, device: torch.device
-) -> dict[str, float]:
-    """Compute metrics by name; `is` and `kid` come with a standard deviation, over splits and over subsets.
-
-    Args:
-        metrics: names in METRICS.
-        samples: complete store of the samples, with the tensors that the metrics need.
-        reference: reference with the statistics and tensors that the metrics need.
-        kid_subset: images in each of the 100 random subsets of KID.
-        device: device on which pairs of images are compared, in float64.
-
-    Raises:
-        UserError: too few images for a metric.
-    """
-    found: dict[str, float] = {}
-    pair = ()
-    if any(METRICS[name].reference for name in metrics):
-        pair = tuple(side.tensor("features").to(device) for side in (reference, samples))
-    for name in metrics:
-        if name in ("fid", "sfid"):
-            kind = METRICS[name].statistics
-            found[name] = frechet_distance(reference.statistics(kind), samples.statistics(kind))
-        elif name == "is":
-            found["is"], found["is_std"] = inception_score(samples.tensor("logits"))
-        elif name == "kid":
-            found["kid"], found["kid_std"] = kernel_distance(*pair, subset_size=kid_subset)
-        else:
-            found["precision"], found["recall"] = precision_recall(*pair)
-    return found
+    widths = extractor.widths
+    if names is None:
+        possible = {name: metric for name, metric in METRICS.items() if metric.by_default and metric.needs in widths}
+        return tuple(
+            name
+            for name, metric in possible.items()
+            if metric.compares_with != "images" or images >= metric.least(options, widths[metric.needs])
+        )
+    for name in names:
+        if METRICS[name].needs not in widths:
+            raise UserError(f"{name} needs {METRICS[name].needs} of images, which {extractor.name} does not yield")
+    return tuple(names)

@@ -1,4 +1,4 @@
-"""Report of an evaluation: one self-contained HTML file with embedded images."""
+"""Report of a comparison: remarks, nearest neighbours, coverage; as JSON and as one HTML file with embedded images."""
 
 from __future__ import annotations
 
@@ -9,20 +9,32 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
+import torch
 from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.image_io import labelled_grid, to_pil
+from uvit_decay.evaluation.extract import SHOWN
+from uvit_decay.evaluation.feature_store import FeatureStore
+from uvit_decay.evaluation.generation import Comparison
+from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.evaluation.metric_table import displayed
+from uvit_decay.evaluation.statistics import Reference
+from uvit_decay.image_io import grid_columns, labelled_grid, to_pil
+from uvit_decay.metrics.precision_recall import covered, nearest
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import write_json
 
 ALL_CLASSES = 100  # most classes that have a bar each
 EXTREMES = 20  # number of worst, and of best, if there are more classes
 BINS = 10
 THUMBNAIL = 128  # pixels; larger neighbours are shrunk to this size
+COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
+ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check
+FEWEST = 10  # fewest samples and reference images of a class for which coverage is reported
 PIXELATED = 64  # pixels; smaller neighbours are enlarged without smoothing
 
 
@@ -31,7 +43,7 @@ class Neighbours:
     """Samples and, for each, the k nearest reference images, nearest first, with their distances in feature space."""
 
     samples: UInt8[Tensor, "q c h w"]
-    found: UInt8[Tensor, "q k c h w"]
+    nearest: UInt8[Tensor, "q k c h w"]
     distances: Float[Tensor, "q k"]
 
 
@@ -40,8 +52,9 @@ class Report:
     """Contents of a report.
 
     Args:
+        name: name of the comparison, for keys.
         title: heading.
-        metrics: values by the names of `MEANINGS`; other names are shown as they are. `x_std` is the spread of `x`.
+        metrics: values by the names in METRICS; other names are shown as they are. `x_std` is the spread of `x`.
         protocol: settings of the measurement, plain values by name.
         remarks: caveats for readers who compare the numbers, one sentence each.
         samples: images of the sample grid, row by row.
@@ -51,6 +64,7 @@ class Report:
         coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out.
     """
 
+    name: str
     title: str
     metrics: dict[str, float]
     protocol: dict[str, Any]
@@ -62,23 +76,96 @@ class Report:
     coverage: dict[str, float] | None
 
 
-class Meaning(NamedTuple):
-    """Display of a metric: name, number of decimals, better direction, and an explanatory phrase."""
+def compared(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:
+    """Return the report of a comparison whose features have been extracted; call it on the first process."""
+    images = torch.cat(list(samples.iterate("images")))[:SHOWN]
+    names, columns = _columns(comparison.samples)
+    measured_nfe = float(samples.tensor("calls").sum()) / len(samples)
+    return Report(
+        name=comparison.name,
+        title=f"{comparison.samples.name} against {comparison.reference_name}",
+        metrics=comparison.measure(samples, reference),
+        protocol={**comparison.metadata(), "measured_nfe": measured_nfe},
+        remarks=remarks(comparison),
+        samples=images[: len(images) // columns * columns or len(images)],
+        columns=columns,
+        class_names=names,
+        neighbours=_neighbours(comparison, images, samples, reference),
+        coverage=_coverage(comparison, samples, reference),
+    )
 
-    name: str
-    decimals: int
-    better: str  # "lower", "higher" or ""
-    phrase: str
+
+def remarks(comparison: Comparison) -> tuple[str, ...]:
+    """Return caveats for readers of the numbers, one sentence each."""
+    ours, theirs, file = comparison.samples, comparison.reference, comparison.file
+    n, d, lines = len(ours), comparison.extractor.widths["features"], []
+    if n < COMPARABLE:
+        lines.append(f"{n:,} samples, below {COMPARABLE:,}: not comparable with published numbers")
+    if comparison.options.allow_few and n <= d:
+        lines.append(f"{n:,} samples for {d:,} features: the covariance has not full rank")
+    if file is not None and "extractor" not in file.metadata:
+        lines.append(f"{file.path.name} does not say by which extractor and resize it was made")
+    if theirs is not None and ours.has_jpegs != theirs.has_jpegs:
+        jpegs = ours.name if ours.has_jpegs else theirs.name
+        lines.append(f"{jpegs} are JPEGs and the other side is not: compression alone moves every metric")
+    if theirs is not None and ours.shape != theirs.shape:
+        sizes = (f"{images.shape[2]}x{images.shape[1]}" for images in (ours, theirs))
+        lines.append(f"samples and reference differ in size, {' and '.join(sizes)}")
+    if (remark := comparison.extractor.remark()) is not None:
+        lines.append(remark)
+    return tuple(lines)
 
 
-MEANINGS = {
-    "fid": Meaning("FID", 2, "lower", "Fréchet distance between the features of samples and reference"),
-    "sfid": Meaning("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
-    "is": Meaning("Inception Score", 2, "higher", "samples are recognisable, and of many classes"),
-    "kid": Meaning("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best"),
-    "precision": Meaning("Precision", 3, "higher", "share of samples that lie among the reference images"),
-    "recall": Meaning("Recall", 3, "higher", "share of reference images that lie among the samples"),
-}
+def _columns(images: ImageSource) -> tuple[tuple[str, ...], int]:
+    """Return class names above the columns of the sample grid (empty for none), and the number of columns."""
+    # Samples usually take the classes in turn. With ten classes or fewer, a number of columns that is a multiple of
+    # theirs puts one class into each column; names are given if the labels do follow that pattern.
+    if images.labels is None:
+        return (), 10
+    count, shown = len(images.class_names), images.labels[:SHOWN]
+    columns = grid_columns(count) if 0 < count <= 10 else 10
+    if not torch.equal(shown, torch.arange(len(shown)) % columns % max(count, 1)):
+        return (), 10
+    return tuple(images.class_names[i % count] for i in range(columns)), columns
+
+
+def _neighbours(
+    comparison: Comparison, shown: Tensor, samples: FeatureStore, reference: Reference
+) -> Neighbours | None:
+    """Return the shown samples that are nearest to reference images, where copies would appear."""
+    if reference.store is None:
+        return None
+    keys = reference.tensor("features")
+    distances, indices = nearest(samples.tensor("features")[: len(shown)], keys, min(NEAREST, len(keys)))
+    rows = distances[:, 0].argsort(stable=True)[:ROWS]
+    images = torch.stack([comparison.reference.read(row.tolist()).cpu() for row in indices[rows]])
+    return Neighbours(shown[rows], images, distances[rows].float())
+
+
+def _coverage(comparison: Comparison, samples: FeatureStore, reference: Reference) -> dict[str, float] | None:
+    """Return, per class, the share of reference images that have a sample of the class in their neighbourhood."""
+    ours, theirs = comparison.samples, comparison.reference
+    if reference.store is None or ours.class_names != theirs.class_names:
+        return None
+    real, fake = reference.tensor("features"), samples.tensor("features")
+    coverage = {}
+    for label, name in enumerate(theirs.class_names):
+        pair = real[theirs.labels == label], fake[ours.labels == label]
+        if min(map(len, pair)) >= FEWEST:
+            coverage[name] = float(covered(*pair).double().mean())
+    return coverage or None
+
+
+def save_json(path: Path, report: Report) -> None:
+    """Write the metrics, under keys that name the comparison, and the whole protocol as JSON."""
+    content = {
+        "metrics": {f"{name}/{report.name}": value for name, value in report.metrics.items()},
+        "values": report.metrics,
+        "coverage": report.coverage,
+        "protocol": report.protocol,
+        "remarks": report.remarks,
+    }
+    write_json(path, content)
 
 
 def write_html(path: Path, report: Report) -> None:
@@ -110,14 +197,14 @@ def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
     for key, value in metrics.items():
         if key.endswith("_std") and key.removesuffix("_std") in metrics:
             continue
-        meaning = MEANINGS.get(key)
-        digits = f".{meaning.decimals}f" if meaning else ".4g"
+        display = displayed().get(key)
+        digits = f".{display.decimals}f" if display else ".4g"
         shown = f"{value:{digits}}"
         if (spread := metrics.get(f"{key}_std")) is not None:
             shown += f" ± {spread:{digits}}"
         shown = shown.replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not a finite number"
-        better, phrase = (meaning.better, meaning.phrase) if meaning else ("", "")
-        yield {"name": meaning.name if meaning else key, "value": shown, "better": better, "phrase": phrase}
+        title, _, better, phrase = display or (key, None, "", "")
+        yield {"name": title, "value": shown, "better": better, "phrase": phrase}
 
 
 def _data_uri(image: Image.Image) -> str:
@@ -137,9 +224,9 @@ def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
     order = neighbours.distances[:, 0].argsort(stable=True).tolist()
     rows = []
     for i in order:
-        pairs = zip(neighbours.found[i], neighbours.distances[i].tolist(), strict=True)
-        found = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
-        rows.append({"sample": _thumbnail(neighbours.samples[i]), "found": found})
+        pairs = zip(neighbours.nearest[i], neighbours.distances[i].tolist(), strict=True)
+        images = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
+        rows.append({"sample": _thumbnail(neighbours.samples[i]), "nearest": images})
     return rows
 
 

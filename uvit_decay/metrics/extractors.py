@@ -1,15 +1,17 @@
 """Feature extractors for metrics: uint8 images to float32 features and class logits, independent of global settings.
 
-n = images, d = features, k = classes. Networks and their libraries are imported at first use, since the parsers of
-command-line options import this module.
+n = images, d = features, k = classes. An extractor is a class, and an entry of EXTRACTORS if commands may name it;
+docs/extending.md shows how to add one. Libraries are imported at first use: parsers of options import this module.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from einops import repeat
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
+from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.errors import UserError, check_whole, one_line
 from uvit_decay.runtime.precision import full_float32
 from uvit_decay.runtime.random import generator
@@ -26,6 +29,9 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3
 
 UInt8Images = UInt8[Tensor, "n c h w"]
+Labels = Int64[Tensor, " n"]
+Program = Callable[[Tensor], Any]
+PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
 
@@ -33,42 +39,54 @@ class Features(NamedTuple):
     """Output of an extractor for n images, float32 on their device; `spatial` are the features of sFID."""
 
     features: Float32[Tensor, "n d"]
-    logits: Float32[Tensor, "n k"] | None
-    spatial: Float32[Tensor, "n 2023"] | None = None
+    logits: Float32[Tensor, "n k"] | None = None
+    spatial: Float32[Tensor, "n s"] | None = None
 
 
-@runtime_checkable
-class Extractor(Protocol):
-    """Interface of feature extractors; the attributes are final after `prepare`.
+class Extractor(ABC):
+    """A feature extractor; the attributes are final after `prepare`.
 
-    `name` is part of the key of every metric, `dim` is d, `channels` is the number of image channels, None if the data
-    set decides it. `knows_labels` means that the k classes are those of the data set, `has_logits` that there are any.
+    `name` is part of the key of every metric. `widths` has the numbers for each image of every output, by the names of
+    `Features`. `channels` is the number of image channels; None means those of the training set. With `needs_labels`
+    it is trained on the images of a data set, and its logits are of their classes. `sha256` is that of its weights.
     """
 
     name: str
-    dim: int
-    channels: int | None
-    knows_labels: bool
-    has_logits: bool
+    widths: dict[str, int]
+    channels: int | None = 3
+    needs_labels = False
+    sha256: str
 
-    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    @abstractmethod
+    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         """Load or train on the training set `images`, `labels`, and move to `device`; later calls cost nothing."""
 
+    @abstractmethod
+    def extract(self, images: UInt8Images) -> Features:
+        """Return the features of images on the device, which are computed in float32 and without gradients."""
+
+    @torch.no_grad()
+    def __call__(self, images: UInt8Images) -> Features:
+        """Return the features of images on the device, whatever the precision around it."""
+        with full_float32(images.device):
+            return self.extract(images)
+
     def fingerprint(self) -> str:
-        """Return the fingerprint: the name and the start of the weights' SHA-256, after `prepare`.
+        """Return the name and the start of the weights' SHA-256: metrics of equal fingerprints are comparable."""
+        return f"{self.name}-{self.sha256[:12]}"
 
-        Metrics are comparable only between equal fingerprints.
-        """
+    def remark(self) -> str | None:
+        """Return a caveat for readers of metrics of these features, or None."""
+        return f"features of {self.name}, not Inception's: no FID of papers compares"
 
-    def __call__(self, images: UInt8Images) -> Features: ...
+    def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
+        """Return RGB images, grey ones repeated; raise a UserError for other numbers of channels."""
+        if images.shape[1] not in (1, 3):
+            raise UserError(f"{self.name} takes RGB or grey images, these have {images.shape[1]} channels")
+        return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
 
 
-def load(extractor: Extractor, shape: tuple[int, ...], device: torch.device) -> None:
-    """Prepare an extractor that needs no training set, for images of this `shape` (c, h, w)."""
-    extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
-
-
-class Inception:
+class Inception(Extractor):
     """The TensorFlow Inception-v3 of 2015-12-05 in torch-fidelity's port: 2048 features after pool 3, 1008 logits.
 
     Grey images are repeated to RGB. FID is comparable only between equal protocols, which differ in the resizing to
@@ -80,12 +98,7 @@ class Inception:
         protocol: how images are resized.
         spatial: return the 2023 spatial features of sFID, too.
         compile: compile the network with torch.compile: true, or the name of a backend.
-
-    Raises:
-        UserError: the file is missing, damaged or has another layout, or it cannot be downloaded.
     """
-
-    dim, channels, knows_labels, has_logits = 2048, 3, False, True
 
     def __init__(
         self,
@@ -98,40 +111,34 @@ class Inception:
             raise UserError(f"the Inception weights {weights} do not exist")
         self.weights, self.protocol, self.spatial, self.compile = weights, protocol, spatial, compile
         self.name = f"inception-v3-{protocol}"
+        self.widths = {"features": 2048, "logits": 1008, **({"spatial": 2023} if spatial else {})}
         self.net: InceptionV3 | None = None
 
-    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         if self.net is None:
             from uvit_decay.metrics.inception_net import InceptionV3, weights_file
             from uvit_decay.runtime.download import checksum
 
             path = weights_file(self.weights)
             net = InceptionV3(path, self.protocol, self.spatial)
-            self._sha256 = checksum(path)
+            self.sha256 = checksum(path)
             if self.compile:
                 net.compile(backend="inductor" if self.compile is True else self.compile)
             self.net = net
         self.net.place(device)
 
-    def fingerprint(self) -> str:
-        return f"{self.name}-{self._sha256[:12]}"
-
-    @torch.no_grad()
-    def __call__(self, images: UInt8Images) -> Features:
+    def extract(self, images: UInt8Images) -> Features:
         at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
-        with full_float32(images.device):
-            parts = zip(*(self.net(part) for part in _rgb(images, self.name).split(at_once)), strict=True)
-            return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
+        parts = zip(*(self.net(part) for part in self.rgb(images).split(at_once)), strict=True)
+        return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
+
+    def remark(self) -> str | None:
+        if self.sha256.startswith(PUBLISHED):
+            return None
+        return "these Inception weights are not the published ones: the numbers compare with nothing else"
 
 
-def _rgb(images: Tensor, who: str) -> Tensor:
-    """Return RGB images, grey ones repeated; raise a UserError that names the extractor for other channel counts."""
-    if images.shape[1] not in (1, 3):
-        raise UserError(f"{who} takes RGB or grey images, these have {images.shape[1]} channels")
-    return repeat(images, "n 1 h w -> n c h w", c=3) if images.shape[1] == 1 else images
-
-
-class SmallClassifier:
+class SmallClassifier(Extractor):
     """A small convolutional network trained in seconds on the training set: 64 features, the classes of the data.
 
     For images unlike Inception's training data, such as the 8x8 digits, where its test accuracy is 0.997. Distances
@@ -141,86 +148,152 @@ class SmallClassifier:
         steps: training steps, of 64 images each, on the CPU.
     """
 
-    name, dim, knows_labels, has_logits = "small-cnn", 64, True, True
+    name, needs_labels = "small-cnn", True
 
     def __init__(self, steps: int = 300) -> None:
         check_whole(1, steps=steps)
-        self.steps = steps
-        self.channels: int | None = None
+        self.steps, self.channels = steps, None
+        self.widths = {"features": 64, "logits": 0}  # the classes are counted by `prepare`
         self.net: nn.Sequential | None = None
 
-    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         if self.net is None:
-            from uvit_decay.metrics.small_classifier import train
-
-            self.net, self.channels = train(images, labels, self.dim, self.steps), images.shape[1]
-            self._sha256 = _sha256(self.net.state_dict().values())
+            self.channels, self.widths["logits"] = images.shape[1], int(labels.max()) + 1
+            # Equal at each call, independent of the global random state and modes.
+            with (
+                torch.random.fork_rng(),
+                torch.enable_grad(),
+                torch.inference_mode(False),
+                full_float32(images.device),
+                cpu_threads(1),  # the rounding of sums depends on the number of threads
+            ):
+                torch.manual_seed(0)
+                self.net = self._trained(images, labels)
+            weights = (tensor.cpu().numpy().tobytes() for tensor in self.net.state_dict().values())
+            self.sha256 = hashlib.sha256(b"".join(weights)).hexdigest()
         self.net.to(device)
 
-    def fingerprint(self) -> str:
-        return f"{self.name}-{self._sha256[:12]}"
+    def _trained(self, images: Tensor, labels: Tensor) -> nn.Sequential:
+        net = self._network()
+        optimizer = torch.optim.AdamW(net.parameters(), 3e-3, weight_decay=0.05)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=self.steps)
+        random = generator("small classifier")
+        for _ in range(self.steps):
+            chosen = torch.randint(len(images), (64,), generator=random)
+            loss = nn.functional.cross_entropy(net(to_float(images[chosen])), labels[chosen], label_smoothing=0.05)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        return net.eval().requires_grad_(False)
 
-    @torch.no_grad()
-    def __call__(self, images: UInt8Images) -> Features:
-        with full_float32(images.device):
-            features = self.net[:-1](to_float(images))
-            return Features(features, self.net[-1](features))
+    def _network(self) -> nn.Sequential:
+        width = self.widths["features"]
+        layers: list[nn.Module] = []
+        for i, (c_in, c_out) in enumerate([(self.channels, 32), (32, 64), (64, width)]):
+            pool = [nn.MaxPool2d(2)] if i == 2 else []
+            layers += [*pool, nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, self.widths["logits"]))
+
+    def extract(self, images: UInt8Images) -> Features:
+        features = self.net[:-1](to_float(images))
+        return Features(features, self.net[-1](features))
 
 
-def _sha256(tensors: Iterable[Tensor]) -> str:
-    """Return the SHA-256 of the bytes of the tensors, in order, in hexadecimal."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        found.update(tensor.cpu().numpy().tobytes())
-    return found.hexdigest()
-
-
-class CustomExtractor:
+class CustomExtractor(Extractor):
     """A user-provided network: a TorchScript archive (as clean-fid's and StyleGAN's) or a .pt2 file of torch.export.
 
     It maps uint8 (n, 3, h, w) to float features (n, d), or to a pair of those and logits (n, k). Such a file is a
-    program: load trusted files only.
+    program: TorchScript is confined to torch's operations, but a file of torch.export may unpickle arbitrary objects,
+    so load trusted files only.
 
     Args:
         path: path of the file.
-
-    Raises:
-        UserError: the file is missing or has another format, or its output is of another kind or not finite.
     """
-
-    channels, knows_labels = 3, False
 
     def __init__(self, path: str) -> None:
         if not Path(path).is_file():
             raise UserError(f"the feature extractor {path} does not exist")
         self.path = Path(path)
-        self.name, self.dim, self.has_logits = self.path.name, 0, False
-        self._program, self._device = None, None
+        self.name, self.widths = self.path.name, {}
+        self._program: Program | None = None
+        self._device: torch.device | None = None
 
-    def prepare(self, images: UInt8Images, labels: Int64[Tensor, " n"], device: torch.device) -> None:
+    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
         if self._device == device:
             return
-        from uvit_decay.metrics.custom import load
         from uvit_decay.runtime.download import checksum
 
-        self._program, self._device, self._sha256 = load(self.path, device), device, checksum(self.path)
+        self._program, self._device, self.sha256 = _program(self.path, device), device, checksum(self.path)
         size = [max(length, 1) for length in images.shape[2:]]
         trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
         try:
-            found = self(trial.to(device))
+            outputs = self(trial.to(device))._asdict()
         except UserError:
             raise
         except Exception as error:  # any type: the user's program may raise anything
             raise UserError(f"{self.path} cannot take {tuple(trial.shape)} images: {one_line(error)}") from error
-        self.dim, self.has_logits = found.features.shape[1], found.logits is not None
+        self.widths = {name: output.shape[1] for name, output in outputs.items() if output is not None}
 
-    def fingerprint(self) -> str:
-        return f"{self.name}-{self._sha256[:12]}"
+    def extract(self, images: UInt8Images) -> Features:
+        output, n = self._program(self.rgb(images)), len(images)
+        parts = tuple(output) if isinstance(output, tuple | list) else (output,)
+        right = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 2 and len(x) == n for x in parts)
+        if len(parts) not in (1, 2) or not right:
+            given = [f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in parts]
+            expected = f"float ({n}, d) features, or those and float ({n}, k) logits"
+            raise UserError(f"{self.path} must give {expected} for {n} images, not {', '.join(given) or 'nothing'}")
+        if not all(x.isfinite().all() for x in parts):
+            raise UserError(f"{self.path} gives features or logits that are not finite")
+        return Features(*(x.float() for x in parts))
 
-    @torch.no_grad()
-    def __call__(self, images: UInt8Images) -> Features:
-        from uvit_decay.metrics.custom import read_output
 
-        with full_float32(images.device):
-            output = self._program(_rgb(images, self.name))
-        return Features(*read_output(output, len(images), self.path))
+def _program(path: Path, device: torch.device) -> Program:
+    """Load a TorchScript archive or torch.export's .pt2 onto `device`; raise a UserError if the file is neither."""
+    reasons = []
+    for read in (_exported, _scripted) if path.suffix == ".pt2" else (_scripted, _exported):
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the deprecation of torch.jit
+                return read(path, device)
+        except Exception as error:  # any type: a reader of the wrong format can fail with any exception
+            reasons.append(one_line(error, 100))
+    raise UserError(f"{path} is neither a TorchScript archive ({reasons[0]}) nor torch.export's .pt2 ({reasons[1]})")
+
+
+def _scripted(path: Path, device: torch.device) -> Program:
+    module = torch.jit.load(str(path), map_location=device).eval()
+    if any(argument.name == "return_features" for argument in module.forward.schema.arguments):
+        return lambda images: module(images, return_features=True)  # StyleGAN's files return probabilities by default
+    return module
+
+
+def _exported(path: Path, device: torch.device) -> Program:
+    from torch.export import load as load_exported
+    from torch.export.passes import move_to_device_pass
+
+    return move_to_device_pass(load_exported(path), device).module()
+
+
+class ExtractorOptions(NamedTuple):
+    """Options of commands for extractors; those that an extractor does not have are ignored."""
+
+    inception_weights: str | None = None
+    protocol: resize.Protocol = "pytorch-fid"
+    spatial: bool = False
+    compile: bool | str = False
+
+
+EXTRACTORS: dict[str, Callable[[ExtractorOptions], Extractor]] = {
+    "inception": lambda options: Inception(*options),
+    "digits": lambda options: SmallClassifier(),
+}
+
+
+def create_extractor(name: str, options: ExtractorOptions) -> Extractor:
+    """Return the extractor of a name in EXTRACTORS, or that in the file `name`, not yet loaded."""
+    return EXTRACTORS[name](options) if name in EXTRACTORS else CustomExtractor(name)
+
+
+def load(extractor: Extractor, shape: tuple[int, ...], device: torch.device) -> None:
+    """Prepare an extractor that needs no training set, for images of this `shape` (c, h, w)."""
+    extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)

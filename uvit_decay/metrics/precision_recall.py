@@ -1,7 +1,7 @@
 """Fidelity and diversity from nearest neighbours in feature space; n, m = real and fake images, d = features.
 
 NND_k(x, X) is the Euclidean distance of x to its k-th nearest neighbour in X, excluding x itself. Precision and recall
-are those of Kynkaanniemi et al. (2019), density and coverage those of Naeem et al. (2020).
+are those of Kynkaanniemi et al. (2019), coverage is that of Naeem et al. (2020).
 
 Distances are computed in tiles of `block` x `block` pairs, with at most 50 block^2 + 48 block d bytes (0.4 GB at the
 default and d = 2048) for any n and m. A squared distance is |x|^2 + |y|^2 - 2 x . y in float64, or the sum of the
@@ -47,26 +47,22 @@ def precision_recall(
     return float(precise.double().mean()), float(recalled.double().mean())
 
 
-def density_coverage(
+def covered(
     real: Float[Tensor, "n d"], fake: Float[Tensor, "m _"], k: int = 5, block: int = BLOCK
-) -> tuple[float, Bool[Tensor, " n"]]:
-    """Return density and a mask of the covered real images (Naeem et al., 2020); coverage is the mean of the mask.
+) -> Bool[Tensor, " n"]:
+    """Return which real images are covered, |y - x| < NND_k(x, real) for some fake y (Naeem et al., 2020).
 
-    A ball is |y - x| < NND_k(x, real), open as in the authors' code. Density is the number of pairs of a ball and a
-    fake image inside, divided by k m: about 1 for equal distributions, and possibly greater. A real image is covered
-    if its ball contains a fake one. Computed on the features' device.
+    Coverage is their share; the ball is open, as in the authors' code. Computed on the features' device.
 
     Raises:
-        UserError: k real images or fewer, or no fake one; features that differ in d, or contain NaN or infinity.
+        UserError: k real images or fewer; features that differ in d, or contain NaN or infinity.
     """
-    check_features("density and coverage", real, fake)
-    if len(fake) == 0:
-        raise UserError("density and coverage need fake images, got none")
+    check_features("coverage", real, fake)
     radii = _squared_radii("real", real, k, block)
-    inside = torch.zeros(len(real), dtype=torch.int64, device=real.device)
+    inside = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     for _, columns, squared in _tiles(fake, real, block):
-        inside[columns] += (squared < radii[columns]).sum(dim=0)
-    return float(inside.sum()) / (k * len(fake)), inside > 0
+        inside[columns] |= (squared < radii[columns]).any(dim=0)
+    return inside
 
 
 def nearest(

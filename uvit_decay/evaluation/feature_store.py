@@ -1,4 +1,4 @@
-"""On-disk cache of extracted features, written in parts so that interrupted runs resume."""
+"""On-disk cache of extracted features, written in parts so that interrupted runs resume; extract.py fills it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from torch import Tensor
 
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable, replacing
-from uvit_decay.runtime.plain import read_json
+from uvit_decay.runtime.files import at_home, check_writable
+from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 FLOATS = ("features", "logits", "spatial")  # float32 (n, d)
-WHOSE = "whose"  # metadata key of a part: its place and its store
+OWNER = "whose"  # metadata key of a part: its place and its store
+PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
 
 def cache_folder() -> Path:
@@ -29,32 +31,32 @@ def cache_folder() -> Path:
     return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay"
 
 
-class Store:
+class FeatureStore:
     """Tensors of n images, one file per part: `features`, float32 (n, d), and optional others.
 
     Only the first process opens, writes and reads it.
 
     Args:
-        folder: folder of this store alone.
-        about: everything that the tensors depend on, as plain values.
+        folder: folder of this store alone; None means one in the cache, named by the hash of `metadata`.
+        metadata: everything that the tensors depend on, as plain values.
         parts: consecutive ranges that together are range(n).
     """
 
-    def __init__(self, folder: Path, about: dict[str, Any], parts: Sequence[range]) -> None:
-        self.folder, self.about, self.parts = folder, {**about, "parts": [part.stop for part in parts]}, list(parts)
-        self._key = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode()).hexdigest()
+    def __init__(self, folder: Path | None, metadata: dict[str, Any], parts: Sequence[range]) -> None:
+        self.folder = folder or cache_folder() / "features" / _sha256(metadata)[:32]
+        self.metadata, self.parts = {**metadata, "parts": [part.stop for part in parts]}, list(parts)
+        self._key = _sha256(self.metadata)
         self._loaded: dict[str, Tensor] = {}
         self._verified: set[range] = set()
         self._widths: dict[str, int] | None = None  # numbers per image in every part, by the names in FLOATS
 
-    @classmethod
-    def cached(cls, about: dict[str, Any], parts: Sequence[range]) -> Store:
-        """Return the store in the cache folder under the hash of `about`."""
-        name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:32]
-        return cls(cache_folder() / "features" / name, about, parts)
-
     def __len__(self) -> int:
         return self.parts[-1].stop
+
+    @property
+    def lock(self) -> Path:
+        """Lock file, held by the program that fills the store."""
+        return self.folder.with_name(self.folder.name + ".lock")
 
     def open(self) -> list[range]:
         """Create the folder, or resume from its parts; return the parts that are missing.
@@ -66,30 +68,23 @@ class Store:
         """
         check_writable(self.folder, folder=True)
         path = self.folder / "about.json"
-        wanted = json.loads(json.dumps(self.about))
-        if path.exists():
-            if self._about(path) != wanted:
-                raise UserError(
-                    f"{self.folder} keeps the features of another evaluation: remove it, or name another --out"
-                )
-        else:
+        if not path.exists():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # a crash leaves hidden files
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
-            with replacing(path) as file:
-                file.write(json.dumps(wanted, indent=1).encode())
-        return [part for part in self.parts if not self._file(part).exists() or not self._is_whole(part)]
-
-    def _about(self, path: Path) -> Any:
+            write_json(path, self.metadata)
         try:
-            return read_json(path, object)
+            stored = read_json(path, object)
         except UserError as error:
-            raise UserError(f"{error}: remove {self.folder}, and its features are made anew") from error
+            raise UserError(f"{error}: remove {self.folder}, and its features are extracted again") from error
+        if stored != json.loads(json.dumps(self.metadata)):
+            raise UserError(f"{self.folder} keeps the features of another evaluation: remove it, or name another --out")
+        return [part for part in self.parts if not self._file(part).exists() or not self._is_whole(part)]
 
     def _is_whole(self, part: range) -> bool:
         try:
             self._read(part)
         except UserError as error:
-            print(f"{error}: it is made anew", file=sys.stderr)
+            print(f"{error}: it is extracted again", file=sys.stderr)
             return False
         return True
 
@@ -100,10 +95,10 @@ class Store:
             UserError: features that are not finite or do not fit those of other parts, or unwritable files.
         """
         self._check(part, tensors)
-        save_tensors(self._file(part), tensors, {WHOSE: self._whose(part)})
+        save_tensors(self._file(part), tensors, {OWNER: self._owner(part)})
         self._verified.add(part)
 
-    def _whose(self, part: range) -> str:
+    def _owner(self, part: range) -> str:
         return f"{part.start} of {self._key}"
 
     def _read(self, part: range) -> dict[str, Tensor]:
@@ -114,7 +109,7 @@ class Store:
         """
         path, known = self._file(part), part in self._verified
         metadata, tensors = load_tensors(path, verify=not known)
-        if metadata.get(WHOSE, self._whose(part)) != self._whose(part):
+        if metadata.get(OWNER, self._owner(part)) != self._owner(part):
             raise UserError(f"{path} is of another store, or of other images of this one")
         if not known:
             self._check(part, tensors)
@@ -125,10 +120,10 @@ class Store:
         """Raise a UserError unless the tensors fit a part and have the widths of the parts before."""
         path, count = self._file(part), len(part)
         for name, tensor in tensors.items():
-            rows, found = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
-            numbers = found in [(kind, torch.float32, 2) for kind in FLOATS] and rows == count
-            images = found == ("images", torch.uint8, 4) and 0 < rows <= count
-            if not (numbers or images or (found == ("calls", torch.int64, 1) and rows == 1)):
+            rows, actual = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
+            numbers = actual in [(kind, torch.float32, 2) for kind in FLOATS] and rows == count
+            images = actual == ("images", torch.uint8, 4) and 0 < rows <= count
+            if not (numbers or images or (actual == ("calls", torch.int64, 1) and rows == 1)):
                 raise UserError(f"{path} has {name} {tensor.dtype} {tuple(tensor.shape)} for {count} images")
             if numbers and not tensor.isfinite().all():
                 raise UserError(f"{path} has {name} that are not finite")
@@ -163,8 +158,10 @@ class Store:
 
     def statistics(self, kind: str = "features") -> Statistics:
         """Return mean and covariance of `features` or `spatial`, from sums in float64."""
+        tensors = self.iterate(kind)
         moments: Moments | None = None
-        for rows in _large(self.iterate(kind)):
+        while parts := list(islice(tensors, PARTS_AT_ONCE)):
+            rows = torch.cat(parts)
             moments = moments or Moments(rows.shape[1], sync=False)
             moments.update(rows)
         return moments.compute()
@@ -174,19 +171,6 @@ class Store:
         shutil.rmtree(self.folder)
         self.lock.unlink(missing_ok=True)
 
-    @property
-    def lock(self) -> Path:
-        """Lock file, held by the program that fills the store."""
-        return self.folder.with_name(self.folder.name + ".lock")
 
-
-def _large(parts: Iterator[Tensor], rows: int = 4096) -> Iterator[Tensor]:
-    """Yield the same rows in larger pieces: one product of many rows is several times faster than many products."""
-    waiting: list[Tensor] = []
-    for part in parts:
-        waiting.append(part)
-        if sum(map(len, waiting)) >= rows:
-            yield torch.cat(waiting)
-            waiting = []
-    if waiting:
-        yield torch.cat(waiting)
+def _sha256(metadata: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(metadata, sort_keys=True).encode()).hexdigest()

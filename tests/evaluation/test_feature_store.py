@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save
 
 from uvit_decay.evaluation.extract import parts_of
-from uvit_decay.evaluation.store import Store
+from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runtime.errors import UserError
 
@@ -21,7 +21,7 @@ def features():
 @pytest.fixture
 def store(tmp_path, features):
     """With its second part missing."""
-    store = Store(tmp_path / "features", {"of": "something"}, PARTS)
+    store = FeatureStore(tmp_path / "features", {"of": "something"}, PARTS)
     assert store.open() == PARTS
     for part in (PARTS[0], PARTS[2]):
         store.add(part, {"features": features[list(part)]})
@@ -29,7 +29,7 @@ def store(tmp_path, features):
 
 
 def test_what_is_there_is_used_again(store, features):
-    again = Store(store.folder, {"of": "something"}, PARTS)
+    again = FeatureStore(store.folder, {"of": "something"}, PARTS)
     assert again.open() == [PARTS[1]]
     again.add(PARTS[1], {"features": features[4:8], "images": PICTURES})
     assert torch.equal(again.tensor("features"), features)
@@ -43,13 +43,13 @@ def test_what_is_there_is_used_again(store, features):
 @pytest.mark.parametrize(("about", "parts"), [({"of": "another"}, PARTS), ({"of": "something"}, [range(0, 10)])])
 def test_features_of_something_else_are_refused(store, about, parts):
     with pytest.raises(UserError, match="keeps the features of another evaluation"):
-        Store(store.folder, about, parts).open()
+        FeatureStore(store.folder, about, parts).open()
 
 
 def test_a_folder_of_other_things_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("all of it")
     with pytest.raises(UserError, match="is in the way"):
-        Store(tmp_path, {}, PARTS).open()
+        FeatureStore(tmp_path, {}, PARTS).open()
     assert (tmp_path / "thesis.tex").read_text() == "all of it"
 
 
@@ -73,7 +73,7 @@ def whole(store, features):
 
 
 def again(store):
-    return Store(store.folder, store.about, PARTS)
+    return FeatureStore(store.folder, store.metadata, PARTS)
 
 
 DAMAGE = {
@@ -115,7 +115,7 @@ def test_a_damaged_part_is_not_read(whole):
 
 
 def test_parts_of_another_store_are_not_taken(whole, features, tmp_path):
-    other = Store(tmp_path / "other", {"of": "another"}, PARTS)
+    other = FeatureStore(tmp_path / "other", {"of": "another"}, PARTS)
     other.open()
     for part in PARTS:
         other.add(part, {"features": -features[list(part)]})
