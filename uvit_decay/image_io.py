@@ -71,9 +71,9 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     return canvas
 
 
-def grid_columns(classes: int, wanted: int = 10) -> int:
+def grid_columns(classes: int, about: int = 10) -> int:
     """Return the number of columns with which images that take `classes` labels in turn have one class per column."""
-    return classes * max(1, wanted // classes) if classes else wanted
+    return classes * max(1, about // classes) if classes else about
 
 
 def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence[int] | None = None) -> None:

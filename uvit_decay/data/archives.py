@@ -61,34 +61,31 @@ def _find_in_folder(path: Path, extensions: Collection[str], classes: Collection
     names = list(_folder_names(path))
     if chosen := _chosen(names, extensions):
         return Found(chosen)
-    tars = _inner_tars(path, names, classes)
+    tars, scan = _inner_tars(path, names, classes), _Scan(path, extensions)
     with _bar(path, sum(_size(path / tar) for tar in tars)) as bar:
-        scan = _Scan(extensions, bar)
         for number, tar in enumerate(tars):
             with open_file(path / tar) as file:
-                scan.inner(file, path, tar, number)
-    return scan.found(path, tars)
+                scan.add_inner(file, bar, tar, number)
+    return scan.result(tars)
 
 
 def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[str] | None) -> Found:
+    scan = _Scan(path, extensions)
     with open_file(path) as file:
         # First pass: the files directly in this tar. It also collects other regular files, such as tars.
         with _bar(path, _size(path)) as bar:
-            scan = _Scan(extensions, bar)
-            scan.add(file, path)
+            scan.add(file, bar)
         if scan.places:
-            return scan.found(path, [""])  # "": offsets are those in `path` itself
+            return scan.result([""])  # "": offsets are those in `path` itself
         # Second pass, if there are none: the tar holds a tar per class (official ImageNet). Inner tars are scanned in
         # place; `start`, the offset of an inner tar, makes the offsets of its files absolute, so one pread suffices.
-        tars = _inner_tars(path, scan.others, classes)
-        entries = [scan.others[tar] for tar in tars]
+        tars = {tar: scan.others[tar] for tar in _inner_tars(path, scan.others, classes)}
         file.seek(0)
-        total = sum(entry.size for entry in entries)
-        # `as scan.bar`: the same scan continues with a new progress bar, over the chosen inner tars
-        with tarfile.open(fileobj=file, mode="r:") as archive, _bar(path, total) as scan.bar:
-            for tar, entry in zip(tars, entries, strict=True):
-                scan.inner(archive.extractfile(entry), path, tar, 0, start=entry.offset_data)
-    return scan.found(path, [""])
+        total = sum(entry.size for entry in tars.values())
+        with tarfile.open(fileobj=file, mode="r:") as archive, _bar(path, total) as bar:
+            for tar, entry in tars.items():
+                scan.add_inner(archive.extractfile(entry), bar, tar, start=entry.offset_data)
+    return scan.result([""])
 
 
 def _folder_names(path: Path) -> Iterator[str]:
@@ -144,17 +141,18 @@ def _bar(path: Path, total: int) -> tqdm:
 
 
 class _Scan:
-    """Places of the files with the given extensions in the tars added so far; `others` holds the remaining members."""
+    """Places of the files with the given extensions in the scanned tars of `path`; `others`: the remaining members."""
 
-    def __init__(self, extensions: Collection[str], bar: tqdm) -> None:
-        self.extensions, self.bar = extensions, bar
+    def __init__(self, path: Path, extensions: Collection[str]) -> None:
+        self.path, self.extensions = path, extensions
         self.places: dict[str, tuple[int, int, int]] = {}  # (tar, offset, size); the last duplicate wins, as in tar
         self.others: dict[str, tarfile.TarInfo] = {}
         self.links = 0
 
-    def add(self, file: BinaryIO, where: Path, prefix: str = "", number: int = 0, start: int = 0) -> None:
-        """Add the members of an open tar, as `prefix` + name; it begins at byte `start` of tar `number`."""
-        for entry in _entries(file, where, self.bar):
+    def add(self, file: BinaryIO, bar: tqdm, tar: str = "", number: int = 0, start: int = 0) -> None:
+        """Add the members of an open tar, whose names are prefixed by x/ if it is x.tar; it begins at byte `start`."""
+        where, prefix = self.path / tar, tar and tar[: -len(".tar")] + "/"
+        for entry in _entries(file, where, bar):
             name = prefix + entry.name
             # Keep chosen names (links too, to count them) and all regular files; skip folders, devices, hidden names.
             chosen = _extension(name) in self.extensions
@@ -169,18 +167,18 @@ class _Scan:
             elif entry.issym() or entry.islnk():
                 self.links += 1
 
-    def inner(self, file: BinaryIO, path: Path, tar: str, number: int, start: int = 0) -> None:
-        """Add an inner tar x.tar, its files named x/...; raise a UserError if it adds none."""
+    def add_inner(self, file: BinaryIO, bar: tqdm, tar: str, number: int = 0, start: int = 0) -> None:
+        """Add the members of an inner tar; raise a UserError if none has the extensions."""
         before = len(self.places)
-        self.add(file, path / tar, tar[: -len(".tar")] + "/", number, start)
+        self.add(file, bar, tar, number, start)
         if len(self.places) == before:
-            raise UserError(f"{path / tar}: no images directly in this tar; if it holds further tars, point at it")
+            raise UserError(f"{self.path / tar}: no images directly in this tar; if it holds further tars, point at it")
 
-    def found(self, path: Path, tars: list[str]) -> Found:
+    def result(self, tars: list[str]) -> Found:
         """Return the sorted names and their spans; print a remark if links were left out."""
         if self.links:
-            mend = "pack them with tar's --dereference --hard-dereference"
-            print(f"{path}: {self.links} links left out, only files in a tar are read; {mend}", file=sys.stderr)
+            hint = "pack them with tar's --dereference --hard-dereference"
+            print(f"{self.path}: {self.links} links left out, only files in a tar are read; {hint}", file=sys.stderr)
         names = tuple(sorted(self.places))
         spans = np.array([self.places[name] for name in names], dtype=np.int64).reshape(-1, 3)
         return Found(names, tuple(tars), spans)

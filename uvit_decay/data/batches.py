@@ -145,14 +145,12 @@ class _Batches(Dataset):
         self.images, self.flip_seed = images, flip_seed
 
     def __getitem__(self, part: _Slice) -> Batch:
-        return Batch(*self._read(part), part.number, part.first, part.total)
-
-    def _read(self, part: _Slice) -> tuple[Tensor, Tensor]:
+        indices, number, first, total = part
         if self.flip_seed is None:
-            return self.images[part.indices]
-        start = part.number * part.total + part.first
-        rows = torch.arange(start, start + len(part.indices))
-        return self.images.mirrored(part.indices, uniform("flip", self.flip_seed, rows=rows) < 0.5)
+            return Batch(*self.images[indices], number, first, total)
+        start = number * total + first
+        mirror = uniform("flip", self.flip_seed, rows=torch.arange(start, start + len(indices))) < 0.5
+        return Batch(*self.images.mirrored(indices, mirror), number, first, total)
 
 
 class StepLoader(DataLoader):

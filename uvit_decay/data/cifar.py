@@ -10,7 +10,7 @@ import sys
 import tarfile
 from abc import abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -29,16 +29,10 @@ if TYPE_CHECKING:
 _PIXELS = 3 * 32 * 32
 
 
-class _File(NamedTuple):
-    """One of the official files: path, content, and whether the md5 is the official one."""
-
-    path: str
-    content: bytes
-    official: bool
-
-
 class _CIFAR(ImageData):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
+
+    `keys` are the key of the labels in the batches and that of the class names in the meta file.
 
     Args:
         batch_size: global batch size, over all devices.
@@ -46,6 +40,8 @@ class _CIFAR(ImageData):
         flip: mirror half of the training images.
         seed: random seed of the image order and the flips.
     """
+
+    keys: tuple[str, str]
 
     def __init__(
         self,
@@ -64,10 +60,6 @@ class _CIFAR(ImageData):
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class, which defines file names, URL and checksums."""
 
-    @abstractmethod
-    def keys(self) -> tuple[str, str]:
-        """Return the key of the labels in the batches and that of the class names in the meta file."""
-
     def prepare_data(self) -> None:
         """Download the archive if `download` is set and no data are present. Lightning calls this once per node."""
         if self.download and self._find() is None:
@@ -82,12 +74,12 @@ class _CIFAR(ImageData):
         place = self._find()
         if place is None:
             raise self._failure or UserError(self._not_found())
-        files = self._read_folder(place) if place.is_dir() else self._read_archive(place)
-        _warn_of_others(files)
-        official, (label_key, name_key) = self.official(), self.keys()
-        self.class_names = _class_names(files[official.meta["filename"]], name_key)
+        contents = self._read_folder(place) if place.is_dir() else self._read_archive(place)
+        official, (label_key, name_key) = self.official(), self.keys
+        meta = official.meta["filename"]
+        self.class_names = _class_names(contents[meta], f"{place}/{meta}", name_key)
         self.train, self.test = (
-            _join([_batch(files[name], label_key, len(self.class_names)) for name, _ in batches])
+            _join([_batch(contents[name], f"{place}/{name}", label_key, len(self.class_names)) for name, _ in batches])
             for batches in (official.train_list, official.test_list)
         )
 
@@ -117,27 +109,28 @@ class _CIFAR(ImageData):
         hint = "see why its download failed" if self.download else "set --data.download true"
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 
-    def _read_folder(self, folder: Path) -> dict[str, _File]:
-        missing = [name for name in self._md5s() if not (folder / name).is_file()]
+    def _read_folder(self, folder: Path) -> dict[str, bytes]:
+        """Read the files of the extracted archive; warn of those that are not the official ones."""
+        md5s = self._md5s()
+        missing = [name for name in md5s if not (folder / name).is_file()]
         if missing:
             hint = f"copy it again, or remove it and use {self.official().filename}"
             raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
-        files = {}
-        for name, md5 in self._md5s().items():
-            path = folder / name
-            with explained(f"cannot read {path}", OSError):
-                content = path.read_bytes()
-            same = hashlib.md5(content, usedforsecurity=False).hexdigest() == md5
-            files[name] = _File(str(path), content, same)
-        return files
+        with explained(f"cannot read the files in {folder}", OSError):
+            contents = {name: (folder / name).read_bytes() for name in md5s}
+        found = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
+        others = [str(folder / name) for name in md5s if found[name] != md5s[name]]
+        if others:
+            warning = f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}"
+            rank_zero_only(print)(warning, file=sys.stderr)
+        return contents
 
-    def _read_archive(self, path: Path) -> dict[str, _File]:
+    def _read_archive(self, path: Path) -> dict[str, bytes]:
         """Read the files into memory without extracting the archive, whose md5 is verified in place of theirs."""
         official = self.official()
         verify(path, official.tgz_md5, "md5")
         with tarfile.open(path, "r:gz") as archive:
-            contents = {name: archive.extractfile(f"{official.base_folder}/{name}").read() for name in self._md5s()}
-        return {name: _File(f"{path}/{name}", content, official=True) for name, content in contents.items()}
+            return {name: archive.extractfile(f"{official.base_folder}/{name}").read() for name in self._md5s()}
 
 
 class CIFAR10(_CIFAR):
@@ -151,15 +144,13 @@ class CIFAR10(_CIFAR):
         UserError: no data are present, or another archive, or files that are not CIFAR batches.
     """
 
+    keys = "labels", "label_names"
+
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class of CIFAR-10."""
         from torchvision import datasets
 
         return datasets.CIFAR10
-
-    def keys(self) -> tuple[str, str]:
-        """Return the key of the labels and that of the class names."""
-        return "labels", "label_names"
 
 
 class CIFAR100(_CIFAR):
@@ -179,7 +170,7 @@ class CIFAR100(_CIFAR):
         self, path: str = "data", download: bool = False, labels: Literal["fine", "coarse"] = "fine", **options: Any
     ) -> None:
         super().__init__(path, download, **options)
-        self.labels = labels
+        self.labels, self.keys = labels, (f"{labels}_labels", f"{labels}_label_names")
 
     @property
     def name(self) -> str:
@@ -192,41 +183,30 @@ class CIFAR100(_CIFAR):
 
         return datasets.CIFAR100
 
-    def keys(self) -> tuple[str, str]:
-        """Return the key of the labels and that of the class names, fine or coarse."""
-        return f"{self.labels}_labels", f"{self.labels}_label_names"
 
-
-@rank_zero_only
-def _warn_of_others(files: dict[str, _File]) -> None:
-    others = [file.path for file in files.values() if not file.official]
-    if others:
-        print(f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}", file=sys.stderr)
-
-
-def _class_names(meta: _File, key: str) -> tuple[str, ...]:
-    names = read_dict(meta.content, meta.path, key)[key]
+def _class_names(content: bytes, where: str, key: str) -> tuple[str, ...]:
+    names = read_dict(content, where, key)[key]
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{meta.path}: {key} is not a list of class names")
+        raise UserError(f"{where}: {key} is not a list of class names")
     return tuple(names)
 
 
-def _batch(file: _File, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
+def _batch(content: bytes, where: str, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
     """Return images, uint8 (n, 3072), and labels; raise a UserError if the file is not a valid CIFAR batch."""
-    batch = read_dict(file.content, file.path, "data", label_key)
+    batch = read_dict(content, where, "data", label_key)
     data, labels = batch["data"], batch[label_key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
         actual = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"{file.path}: data must be uint8 (n, {_PIXELS}), it is {actual}")
+        raise UserError(f"{where}: data must be uint8 (n, {_PIXELS}), it is {actual}")
     if isinstance(labels, np.ndarray):
         labels = labels.tolist()
     if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
-        raise UserError(f"{file.path}: {label_key} is not a list of whole numbers")
+        raise UserError(f"{where}: {label_key} is not a list of whole numbers")
     if len(labels) != len(data):
-        raise UserError(f"{file.path}: {len(data)} images but {len(labels)} {label_key}")
+        raise UserError(f"{where}: {len(data)} images but {len(labels)} {label_key}")
     if not all(0 <= label < classes for label in labels):
         span = f"{min(labels)} to {max(labels)}"
-        raise UserError(f"{file.path}: {label_key} are {span}, but the meta file names {classes} classes")
+        raise UserError(f"{where}: {label_key} are {span}, but the meta file names {classes} classes")
     return data, labels
 
 

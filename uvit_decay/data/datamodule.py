@@ -92,17 +92,16 @@ class ImageData(LightningDataModule):
         Raises:
             UserError: the trainer is configured to accumulate batches already.
         """
-        asked, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
-        if asked != 1:
+        configured, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
+        if configured != 1:
             raise UserError(
-                f"--trainer.accumulate_grad_batches {asked} divides the last step of an epoch wrongly: leave it out, "
-                "and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
+                f"--trainer.accumulate_grad_batches {configured} divides the last step of an epoch wrongly: leave it "
+                "out, and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
             )
         self.trainer.accumulate_grad_batches = sampler.pieces
-        made_of = f"{sampler.num_replicas} x {sampler.share // sampler.pieces} images"
-        if sampler.pieces > 1:
-            made_of += f" x {sampler.pieces} accumulated"
-        rank_zero_info(f"global batch {self.batch_size} = {made_of}")
+        accumulated = f" x {sampler.pieces} accumulated" if sampler.pieces > 1 else ""
+        images = sampler.share // sampler.pieces
+        rank_zero_info(f"global batch {self.batch_size} = {sampler.num_replicas} x {images} images{accumulated}")
 
     def _sampler(self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None) -> StepSampler:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)

@@ -25,8 +25,8 @@ class OnDisk(ImageSet):
         self.labels = torch.tensor(listing.labels)[chosen]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        wanted = [self.chosen[i] for i in indices]
-        return read(self.listing, self.image_size, self.channels, wanted), self.labels[indices]
+        chosen = [self.chosen[i] for i in indices]
+        return read(self.listing, self.image_size, self.channels, chosen), self.labels[indices]
 
 
 class Images(ImageData):
@@ -84,13 +84,13 @@ class Images(ImageData):
 
     def load(self) -> None:
         """List the images, split them, and read the sets that fit into memory."""
-        wanted = None if self.classes is None else class_list(self.classes)
-        listing = list_images(self.path, wanted)
+        classes = None if self.classes is None else class_list(self.classes)
+        listing = list_images(self.path, classes)
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
         self.train = self._set(listing, training)
         if self.test_path is not None:
-            test = list_images(self.test_path, wanted)
+            test = list_images(self.test_path, classes)
             if test.class_names != listing.class_names:
                 raise UserError(f"{self.test_path} and {self.path} have different classes")
             self.test = self._set(test, list(range(len(test.members))))
