@@ -1,8 +1,12 @@
-"""The samplers that differ in more than their default number of steps, and the paths that each of them takes."""
+"""The samplers that differ in more than their default number of steps, the paths of each, and a known denoiser."""
 
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
+import torch
+
+from uvit_decay.diffusion.denoiser import Denoiser
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import normal
 
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
 SAME = {"uvit-em": "euler-maruyama"}  # but for its number of steps, and that it does not clip
@@ -19,3 +23,29 @@ def sound(name, path):
 
 
 SOUND = [(name, path) for name in NAMES for path in PATHS if sound(name, path)]
+
+
+PATH = VP()
+MEAN, STD = 0.3, 0.5
+
+
+def start(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def noise_of(x, key="test", rows=None):
+    """Noise of each step for the batch x, whose samples have these numbers."""
+    rows = torch.arange(len(x)) if rows is None else torch.tensor(rows)
+    return lambda step: normal(key, step, rows=rows, shape=x.shape[1:])
+
+
+def gaussian(x_t, t, path=PATH):
+    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own."""
+    alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
+    gain = alpha * STD**2 / (alpha**2 * STD**2 + sigma**2)
+    x = MEAN + gain * (x_t - alpha * MEAN)
+    return x, (x_t - alpha * x) / sigma
+
+
+def run(name, denoise, x, steps, noise=None, path=PATH):
+    return list(SAMPLERS[name].run(Denoiser(denoise, path), x, steps, noise or noise_of(x)))

@@ -9,7 +9,7 @@ from torch import nn
 
 from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, Weighting, training_interval, training_times
+from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 
@@ -162,37 +162,12 @@ def test_a_loss_that_is_none_is_a_user_error(prediction, weighting, reason):
         check_loss(prediction, weighting)
 
 
-INTERVALS = [
-    *(((path, "velocity", "none"), (0.0, 1.0)) for path in (Linear(), GVP())),
-    *(((path, p, w), (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p, w in CASES if p in ("eps", "score")),
-    *(((path, p, "none"), (0.0, 1.0)) for path in (VP(), SDDiscrete()) for p in ("eps", "x")),
-    ((VP(), "velocity", "none"), (1e-5, 1.0)),
-    *(((VP(), p, w), (1e-5, 1.0)) for p, w in CASES if w != "none"),
-]
-
-
-@pytest.mark.parametrize(("case", "interval"), INTERVALS)
-def test_training_keeps_to_sits_interval(case, interval):
-    assert training_interval(*case) == interval
-    u = torch.tensor([0.0, 0.25, 1 - 2**-24])
-    t = training_times(*case, u)
-    assert t.min() >= interval[0] * (1 - 1e-6)
-    assert t.max() <= interval[1]
-    if interval == (0.0, 1.0):
-        assert torch.equal(t, case[0].times(u)), "runs of U-ViT stay as they were, to the bit"
-
-
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("prediction", "weighting"), CASES)
 def test_the_loss_is_finite_at_both_ends_of_its_interval(prediction, weighting, path):
     (x, _, _, eps) = batch()
     t = training_times(path, prediction, weighting, torch.tensor([0.0, 1e-7, 0.9, 1 - 2**-24]))
     assert diffusion_loss(lambda x, *_: 0.9 * x, path, prediction, x, None, t, eps, weighting).isfinite().all()
-
-
-def test_a_discrete_path_trains_at_its_levels_whatever_the_interval():
-    t = training_times(SDDiscrete(), "velocity", "none", (torch.arange(5000).double() + 0.5) / 5000)
-    assert torch.equal(t.unique(), torch.arange(1, 1001).double() / 1000)
 
 
 @pytest.mark.parametrize(("prediction", "wanted"), [("eps", 1.0), ("x", 0.25)])

@@ -1,4 +1,4 @@
-"""Networks of noise, data, velocity and score: one network in four languages."""
+"""Networks of noise, data, velocity and score, one network in four languages, and the times at which each is used."""
 
 from typing import get_args
 
@@ -8,8 +8,8 @@ from sampler_cases import NAMES, PATHS, sound
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
 from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
-from uvit_decay.diffusion.noise_path import GVP
-from uvit_decay.diffusion.prediction import Prediction, sampling_interval
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
+from uvit_decay.diffusion.prediction import Prediction, Weighting, sampling_interval, training_interval, training_times
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.random import normal
@@ -108,3 +108,43 @@ def test_a_bfloat16_network_is_sampled_in_float32():
     assert made.dtype == torch.float32
     assert (made - images(Sampling(steps=5))).abs().mean() < 0.02
     assert not torch.equal(made, made.bfloat16().float())
+
+
+PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)
+CASES = [(p, w) for p in PREDICTIONS for w in WEIGHTINGS if w == "none" or p in ("eps", "score")]
+INTERVALS = [
+    *(((path, "velocity", "none"), (0.0, 1.0)) for path in (Linear(), GVP())),
+    *(((path, p, w), (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p, w in CASES if p in ("eps", "score")),
+    *(((path, p, "none"), (0.0, 1.0)) for path in (VP(), SDDiscrete()) for p in ("eps", "x")),
+    ((VP(), "velocity", "none"), (1e-5, 1.0)),
+    *(((VP(), p, w), (1e-5, 1.0)) for p, w in CASES if w != "none"),
+]
+
+
+@pytest.mark.parametrize(("case", "interval"), INTERVALS)
+def test_training_keeps_to_sits_interval(case, interval):
+    assert training_interval(*case) == interval
+    u = torch.tensor([0.0, 0.25, 1 - 2**-24])
+    t = training_times(*case, u)
+    assert t.min() >= interval[0] * (1 - 1e-6)
+    assert t.max() <= interval[1]
+    if interval == (0.0, 1.0):
+        assert torch.equal(t, case[0].times(u)), "runs of U-ViT stay as they were, to the bit"
+
+
+def test_a_discrete_path_trains_at_its_levels_whatever_the_interval():
+    t = training_times(SDDiscrete(), "velocity", "none", (torch.arange(5000).double() + 0.5) / 5000)
+    assert torch.equal(t.unique(), torch.arange(1, 1001).double() / 1000)
+
+
+@pytest.mark.parametrize(
+    ("path", "prediction", "clip", "interval"),
+    [
+        *((path, "velocity", False, (0.0, 1.0)) for path in (Linear(), GVP())),
+        *((path, "velocity", True, (1e-3, 1.0)) for path in (Linear(), GVP())),
+        *((path, p, False, (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p in ("eps", "score")),
+        *((VP(), p, False, (1e-3, 1.0)) for p in ("eps", "x", "score", "velocity")),
+    ],
+)
+def test_networks_are_evaluated_where_sit_evaluates_them(path, prediction, clip, interval):
+    assert sampling_interval(path, prediction, clip) == interval

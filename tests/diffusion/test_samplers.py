@@ -7,17 +7,12 @@ from functools import partial
 
 import pytest
 import torch
-from sampler_cases import NAMES, PATHS, SAME, SOUND
-from torch import nn
+from sampler_cases import MEAN, NAMES, PATH, PATHS, SAME, SOUND, STD, gaussian, noise_of, run, start
 
-from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.ode import T_MIN
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.runtime.random import normal
 
-PATH = VP()
-MEAN, STD = 0.3, 0.5
 CENTRES = torch.tensor([[-0.6, 0.2], [0.5, -0.3]])
 WEIGHTS = torch.tensor([0.3, 0.7])
 SPREAD = 0.15
@@ -32,24 +27,6 @@ ENOUGH_STEPS |= {
 }
 SHORT = {"sit-sde": (0.03, 0.06), "sit-sde-heun": (0.03, 0.06)}  # what the last step of 0.04 takes off the deviations
 DETERMINISTIC = [name for name in NAMES if not SAMPLERS[name].stochastic]
-
-
-def start(shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def noise_of(x, key="test", rows=None):
-    """Noise of each step for the batch x, whose samples have these numbers."""
-    rows = torch.arange(len(x)) if rows is None else torch.tensor(rows)
-    return lambda step: normal(key, step, rows=rows, shape=x.shape[1:])
-
-
-def gaussian(x_t, t, path=PATH):
-    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own."""
-    alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
-    gain = alpha * STD**2 / (alpha**2 * STD**2 + sigma**2)
-    x = MEAN + gain * (x_t - alpha * MEAN)
-    return x, (x_t - alpha * x) / sigma
 
 
 def mixture(x_t, t):
@@ -73,23 +50,6 @@ def denoiser(x_1, t, path=PATH):
     """Where the probability flow of the Gaussian takes x_1: the same quantile of the marginal at t."""
     (first_mean, first_std), (mean, std) = marginal(1.0, path), marginal(t, path)
     return mean + std / first_std * (x_1 - first_mean)
-
-
-class Toy(nn.Module):
-    """A network whose noise prediction is neither linear nor local."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
-
-    @torch.no_grad()
-    def forward(self, x_t, t):
-        return expand(PATH.sigma(t), x_t) * x_t + 0.3 * self.last(torch.tanh(self.first(x_t) + expand(t, x_t)))
-
-
-def run(name, denoise, x, steps, noise=None, path=PATH):
-    return list(SAMPLERS[name].run(Denoiser(denoise, path), x, steps, noise or noise_of(x)))
 
 
 def counted(denoise):
@@ -238,48 +198,6 @@ def test_the_input_is_left_as_it_is(name):
     before = x.clone()
     run(name, gaussian, x, 5)
     assert torch.equal(x, before)
-
-
-@pytest.mark.parametrize("steps", [5, 20, 50])
-def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
-    from diffusers import DPMSolverMultistepScheduler
-
-    abar = [math.exp(-(0.1 * t + 9.95 * t**2)) for t in (i / 1000 for i in range(1001))]
-    betas = [1 - after / before for before, after in itertools.pairwise(abar)]
-    scheduler = DPMSolverMultistepScheduler(
-        1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
-    )
-    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
-    toy = Toy()
-    wanted = x = start((3, 3, 6, 6))
-    for timestep in scheduler.timesteps:
-        t = torch.full((3,), (timestep.item() + 1) / 1000)
-        wanted = scheduler.step(toy(wanted, t), timestep, wanted).prev_sample
-
-    def denoise(x_t, t):
-        eps = toy(x_t, t)
-        return PATH.x_from_eps(x_t, eps, t), eps
-
-    found = run("dpm++", denoise, x, steps)[-1][1]
-    assert wanted.std() > 0.1
-    assert torch.allclose(found, wanted, atol=2e-3 * wanted.abs().max().item())
-
-
-@pytest.mark.parametrize("steps", [5, 20, 50])
-def test_ddpm_is_the_one_of_diffusers(steps):
-    from diffusers import DDPMScheduler
-
-    alpha2 = PATH.alpha(torch.arange(1001, dtype=torch.float64) / 1000).square()
-    betas = (1 - alpha2[1:] / alpha2[:-1]).tolist()
-    scheduler = DDPMScheduler(1000, trained_betas=betas, prediction_type="sample", clip_sample=False)
-    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
-    wanted = x = start((3, 3, 6, 6))
-    theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
-    for timestep in scheduler.timesteps:
-        data, _ = gaussian(wanted, torch.full((3,), (timestep.item() + 1) / 1000))
-        wanted = scheduler.step(data, timestep, wanted, generator=theirs).prev_sample
-    found = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
-    assert torch.allclose(found, wanted, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -10,7 +10,6 @@ from sampler_cases import NAMES
 from small_source import LABELS, NET, SHAPE, few, images, network, source
 
 from uvit_decay.diffusion import sampling as generating
-from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
@@ -78,19 +77,6 @@ def test_sampling_never_waits_for_the_device(name):
     assert images(sampling, of=of).shape == (10, *SHAPE)
 
 
-def test_the_cost_is_that_of_the_batches_that_will_be_used():
-    sizes = []
-
-    def net(x, t, y):
-        sizes.append(len(x))
-        return NET(x, t, y)
-
-    assert 0 < estimated_seconds(source(net), 10**5, 50) < 1000
-    estimated_seconds(source(net), 700, 50)
-    estimated_seconds(source(net), 1, 50)
-    assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
-
-
 @pytest.mark.parametrize("precision", [None, "float32", "bf16"])
 def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precision):
     seen = []
@@ -152,26 +138,6 @@ def test_an_unconditional_network_is_sampled_without_labels():
     of = source(network(num_classes=0), num_classes=0, null_label=False)
     whole = images(Sampling(steps=4), labels=None, of=of)
     assert torch.allclose(images(Sampling(steps=4), labels=None, of=of, batch_size=3), whole, atol=1e-4)
-
-
-@pytest.mark.parametrize("guidance", [1.0, 3.0])
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("name", NAMES)
-def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
-    calls = []
-
-    def net(x, t, y):
-        calls.append(len(x))
-        return NET(x, t, y)
-
-    sampling = Sampling(name, steps=steps, guidance=guidance)
-    images(sampling, [0, 1], [0, 1], of=source(net))
-    if sampling.nfe is None:
-        assert set(calls) == {1 if guidance == 1 else 2}
-        return
-    assert calls == [2 if guidance == 1 else 4] * sampling.nfe
-    twice = {"heun": 2 * steps - 1, "sit-ode": 2 * steps, "sit-sde-heun": 2 * steps - 1}
-    assert sampling.nfe == twice.get(name, steps)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +241,6 @@ def test_each_sampler_has_its_own_number_of_steps():
     assert Sampling("sit-sde", 10).num_steps == 10
     assert (Sampling("sit-ode").nfe, Sampling("sit-sde").nfe) == (250, 250)
     assert Sampling("dopri5").nfe is None
-
-
-def test_counting_evaluations_changes_nothing():
-    counted = NFECounter(NET)
-    made = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
-    assert counted.nfe == 2 * 2 * 6
-    assert torch.equal(made, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
-    counted = NFECounter(NET)
-    images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counted))
-    assert 20 < counted.nfe / 2 < 400
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import torch
 
 from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
-from uvit_decay.diffusion.prediction import sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
 from uvit_decay.runtime.errors import UserError
@@ -199,37 +198,6 @@ def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
     std = (path.alpha(scale).square() * STD**2 + path.sigma(scale).square()).sqrt()
     wanted = MEAN + STD / std * (x - path.alpha(scale) * MEAN)
     assert torch.allclose(states[-1][1], wanted, atol=0.03)  # of rtol 1e-3, over many steps
-
-
-@pytest.mark.parametrize(
-    ("path", "prediction", "clip", "interval"),
-    [
-        *((path, "velocity", False, (0.0, 1.0)) for path in (Linear(), GVP())),
-        *((path, "velocity", True, (1e-3, 1.0)) for path in (Linear(), GVP())),
-        *((path, p, False, (1e-3, 1 - 1e-3)) for path in (Linear(), GVP()) for p in ("eps", "score")),
-        *((VP(), p, False, (1e-3, 1.0)) for p in ("eps", "x", "score", "velocity")),
-    ],
-)
-def test_networks_are_asked_where_sit_asks_them(path, prediction, clip, interval):
-    assert sampling_interval(path, prediction, clip) == interval
-
-
-def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_denoisers():
-    """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
-    from diffusers import DPMSolverMultistepScheduler
-
-    x, times = start(3, 1, 4, 4), []
-    of = denoiser(Linear(), times=times)
-    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
-    scheduler.set_timesteps(100)
-    wanted = x
-    for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
-        data, eps = of.fn(wanted, torch.full((3,), sigma))
-        wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
-    times.clear()
-    found = list(SAMPLERS["dpm++"].run(of, x, 100, noise_of(x)))[-1][1]
-    assert torch.allclose(found, wanted, atol=5e-3)
-    assert torch.allclose(found, MEAN + STD * x, atol=2e-2)
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "sbdm"])  # which these paths refuse

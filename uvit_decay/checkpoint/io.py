@@ -50,7 +50,7 @@ class Checkpoint:
 
     def source(self, device: torch.device) -> DiffusionModel:
         """Return the network on `device` in the form that samplers take."""
-        return DiffusionModel.of(self.net.to(device), self.path, self.prediction, device, self.latents is None)
+        return DiffusionModel.from_net(self.net.to(device), self.path, self.prediction, device, self.latents is None)
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:

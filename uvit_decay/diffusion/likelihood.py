@@ -67,7 +67,7 @@ def _dopri5(denoiser: Denoiser, x: Tensor, z: Tensor, steps: int) -> Rates:
 
 
 def log_likelihood(
-    source: DiffusionModel,
+    model: DiffusionModel,
     images: Batch,
     labels: Sequence[int] | None,
     indices: Sequence[int],
@@ -80,19 +80,19 @@ def log_likelihood(
     A network that is undefined at t = 0 (`sampling_interval`) treats the images as states at its first time, 1e-3.
     Where alpha_1 is not 0, as for VP, N(0, I) is an approximation of the noise at t = 1.
     """
-    z = signs(source.shape, seed, torch.tensor(indices).to(images.device)).to(images)
+    z = signs(model.shape, seed, torch.tensor(indices).to(images.device)).to(images)
     if solver == "heun":
-        x, total = _heun(_plain_denoiser(source, labels), images, z, steps)
+        x, total = _heun(_plain_denoiser(model, labels), images, z, steps)
     else:  # one image at a time: in a batch they would share their steps and depend on one another
-        denoisers = [_plain_denoiser(source, labels and [labels[k]]) for k in range(len(images))]
+        denoisers = [_plain_denoiser(model, labels and [labels[k]]) for k in range(len(images))]
         parts = [_dopri5(denoiser, images[k : k + 1], z[k : k + 1], steps) for k, denoiser in enumerate(denoisers)]
         x, total = (torch.cat(part) for part in zip(*parts, strict=True))
     return standard_normal_log_density(x) - total
 
 
-def _plain_denoiser(source: DiffusionModel, labels: Sequence[int] | None) -> Denoiser:
+def _plain_denoiser(model: DiffusionModel, labels: Sequence[int] | None) -> Denoiser:
     """Return the denoiser without guidance and clipping, which would change the density."""
-    return source.denoiser(Sampling(clip=False), labels)
+    return model.denoiser(Sampling(clip=False), labels)
 
 
 def bits_per_dim(log_density: Float[Tensor, " b"], dims: int, width: float = 1.0) -> Float[Tensor, " b"]:

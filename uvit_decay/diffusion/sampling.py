@@ -39,9 +39,6 @@ class Sampling:
         sde: the SDE to integrate, for the samplers of an SDE; null means the sampler's default.
         precision: precision of the network: float32, tf32 or bf16; null means tf32 on CUDA GPUs, float32 elsewhere.
             The sampler itself computes in float32.
-
-    Raises:
-        UserError: unknown sampler, or a number out of range.
     """
 
     sampler: str = "dpm++"
@@ -95,10 +92,8 @@ class Sampling:
     @property
     def name(self) -> str:
         """A short name for keys and files, such as `dpm++25_w2`; it differs if the images can differ."""
-        parts = [
-            self.sampler if self.nfe is None else f"{self.sampler}{self.num_steps}",
-            f"w{short_number(self.guidance)}",
-        ]
+        steps = "" if self.nfe is None else self.num_steps
+        parts = [f"{self.sampler}{steps}", f"w{short_number(self.guidance)}"]
         if self.clip or (self.clip is False and not self.method.paper):
             parts.append("clip" if self.clip else "noclip")
         if self.guidance_channels is not None:
@@ -130,7 +125,7 @@ class DiffusionModel:
     pixels: bool = True
 
     @classmethod
-    def of(
+    def from_net(
         cls, net: Any, path: NoisePath, prediction: Prediction, device: torch.device, pixels: bool = True
     ) -> DiffusionModel:
         """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`."""
@@ -156,7 +151,7 @@ class DiffusionModel:
         y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
-        guided, plain = (denoise_fn(either, self.path, self.prediction, y, clip) for either in (net, self.net))
+        guided, plain = (denoise_fn(network, self.path, self.prediction, y, clip) for network in (net, self.net))
         denoiser = Denoiser(guided, self.path, *sampling_interval(self.path, self.prediction, clip))
         if sampling.guidance == 1.0 or sampling.guidance_interval is None:
             return denoiser
@@ -171,16 +166,12 @@ class DiffusionModel:
         return sampling if self.num_classes and self.null_label else replace(sampling, guidance=1.0)
 
     def in_precision(self, sampling: Sampling) -> Sampling:
-        """Return `sampling` with the precision filled in: the device's default if none is given.
-
-        Raises:
-            UserError: tf32 on a CPU.
-        """
+        """Return `sampling` with the precision filled in: the device's default if none is given."""
         return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
 
 
 def generate(
-    source: DiffusionModel,
+    model: DiffusionModel,
     sampling: Sampling,
     indices: Sequence[int],
     labels: Sequence[int] | None,
@@ -190,24 +181,21 @@ def generate(
     """Yield the images with these `indices`, in order, as float32 batches (b, c, h, w) of about [-1, 1].
 
     Args:
-        source: the network, in eval mode, with the weights to sample with.
+        model: the network, in eval mode, with the weights to sample with.
         sampling: sampler, steps, guidance.
         indices: indices of the images within the sequence of this seed.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
         seed: the seed.
         batch_size: images in a batch.
-
-    Raises:
-        UserError: the network does not support `sampling`.
     """
-    source.check(sampling)
+    model.check(sampling)
     for start in range(0, len(indices), batch_size):
         part = slice(start, start + batch_size)
-        yield _generate_batch(source, sampling, indices[part], None if labels is None else labels[part], seed)
+        yield _generate_batch(model, sampling, indices[part], None if labels is None else labels[part], seed)
 
 
 def generate_uint8(
-    source: DiffusionModel,
+    model: DiffusionModel,
     sampling: Sampling,
     indices: Sequence[int],
     labels: Sequence[int] | None,
@@ -218,28 +206,28 @@ def generate_uint8(
 
     `decode` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
     """
-    full = chosen_precision(sampling.precision, source.device) == "float32"
-    with computing(source.device, "float32" if full else "tf32"):
-        made = generate(source, sampling, indices, labels, seed, len(indices))
-        return torch.cat([decode(batch) for batch in made])
+    full = chosen_precision(sampling.precision, model.device) == "float32"
+    with computing(model.device, "float32" if full else "tf32"):
+        batches = generate(model, sampling, indices, labels, seed, len(indices))
+        return torch.cat([decode(batch) for batch in batches])
 
 
 @torch.no_grad()
 def _generate_batch(
-    source: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
 ) -> Tensor:
     """Return the final states of one batch, or one sample at a time for samplers that need it (`per_sample`)."""
     if sampling.method.per_sample and len(indices) > 1:
-        lone = [[label] for label in labels] if labels is not None else [None] * len(indices)
-        return torch.cat([_generate_batch(source, sampling, [i], y, seed) for i, y in zip(indices, lone, strict=True)])
-    rows = torch.tensor(indices, dtype=torch.int64).to(source.device)
-    x = normal("sample", seed, rows=rows, shape=source.shape)
+        each = [None] * len(indices) if labels is None else [[label] for label in labels]
+        return torch.cat([_generate_batch(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
+    rows = torch.tensor(indices, dtype=torch.int64).to(model.device)
+    x = normal("sample", seed, rows=rows, shape=model.shape)
 
     def noise(step: int) -> Tensor:
-        return normal("sample step", seed, step, rows=rows, shape=source.shape)
+        return normal("sample step", seed, step, rows=rows, shape=model.shape)
 
-    denoiser = source.denoiser(sampling, labels)
-    with computing(source.device, chosen_precision(sampling.precision, source.device)):
+    denoiser = model.denoiser(sampling, labels)
+    with computing(model.device, chosen_precision(sampling.precision, model.device)):
         for _, state in sampling.method.run(denoiser, x, sampling.num_steps, noise):
             x = state
     return x

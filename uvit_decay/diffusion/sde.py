@@ -52,9 +52,6 @@ class SDE:
             network.
         last_time: length of the last step.
         heun: Heun's method for the drift, after the noise of the step is added: two evaluations a step but the last.
-
-    Raises:
-        UserError: a number out of range.
     """
 
     form: Form = "sigma"
@@ -77,11 +74,6 @@ class SDE:
                 f"the diffusion g^2 / 2 (sbdm) is infinite at t = 1 on the path {name}: use sampler sit-sde"
             )
 
-    def nfe(self, steps: int) -> int:
-        """Return the number of network evaluations for each image."""
-        noisy = steps if self.last_step == "none" else steps - 1
-        return (2 if self.heun else 1) * noisy + steps - noisy
-
     @property
     def name(self) -> str:
         """A short name for keys and files, such as `sigma1-mean0.04`."""
@@ -95,19 +87,18 @@ class SDE:
             UserError: w is infinite on this path, or `last_time` is not below the time of the first step.
         """
         self.check(denoiser.path)
-        alike = self.last_step == "none"
-        if not alike and self.last_time >= denoiser.high:
-            raise UserError(
-                f"last_time {self.last_time} is not below {denoiser.high}, where this network is first asked"
-            )
+        separate = self.last_step != "none"
+        if separate and self.last_time >= denoiser.high:
+            raise UserError(f"last_time {self.last_time} is not below {denoiser.high}, the first time of this network")
         # N noisy steps need N + 1 times; a last step without noise replaces one step. The times end above t = 0, where
         # Heun's method would need the score, which does not exist.
-        times = linspace(denoiser.high, max(denoiser.low, T_EPS) if alike else self.last_time, steps + alike)
+        end, count = (self.last_time, steps) if separate else (max(denoiser.low, T_EPS), steps + 1)
+        times = linspace(denoiser.high, end, count)
         step = self._heun if self.heun else self._euler
         for i, (now, after) in enumerate(pairwise(times)):
             x = step(denoiser, x, now, after, noise(i))
-            yield 0.0 if alike and after == times[-1] else after, x
-        if not alike:
+            yield after if separate or after != times[-1] else 0.0, x
+        if separate:
             yield 0.0, self._last(denoiser, x, times[-1])
 
     def _w(self, denoiser: Denoiser, x: Tensor, time: float) -> Tensor:

@@ -23,7 +23,7 @@ def dpm_solver_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> 
     ends = torch.tensor([denoiser.high, LAST_TIME], dtype=torch.float64, device="cpu")
     grid = linspace(*_log_snr(denoiser.path, ends).tolist(), len(orders) + 1)
     inner = [linspace(*pair, order + 1)[:-1] for pair, order in zip(pairwise(grid), orders, strict=True)]
-    yield from _run(denoiser, x, _times(denoiser.path, [*chain(*inner), grid[-1]]), orders, of_data=False)
+    yield from _run(denoiser, x, _times(denoiser.path, [*chain(*inner), grid[-1]]), orders, predicts_x=False)
 
 
 def dpm_solver_plus_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
@@ -31,7 +31,7 @@ def dpm_solver_plus_fast(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise
 
     Its steps are equal in time, down to the first level of Stable Diffusion's schedule.
     """
-    yield from _run(denoiser, x, linspace(denoiser.high, 1 / LEVELS, steps + 1), _orders(steps), of_data=True)
+    yield from _run(denoiser, x, linspace(denoiser.high, 1 / LEVELS, steps + 1), _orders(steps), predicts_x=True)
 
 
 def _orders(steps: int) -> list[int]:
@@ -47,26 +47,26 @@ def _log_snr(path: NoisePath, t: Tensor) -> Tensor:
 
 def _times(path: NoisePath, log_snrs: list[float]) -> list[float]:
     """Return the times at which the path has these values of `_log_snr`, by bisection."""
-    wanted = torch.tensor(log_snrs, dtype=torch.float64, device="cpu")
-    low, high = torch.zeros_like(wanted), torch.ones_like(wanted)
+    targets = torch.tensor(log_snrs, dtype=torch.float64, device="cpu")
+    low, high = torch.zeros_like(targets), torch.ones_like(targets)
     for _ in range(60):
         middle = (low + high) / 2
-        late = _log_snr(path, middle) < wanted
+        late = _log_snr(path, middle) < targets
         low, high = torch.where(late, low, middle), torch.where(late, middle, high)
     return high.tolist()
 
 
-def _run(denoiser: Denoiser, x: Tensor, times: list[float], orders: list[int], of_data: bool) -> Trajectory:
+def _run(denoiser: Denoiser, x: Tensor, times: list[float], orders: list[int], predicts_x: bool) -> Trajectory:
     """Yield the trajectory over `times`; a step of order n covers n of their intervals. The last time counts as 0."""
     for end, order in zip(accumulate(orders), orders, strict=True):
         group = times[end - order : end + 1]
-        states = _step(denoiser, x, group, of_data)
+        states = _step(denoiser, x, group, predicts_x)
         for after, state in zip(group[1:], states, strict=True):
             yield 0.0 if after == times[-1] else after, state
         x = states[-1]
 
 
-def _step(denoiser: Denoiser, x: Tensor, times: list[float], of_data: bool) -> list[Tensor]:
+def _step(denoiser: Denoiser, x: Tensor, times: list[float], predicts_x: bool) -> list[Tensor]:
     """Return the states at `times` but the first: the result of one step, of order len(times) - 1, comes last.
 
     With D the noise, and h the increase of log(alpha / sigma), a step is alpha_t / alpha_s x - sigma_t (e^h - 1) D plus
@@ -74,18 +74,20 @@ def _step(denoiser: Denoiser, x: Tensor, times: list[float], of_data: bool) -> l
     """
     t = torch.tensor(times, dtype=torch.float64, device="cpu")
     kept, added = denoiser.path.alpha(t), denoiser.path.sigma(t)
-    if of_data:
+    if predicts_x:
         kept, added = added, kept
     gains = (kept / added).log()
     h = (gains - gains[0]).tolist()
     growth = torch.expm1(gains - gains[0]).tolist()
     keep, add = (kept / kept[0]).tolist(), added.tolist()
     states: list[Tensor] = []
-    first = denoiser.denoise(x, times[0])[1 - of_data]
+    first = denoiser.denoise(x, times[0])[1 - predicts_x]
     for i in range(1, len(times)):
         change = growth[i] * first
         if i > 1:
             bend = growth[i] / 2 if len(times) == 3 else growth[i] / h[i] - 1
-            change = change + bend * h[i] / h[i - 1] * (denoiser.denoise(states[-1], times[i - 1])[1 - of_data] - first)
+            change = change + bend * h[i] / h[i - 1] * (
+                denoiser.denoise(states[-1], times[i - 1])[1 - predicts_x] - first
+            )
         states.append(keep[i] * x - add[i] * change)
     return states

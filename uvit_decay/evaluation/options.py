@@ -11,7 +11,7 @@ from uvit_decay.runtime.errors import MOST_SEED, check_whole
 
 @dataclass(frozen=True)
 class LikelihoodOptions:
-    """How log-likelihoods are computed.
+    """Options of log-likelihoods.
 
     Args:
         solver: heun takes equal steps; dopri5 chooses its steps, for one image at a time.

@@ -117,7 +117,7 @@ class DiffusionTask(Task):
 
     def source(self) -> DiffusionModel:
         """Return the network with its current weights as a `DiffusionModel` for the samplers."""
-        return DiffusionModel.of(
+        return DiffusionModel.from_net(
             self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None
         )
 

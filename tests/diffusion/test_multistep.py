@@ -1,0 +1,83 @@
+"""The samplers that diffusers has too, against its schedulers."""
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from sampler_cases import MEAN, PATH, STD, gaussian, run, start
+from torch import nn
+
+from uvit_decay.diffusion.noise_path import Linear, expand
+
+
+class Toy(nn.Module):
+    """A network whose noise prediction is neither linear nor local."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
+
+    @torch.no_grad()
+    def forward(self, x_t, t):
+        return expand(PATH.sigma(t), x_t) * x_t + 0.3 * self.last(torch.tanh(self.first(x_t) + expand(t, x_t)))
+
+
+@pytest.mark.parametrize("steps", [5, 20, 50])
+def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
+    from diffusers import DPMSolverMultistepScheduler
+
+    abar = [math.exp(-(0.1 * t + 9.95 * t**2)) for t in (i / 1000 for i in range(1001))]
+    betas = [1 - after / before for before, after in itertools.pairwise(abar)]
+    scheduler = DPMSolverMultistepScheduler(
+        1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
+    )
+    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
+    toy = Toy()
+    wanted = x = start((3, 3, 6, 6))
+    for timestep in scheduler.timesteps:
+        t = torch.full((3,), (timestep.item() + 1) / 1000)
+        wanted = scheduler.step(toy(wanted, t), timestep, wanted).prev_sample
+
+    def denoise(x_t, t):
+        eps = toy(x_t, t)
+        return PATH.x_from_eps(x_t, eps, t), eps
+
+    found = run("dpm++", denoise, x, steps)[-1][1]
+    assert wanted.std() > 0.1
+    assert torch.allclose(found, wanted, atol=2e-3 * wanted.abs().max().item())
+
+
+def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
+    """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
+    from diffusers import DPMSolverMultistepScheduler
+
+    x, denoise = start((3, 1, 4, 4)), partial(gaussian, path=Linear())
+    scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
+    scheduler.set_timesteps(100)
+    wanted = x
+    for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
+        data, eps = denoise(wanted, torch.full((3,), sigma))
+        wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
+    found = run("dpm++", denoise, x, 100, path=Linear())[-1][1]
+    assert torch.allclose(found, wanted, atol=5e-3)
+    assert torch.allclose(found, MEAN + STD * x, atol=2e-2)
+
+
+@pytest.mark.parametrize("steps", [5, 20, 50])
+def test_ddpm_is_the_one_of_diffusers(steps):
+    from diffusers import DDPMScheduler
+
+    alpha2 = PATH.alpha(torch.arange(1001, dtype=torch.float64) / 1000).square()
+    betas = (1 - alpha2[1:] / alpha2[:-1]).tolist()
+    scheduler = DDPMScheduler(1000, trained_betas=betas, prediction_type="sample", clip_sample=False)
+    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
+    wanted = x = start((3, 3, 6, 6))
+    theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
+    for timestep in scheduler.timesteps:
+        data, _ = gaussian(wanted, torch.full((3,), (timestep.item() + 1) / 1000))
+        wanted = scheduler.step(data, timestep, wanted, generator=theirs).prev_sample
+    found = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
+    assert torch.allclose(found, wanted, atol=1e-3)
