@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-History = Sequence[Mapping[str, float]]  # results of one run, in the order of steps
+History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
 TEN = ("3f90da", "ffa90e", "bd1f01", "94a4a2", "832db6", "a96b59", "e76300", "b9ac70", "717581", "92dadd")
 SHAPES = "osD^vP<X>*"
@@ -79,7 +79,7 @@ def learning_curves(
     for runs, colour in zip(groups.values(), colours, strict=True):
         for axes, key in zip(panels, names, strict=True):
             _curves(axes, runs, x, key, colour)
-        points = [[look[key] for run in runs for look in run] for key in against]
+        points = [[point[key] for run in runs for point in run] for key in against]
         scatter.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
     scatter.set(xlabel=names[against[0]], ylabel=names[against[1]])
     for axes, above in zip((*panels, scatter), (*names.values(), title), strict=True):
@@ -99,16 +99,18 @@ def _save(figure: Figure, path: Path) -> None:
 
 
 def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple[float, ...]) -> None:
-    """Draw each run, and their mean at the steps that all of them have."""
-    if len(runs) > 1:  # a single run is its mean
-        for run in runs:
-            axes.plot([look[x] for look in run], [look[key] for look in run], color=colour, alpha=0.4, linewidth=0.8)
-    by_step = [{look["step"]: look for look in run} for run in runs]
-    # Runs may end at different steps: the mean is taken over the steps of the first run that all others have.
-    shared = [step for step in by_step[0] if all(step in run for run in by_step)]
-    mean = [[fmean(run[step][name] for run in by_step) for step in shared] for name in (x, key)]
+    """Draw a thin line for each run and a thick one for their mean, labelled so; a single run is its mean."""
+    for run in runs if len(runs) > 1 else ():
+        axes.plot([point[x] for point in run], [point[key] for point in run], color=colour, alpha=0.4, linewidth=0.8)
+    points_at: dict[float, list[Mapping[str, float]]] = {}
+    for run in runs:
+        for point in run:
+            points_at.setdefault(point["step"], []).append(point)
+    # Runs may end at different steps: the mean is taken over the steps that all of them have.
+    shared = [points for _, points in sorted(points_at.items()) if len(points) == len(runs)]
+    mean_x, mean_y = ([fmean(point[name] for point in points) for points in shared] for name in (x, key))
     marker = "o" if len(shared) <= 20 else None  # more markers would hide the lines
-    axes.plot(*mean, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
+    axes.plot(mean_x, mean_y, color=colour, linewidth=1.8, marker=marker, markersize=3.5, label="mean")
 
 
 def distinct(count: int) -> UInt8[Tensor, "count 3"]:
@@ -152,8 +154,14 @@ def scatter(
     colours = distinct(len(names)) / 255
     for axes, (heading, points) in zip(row, panels.items(), strict=True):
         for label, name in enumerate(names):
-            own = points[labels == label]
-            axes.scatter(*own.T.numpy(), s=20, color=colours[label].numpy(), marker=SHAPES[label], lw=0, label=name)
+            axes.scatter(
+                *points[labels == label].T.numpy(),
+                s=20,
+                color=colours[label].numpy(),
+                marker=SHAPES[label],
+                lw=0,
+                label=name,
+            )
         axes.set(xticks=[], yticks=[], title=heading)
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
     figure.suptitle(title, fontsize=10)

@@ -11,12 +11,9 @@ from evaluations import evaluate, refused
 from PIL import Image
 
 from uvit_decay import checkpoint
-from uvit_decay.data.image_files import centre_crop
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.nn import UViT
-from uvit_decay.representations.masks import Masks
 from uvit_decay.representations.patch_features import PatchFeatures, on_grid
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
@@ -128,33 +125,6 @@ def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, ima
 
 
 # ---- masks
-
-
-@pytest.mark.parametrize(("width", "height"), [(8, 8), (40, 48), (17, 9), (100, 33), (5, 7)])
-def test_masks_are_cropped_as_images_are(tmp_path, width, height):
-    """A mask that is its own image, of four large areas, agrees with it wherever the image is not blended."""
-    values = np.zeros((height, width), dtype=np.uint8)
-    values[height // 3 :, :] += 100
-    values[:, width // 3 :] += 50
-    for folder in ("images", "masks"):
-        (tmp_path / folder).mkdir()
-        Image.fromarray(values).save(tmp_path / folder / "a.png")
-    found = Masks.of(tmp_path / "masks", open_images(str(tmp_path / "images"), 1, 8)).read([0], 8)
-    wanted = np.asarray(centre_crop(Image.fromarray(values), 8)).astype(int)
-    assert found.shape == (1, 8, 8)
-    assert (np.abs(found[0].numpy() - wanted) < 25).mean() > 0.6
-    if (width, height) == (8, 8):
-        assert (found[0].numpy() == wanted).all()
-
-
-def test_palettes_are_classes_and_only_images_with_masks_are_taken(halves, tmp_path):
-    mask = Image.fromarray(np.full((8, 8), 2, dtype=np.uint8), mode=None)
-    mask.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0])
-    (tmp_path / "right").mkdir()
-    mask.save(tmp_path / "right" / "03.png")
-    found = Masks.of(tmp_path, open_images(str(halves / "images"), 1, 8))
-    assert [found.listing.members[i] for i in found.members] == ["right/03.png"]
-    assert (found.read(found.members, 8) == 2).all()
 
 
 def write_mask(folder, values):

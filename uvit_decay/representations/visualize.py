@@ -16,9 +16,9 @@ from uvit_decay.runtime.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.nn.intermediates import Layer
-    from uvit_decay.representations.masks import Masks
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.runtime.distributed import Processes
 
@@ -62,7 +62,6 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
         return
     from uvit_decay import checkpoint
     from uvit_decay.nn.intermediates import layer_indices
-    from uvit_decay.representations.masks import Masks
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.representations.probing import Probing
     from uvit_decay.runtime.files import check_writable, claimed
@@ -79,13 +78,22 @@ def run(options: argparse.Namespace, processes: Processes) -> None:
     names = options.layer.split(",") if options.layer else (str(len(layers) // 2),)
     Probing((options.time,))  # raises a UserError for a time outside (0, 1)
     chosen = {i: layers[i] for i in layer_indices(layers, names)}
-    masks = Masks.of(options.masks, features.images) if options.masks else None
+    masks = _masks(options.masks, features.images) if options.masks else None
     classes, points = _points(options, features.images) if "tsne" in views else ([], [])
     with claimed(options.out):
         if set(views) != {"tsne"}:
             _table(options, views, features, chosen, masks)
         if points:
             _map(options, features, chosen, classes, points)
+
+
+def _masks(folder: Path, images: ImageSource) -> Masks:
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import FileImages
+
+    if not isinstance(images, FileImages):
+        raise UserError("--masks needs images with names: a folder, zip or tar of them")
+    return Masks.of(folder, images.listing)
 
 
 def _views(options: argparse.Namespace) -> tuple[str, ...]:

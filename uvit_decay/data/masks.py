@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import torch
 from jaxtyping import Int64
+from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.image_files import Listing, open_image
-from uvit_decay.evaluation.image_sources import FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
 
 MODES = ("L", "P", "1", "I", "I;16")  # of PIL; with a palette (P), the indices are the classes
@@ -28,21 +28,18 @@ class Masks:
     members: tuple[int, ...]
 
     @classmethod
-    def of(cls, folder: Path, images: ImageSource) -> Masks:
-        """Find the masks of `images`: cat/07.jpg has the mask cat/07.png.
+    def of(cls, folder: Path, listing: Listing) -> Masks:
+        """Find the masks of images: cat/07.jpg has the mask cat/07.png.
 
         Raises:
-            UserError: images without names, no such folder, or no mask in it.
+            UserError: no such folder, or no mask in it.
         """
-        if not isinstance(images, FileImages):
-            raise UserError("--masks needs images with names: a folder, zip or tar of them")
         if not folder.is_dir():
             raise UserError(f"--masks {folder}: no such folder")
-        listing = images.listing
         members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
         if not members:
-            wanted = _mask(folder, listing.members[0])
-            raise UserError(f"--masks {folder}: no mask of any of the images; the first would be {wanted}")
+            first = _mask(folder, listing.members[0])
+            raise UserError(f"--masks {folder}: no mask of any of the images; the first would be {first}")
         return cls(folder, listing, members)
 
     def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
@@ -58,30 +55,25 @@ class Masks:
         name = self.listing.members[index]
         path = _mask(self.folder, name)
         with open_image(fetch(index), name) as image:
-            wanted = image.size
+            size = image.size
         with path.open("rb") as file, open_image(file, str(path)) as mask:
-            mode, values = mask.mode, np.asarray(mask)
-        if mode not in MODES:
-            raise UserError(f"{path} has colours (mode {mode}): the values of a mask are classes, 255 is ignored")
-        if values.shape != wanted[::-1]:
-            sizes = f"{values.shape[1]}x{values.shape[0]}, its image {wanted[0]}x{wanted[1]}"
-            raise UserError(f"{path} is {sizes}: make them equal")
-        return torch.from_numpy(_cropped(values.astype(np.int64), side))
+            if mask.mode not in MODES:
+                has = f"{path} has colours (mode {mask.mode})"
+                raise UserError(f"{has}: the values of a mask are classes, 255 is ignored")
+            if mask.size != size:
+                sizes = f"{mask.width}x{mask.height}, its image {size[0]}x{size[1]}"
+                raise UserError(f"{path} is {sizes}: make them equal")
+            return torch.from_numpy(_cropped(mask, side))
 
 
 def _mask(folder: Path, name: str) -> Path:
     return folder / PurePosixPath(name).with_suffix(".png")
 
 
-def _cropped(values: np.ndarray, side: int) -> np.ndarray:
-    """Return the values at the pixel centres of `centre_crop`, which scales the shorter side to `side`, then crops."""
-    height, width = values.shape
-    scale = side / min(height, width)
-    rows, columns = (_places(length, max(side, round(length * scale)), side) for length in (height, width))
-    return values[np.ix_(rows, columns)]
-
-
-def _places(length: int, scaled: int, side: int) -> np.ndarray:
-    """Return indices in `length` of the centres of the `side` middle ones of `scaled` pixels."""
-    first = (scaled - side) // 2
-    return ((np.arange(first, first + side) + 0.5) * length / scaled).astype(np.int64)
+def _cropped(mask: Image.Image, side: int) -> np.ndarray:
+    """Scale the shorter side to `side` by nearest pixels, then crop, as `centre_crop` does with images."""
+    scale = side / min(mask.size)
+    width, height = (max(side, round(length * scale)) for length in mask.size)
+    left, top = (width - side) // 2, (height - side) // 2
+    values = np.asarray(mask.resize((width, height), Image.Resampling.NEAREST))
+    return values[top : top + side, left : left + side].astype(np.int64)
