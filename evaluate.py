@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.representations import visualize as feature_images
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.sampling_options import add_precision_option, add_sampling_options, check_numbers
@@ -36,7 +37,9 @@ def parse(args: Sequence[str]) -> argparse.Namespace:
     judged.add_argument("--samples", help="folder, zip, tar, .npz or data set of images")
     judged.add_argument("--ckpt", type=Path, help="a .ckpt or .safetensors: its samples, made now")
     generation.add_argument("--reference", required=True, help="images or statistics to compare with")
-    generation.add_argument("--metrics", help="of fid,is,kid,prc,sfid; default: all but sfid that the reference allows")
+    generation.add_argument(
+        "--metrics", help=f"some of {','.join(METRICS)}; default: all but sfid that the reference allows"
+    )
     generation.add_argument("--kid-subset", type=int, default=1000, help="images in each subset; default: 1000")
     generation.add_argument("--allow-few", action="store_true", help="allow FID of fewer images than features")
     generation.add_argument("--out", type=Path, help="report.json, with report.html beside it; default: a telling name")
@@ -140,22 +143,21 @@ def samples_for(options: argparse.Namespace, channels: int, processes: "Processe
 def generation(options: argparse.Namespace, processes: "Processes") -> None:
     """Compare images with a reference: FID and other metrics, report.json and report.html."""
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.metric_table import MetricOptions, check_names, chosen_metrics, needs_spatial
+    from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
     from uvit_decay.evaluation.open_by_name import open_reference
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.samples import pick_device
 
     device = pick_device(options.device, processes.local_rank)
     names = None if options.metrics is None else tuple(name.strip() for name in options.metrics.split(","))
-    check_names(names)
-    extractor = extractor_for(options, needs_spatial(names))
+    metric_options = MetricOptions(names, options.kid_subset, options.allow_few)
+    extractor = extractor_for(options, metric_options.spatial)
     channels = extractor.channels or GREY
     samples = samples_for(options, channels, processes)
     file, reference = open_reference(options.reference, channels, options.image_size)
     prepare(extractor, samples, device)
     fewest = 0 if reference is None else min(len(samples), len(reference))
-    metric_options = MetricOptions(options.kid_subset, options.allow_few)
-    metrics = chosen_metrics(names, extractor, fewest, metric_options)
+    metrics = chosen_metrics(metric_options, extractor, fewest)
     comparison = Comparison(samples, file, reference, extractor, metrics, device, options.batch_size, metric_options)
     comparison.check()
     out = options.out or Path(comparison.default_name())

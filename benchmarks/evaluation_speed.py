@@ -67,7 +67,7 @@ def ours(
         extractor = Inception(str(weights), "adm")
         load(extractor, (3, 1, 1), device)
         sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
-        options = MetricOptions(subset, allow_few=True)
+        options = MetricOptions(kid_subset=subset, allow_few=True)
         comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, batch, options)
         store, against = comparison.extract(Path(folder) / "samples", Processes(), show=False)
         return comparison.measure(store, against)

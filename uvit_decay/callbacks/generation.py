@@ -175,7 +175,7 @@ class GenerationMetrics(Periodic):
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
-        metrics = chosen_metrics(None, self.extractor, 0, MetricOptions())
+        metrics = chosen_metrics(MetricOptions(), self.extractor, 0)
         shape = (self.extractor.channels, self._size, self._size)
         samples = _TaskImages(task, sampling, weights, self.num, self.seed, decode, shape)
         options = MetricOptions(allow_few=self.allow_few)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.command_line import Bounds
+from uvit_decay.runtime.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -31,22 +32,6 @@ class Value(NamedTuple):
     decimals: int
     better: Literal["lower", "higher"]
     meaning: str
-
-
-@dataclass(frozen=True)
-class MetricOptions:
-    """Settings of metrics.
-
-    Args:
-        kid_subset: images in each random subset of KID.
-        allow_few: allow Frechet distances of fewer images than features.
-    """
-
-    kid_subset: int = 1000
-    allow_few: bool = False
-
-    def __post_init__(self) -> None:
-        check_whole(2, kid_subset=self.kid_subset)
 
 
 class Inputs(NamedTuple):
@@ -178,36 +163,47 @@ def in_training() -> tuple[str, ...]:
     return tuple(name for name, metric in METRICS.items() if metric.by_default and metric.compares_with != "images")
 
 
-def check_names(names: Sequence[str] | None) -> None:
-    """Raise a UserError for names that are not in METRICS; None means the metrics by default."""
-    if names is not None and not METRICS.keys() >= set(names):
-        raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {','.join(names)!r}")
+@dataclass(frozen=True)
+class MetricOptions:
+    __doc__ = f"""Metrics.
+
+    Args:
+        metrics: some of {",".join(METRICS)}; default: {",".join(name for name in METRICS if METRICS[name].by_default)},
+            as far as features and reference allow.
+        kid_subset: images in each random subset of KID.
+        allow_few: allow Frechet distances of fewer images than features.
+    """
+
+    metrics: tuple[str, ...] | None = None
+    kid_subset: Annotated[int, Bounds(2, 2**31 - 1)] = 1000
+    allow_few: bool = False
+
+    def __post_init__(self) -> None:
+        if not METRICS.keys() >= set(self.metrics or ()):
+            raise UserError(f"--metrics takes some of {','.join(METRICS)}, got {','.join(self.metrics)!r}")
+
+    @property
+    def spatial(self) -> bool:
+        """Whether a chosen metric needs spatial features, which extractors yield only if they are asked to."""
+        return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
 
-def needs_spatial(names: Sequence[str] | None) -> bool:
-    """Return whether a metric of these names needs spatial features, which extractors yield only if asked to."""
-    return any(METRICS[name].needs == "spatial" for name in names or ())
-
-
-def chosen_metrics(
-    names: Sequence[str] | None, extractor: Extractor, images: int, options: MetricOptions
-) -> tuple[str, ...]:
-    """Return the names of the metrics to compute; for None all by default that are possible.
+def chosen_metrics(options: MetricOptions, extractor: Extractor, images: int) -> tuple[str, ...]:
+    """Return the names of the metrics to compute: the chosen ones, else all by default that are possible.
 
     `images` is the number of samples or of reference images, whichever is less.
 
     Raises:
-        UserError: metrics that need what the extractor does not yield.
+        UserError: a metric needs what the extractor does not yield.
     """
     widths = extractor.widths
-    if names is None:
-        possible = {name: metric for name, metric in METRICS.items() if metric.by_default and metric.needs in widths}
-        return tuple(
-            name
-            for name, metric in possible.items()
-            if metric.compares_with != "images" or images >= metric.least(options, widths[metric.needs])
-        )
-    for name in names:
+    for name in options.metrics or ():
         if METRICS[name].needs not in widths:
             raise UserError(f"{name} needs {METRICS[name].needs} of images, which {extractor.name} does not yield")
-    return tuple(names)
+    return options.metrics or tuple(
+        name
+        for name, metric in METRICS.items()
+        if metric.by_default
+        and metric.needs in widths
+        and (metric.compares_with != "images" or images >= metric.least(options, widths[metric.needs]))
+    )
