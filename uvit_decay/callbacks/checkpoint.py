@@ -54,8 +54,8 @@ class LastCheckpoint(Checkpoint):
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
         self._seen_step = self._saved_step = -1
-        self._asked: int | None = None  # the number of the signal received
-        self._asked_at = 0.0
+        self._received: int | None = None  # the number of the signal received
+        self._received_at = 0.0
         self._ended = False  # training has ended, and its checkpoint is saved
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
@@ -64,9 +64,12 @@ class LastCheckpoint(Checkpoint):
         trainer.callbacks = sorted(trainer.callbacks, key=self._place)  # Lightning puts checkpoints last
 
     def _place(self, callback: Callback) -> int:
+        """Return the rank of a callback: this one comes before evaluations, and other checkpoints come last."""
         if isinstance(callback, Periodic):
             return 2
-        return 1 if callback is self else 3 if isinstance(callback, Checkpoint) else 0
+        if callback is self:
+            return 1
+        return 3 if isinstance(callback, Checkpoint) else 0
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         """Replace the signal handlers, Lightning's for SIGTERM too, which stops without saving.
@@ -74,23 +77,25 @@ class LastCheckpoint(Checkpoint):
         Lightning restores the previous handlers when the run ends or fails.
         """
         self._seen_step = self._saved_step = trainer.global_step
-        self._asked, self._ended = None, False
+        self._received, self._ended = None, False
         for signum in STOPS:
-            signal.signal(signum, self._ask)
+            signal.signal(signum, self._on_signal)
 
-    def _ask(self, signum: int, frame: FrameType | None) -> None:
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        """Remember the first signal until the step is finished; stop at once at a second one, or if all is saved."""
         now = time.monotonic()
         if self._ended:
             raise STOPS[signum]
-        if self._asked is None:
-            self._asked, self._asked_at = signum, now
+        if self._received is None:
+            self._received, self._received_at = signum, now
             name = "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"
             message = f"\n{name}: finishing this step; again after {ONE_SIGNAL:g} s to stop at once\n"
             os.write(2, message.encode())  # print would fail if the signal came in the middle of another print
-        elif now - self._asked_at > ONE_SIGNAL:
+        elif now - self._received_at > ONE_SIGNAL:
             raise STOPS[signum]
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
+        """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""
         if trainer.fast_dev_run:
             return None
         path = run_folder(trainer) / "checkpoints" / f"{name}.ckpt"
@@ -110,20 +115,20 @@ class LastCheckpoint(Checkpoint):
         if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
             self._save(trainer, f"step_{step:08d}")
         if step % AGREE_EVERY == 0 or trainer.world_size == 1:
-            self._stop_if_asked(trainer)
+            self._stop_if_signalled(trainer)
 
-    def _stop_if_asked(self, trainer: Trainer) -> None:
+    def _stop_if_signalled(self, trainer: Trainer) -> None:
         """Save and stop if any rank received a signal; all stop at the same step, or some would wait for ever."""
         any_rank = trainer.strategy.reduce_boolean_decision
-        if any_rank(self._asked is not None, all=False):
-            signum = signal.SIGTERM if any_rank(self._asked == signal.SIGTERM, all=False) else signal.SIGINT
+        if any_rank(self._received is not None, all=False):
+            signum = signal.SIGTERM if any_rank(self._received == signal.SIGTERM, all=False) else signal.SIGINT
             path = self._save(trainer)
             step = trainer.global_step
             rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
             raise STOPS[signum]
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
-        self._stop_if_asked(trainer)
+        self._stop_if_signalled(trainer)
         if trainer.global_step != self._saved_step:
             self._save(trainer)
         self._ended = True  # everything is saved, so a signal stops at once

@@ -40,8 +40,8 @@ class NearestNeighbours:
         """Update the neighbours with the next chunk of training samples, for all cells."""
         width = max(1, SIMILARITIES // max(1, self.test.shape[1]))
         for x, y in zip(train.split(width, dim=1), labels.to(self.test.device).split(width), strict=True):
-            found = [self._merged(m, x[m].to(self.test), y) for m in range(len(x))]
-            self.near, self.labels = (torch.stack(side) for side in zip(*found, strict=True))
+            merged = [self._merged(m, x[m].to(self.test), y) for m in range(len(x))]
+            self.near, self.labels = (torch.stack(side) for side in zip(*merged, strict=True))
 
     def _merged(self, m: int, x: Float[Tensor, "b d"], y: Int64[Tensor, " b"]) -> tuple[Tensor, Tensor]:
         """Return the neighbours of cell m among the previous ones and x, nearest first."""

@@ -137,11 +137,11 @@ def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbour
         UserError: fewer than two clusters or one neighbour, not more patches than clusters and colours, NaN or
             infinity among the features, or no two similar patches.
     """
-    count, wanted = features.shape[0] * features.shape[1], max(clusters, COLOURS + 1)
+    count, vectors = features.shape[0] * features.shape[1], max(clusters, COLOURS + 1)
     if clusters < 2 or neighbours < 1:
         raise UserError(f"spectral clustering takes 2 clusters and 1 neighbour or more, got {clusters}, {neighbours}")
-    if count <= wanted:
-        raise UserError(f"{clusters} spectral clusters need more than {wanted} patches, got {count}")
+    if count <= vectors:
+        raise UserError(f"{clusters} spectral clusters need more than {vectors} patches, got {count}")
     if not features.isfinite().all():
         raise UserError("patch features with NaN or infinity have no spectral clusters")
     weights = _affinity(features.detach().cpu(), neighbours)
@@ -151,7 +151,7 @@ def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbour
     # D^(-1/2), with 0 for patches without neighbours.
     scale = diags_array(np.where(degrees > 0, 1 / np.sqrt(np.where(degrees > 0, degrees, 1)), 0))
     # The clusters need the first `clusters` eigenvectors, the colours those after the constant one.
-    u = _leading(scale @ weights @ scale, wanted)
+    u = _leading_eigenvectors(scale @ weights @ scale, vectors)
     rows = normalize(u[:, :clusters], dim=1)
     labels = KMeans(clusters, n_init=10, random_state=seed).fit_predict(rows.numpy())
     # D^(-1/2) u, of which the first, of eigenvalue 1, is constant and left out.
@@ -199,15 +199,15 @@ def segmentation_miou(
     agree = pairs.reshape(clusters, len(classes)).double()
     chosen = torch.full((clusters,), -1, dtype=torch.int64)
     if matching == "greedy":
-        seen = agree.sum(dim=1) > 0
-        chosen[seen] = agree.argmax(dim=1)[seen]
+        present = agree.sum(dim=1) > 0
+        chosen[present] = agree.argmax(dim=1)[present]
     else:
         rows, columns = map(torch.from_numpy, linear_sum_assignment(agree.numpy(), maximize=True))
         chosen[rows] = columns
-    # stands[k, c] is 1 if cluster k is assigned to class c; |P or M| = |M| + |P| - |P and M|.
-    stands = (chosen[:, None] == torch.arange(len(classes))).double()
-    both = (stands * agree).sum(dim=0)
-    iou = both / (agree.sum(dim=0) + stands.T @ agree.sum(dim=1) - both)
+    # assigned[k, c] is 1 if cluster k is assigned to class c; |P or M| = |M| + |P| - |P and M|.
+    assigned = (chosen[:, None] == torch.arange(len(classes))).double()
+    both = (assigned * agree).sum(dim=0)
+    iou = both / (agree.sum(dim=0) + assigned.T @ agree.sum(dim=1) - both)
     return Segmentation(float(iou.mean()), iou, classes, torch.where(chosen < 0, -1, classes[chosen]))
 
 
@@ -217,18 +217,18 @@ def _affinity(features: Float[Tensor, "n p d"], neighbours: int) -> csr_array:
     x = features.double().flatten(0, 1)
     x = normalize(x - x.mean(dim=0), dim=1)
     rows, columns, values = [], [], []
-    for i in range(n):
-        own = slice(i * p, (i + 1) * p)
-        similar = x[own] @ x.T  # of this image's patches with all patches, (p, n p)
-        # -1 is below FLOOR: it excludes a patch from its own neighbours, and then this image from `similar`, which
-        # leaves the other images.
-        inside = similar[:, own].clone().fill_diagonal_(-1)
-        similar[:, own] = -1
-        for block, first in ((inside, own.start), (similar, 0)):
-            near = block.topk(min(neighbours, block.shape[1]), dim=1)
+    for first in range(0, n * p, p):
+        image = slice(first, first + p)
+        others = x[image] @ x.T  # similarity of this image's patches to all patches, (p, n p)
+        inside = others[:, image].clone()
+        # -1 is below FLOOR: no patch is its own neighbour, and this image is left out of the others.
+        inside.fill_diagonal_(-1)
+        others[:, image] = -1
+        for similar, offset in ((inside, first), (others, 0)):
+            near = similar.topk(min(neighbours, similar.shape[1]), dim=1)
             row, place = (near.values > FLOOR).nonzero(as_tuple=True)
-            rows.append(own.start + row)
-            columns.append(first + near.indices[row, place])
+            rows.append(first + row)
+            columns.append(offset + near.indices[row, place])
             values.append(near.values[row, place])
     entries = (torch.cat(values).numpy(), (torch.cat(rows).numpy(), torch.cat(columns).numpy()))
     # j may be a neighbour of i without the converse; half of each direction makes W symmetric.
@@ -236,7 +236,7 @@ def _affinity(features: Float[Tensor, "n p d"], neighbours: int) -> csr_array:
     return csr_array((one_way + one_way.T) / 2)
 
 
-def _leading(matrix: csr_array, count: int) -> Float64[Tensor, "n_p count"]:
+def _leading_eigenvectors(matrix: csr_array, count: int) -> Float64[Tensor, "n_p count"]:
     """Return the eigenvectors of the `count` largest eigenvalues, the largest first."""
     if matrix.shape[0] <= DENSE:
         return torch.linalg.eigh(torch.from_numpy(matrix.toarray())).eigenvectors.flip(1)[:, :count]
