@@ -78,10 +78,17 @@ def our_sit(tmp_path, **options):
 
 def _holding(net, path):
     """The checkpoint at `path` with another network of its class."""
-    description = described(path)
-    description["net"]["init_args"] = net.config
-    description["class_names"] = [str(label) for label in range(net.num_classes)]
+    card = described(path)
+    card["net"]["init_args"] = net.config
+    card["class_names"] = [str(label) for label in range(net.num_classes)]
     if net.channels != 4:
-        description["latents"] = None
-    save_file(net.state_dict(), path, {"uvit_decay": json.dumps(description)})
+        card["latents"] = None
+    save_file(net.state_dict(), path, {"uvit_decay": json.dumps(card)})
     return path
+
+
+def changed_training(trained, tmp_path, change):
+    """A copy of the .ckpt whose contents `change` has changed."""
+    contents = torch.load(trained, weights_only=True)
+    change(contents)
+    return saved(contents, tmp_path / "changed.ckpt")

@@ -1,12 +1,12 @@
 """Checkpoints: self-sufficient, exported without loss, and refused with one clear line where they are not ours."""
 
-import json
 import pickle
 
 import pytest
 import torch
 from conftest import same, tiny_net
-from safetensors.torch import load_file, save_file
+from official_files import described, redescribe
+from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export
@@ -113,15 +113,12 @@ def test_a_bad_exported_checkpoint_is_refused_in_one_line(trained, tmp_path):
 
 
 def rewritten(trained, tmp_path, change):
-    """An exported checkpoint whose description was changed."""
+    """An exported checkpoint whose card was changed."""
     target = tmp_path / "model.safetensors"
     export(trained, target)
-    from safetensors import safe_open
-
-    with safe_open(target, "pt") as file:
-        description = json.loads(file.metadata()["uvit_decay"])
-    change(description)
-    save_file(load_file(target), target, {"uvit_decay": json.dumps(description)})
+    card = described(target)
+    change(card)
+    redescribe(target, **card)
     return target
 
 
@@ -141,7 +138,7 @@ def test_a_trusted_class_is_built(trained, tmp_path, monkeypatch):
     assert type(load(path, trusted=["elsewhere.Mine"]).net).__name__ == "Mine"
 
 
-def test_weights_that_do_not_fit_their_description_are_refused(trained, tmp_path):
+def test_weights_that_do_not_fit_their_card_are_refused(trained, tmp_path):
     with pytest.raises(UserError, match="do not fit the network"):
         load(rewritten(trained, tmp_path, lambda d: d["net"]["init_args"].update(dim=32)))
     with pytest.raises(UserError, match="trained with alphas"):

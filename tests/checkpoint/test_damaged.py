@@ -7,7 +7,7 @@ import zipfile
 import pytest
 import torch
 from conftest import same
-from official_files import TINY, described, imported, redescribe, saved, tiny
+from official_files import TINY, changed_training, described, imported, saved, tiny
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
@@ -26,13 +26,6 @@ def flipped(path, target, place):
     content[place] ^= 1 << place % 8
     target.write_bytes(content)
     return target
-
-
-def changed_training(trained, tmp_path, change):
-    """A copy of the .ckpt whose contents `change` has changed."""
-    contents = torch.load(trained, weights_only=True)
-    change(contents)
-    return saved(contents, tmp_path / "changed.ckpt")
 
 
 def shadow(contents):
@@ -193,115 +186,3 @@ def test_what_is_no_plain_tensor_is_no_weight(trained, tmp_path, value):
     path = changed_training(trained, tmp_path, lambda c: c["state_dict"].update({"net.norm.bias": value}))
     with pytest.raises(UserError):
         load(path, "raw")
-
-
-# ---- descriptions
-
-NAN, INF = float("nan"), float("inf")
-NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
-DESCRIPTIONS = {
-    "depth": ((*NET, "depth"), 10**12, "describes a network of depth 1000000000000, its weights are"),
-    "width": ((*NET, "dim"), 10**9, "describes a network of dim 1000000000"),
-    "size": ((*NET, "image_size"), 10**5, "describes a network of image_size|do not fit|cannot be"),
-    "classes": ((*NET, "num_classes"), 10**22, "describes a network of num_classes 10000000000000000000000"),
-    "text": ((*NET, "depth"), "2", "depth must be int, it is '2'"),
-    "list": ((*NET, "depth"), [2], "depth must be int"),
-    "negative": ((*NET, "depth"), -2, "depth"),
-    "zero-patch": ((*NET, "patch_size"), 0, "patch_size must be at least 1"),
-    "nan": ((*NET, "mlp_ratio"), NAN, "mlp_ratio must be float"),
-    "negative-ratio": ((*NET, "mlp_ratio"), -4.0, "cannot be|do not fit|mlp_ratio"),
-    "infinite": ((*NET, "time_scale"), INF, "time_scale must be float"),
-    "kind": ((*NET, "schedule"), "steep", "schedule must be linear or"),
-    "unknown": ((*NET, "dimm"), 3, "as another version knew it"),
-    "class": (("net", "class_path"), 3, "class_path must be str"),
-    "no-class": (("net",), {}, "lacks class_path"),
-    "no-net": (("net",), None, "net must be dict"),
-    "block": (("net", "class_path"), "uvit_decay.nn.block.Mlp", "as another version knew it"),
-    "beta": ((*PATH, "beta_min"), NAN, "beta_min must be float"),
-    "betas": ((*PATH, "beta_max"), 0.0, "VP needs 0 < beta_min <= beta_max"),
-    "discrete": (
-        ("path",),
-        {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": {"beta_end": 2.0}},
-        "SDDiscrete needs 0 < beta_start <= beta_end < 1",
-    ),
-    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "cannot be imported"),
-    "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
-    "sampler": ((*SAMPLING, "sampler"), "magic", "unknown sampler"),
-    "steps": ((*SAMPLING, "steps"), 2.5, "steps must be int"),
-    "guidance": ((*SAMPLING, "guidance"), NAN, "guidance must be float"),
-    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must be a number from 0"),
-    "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),
-    "sde": ((*SAMPLING, "sde"), {"form": 3}, "form must be"),
-    "field": ((*SAMPLING, "colour"), 1, "has the unknown field colour"),
-    "names": (("class_names",), ["a"], "names 1 classes, its network has 10"),
-    "names-text": (("class_names",), "0123456789", "class_names must be"),
-    "names-kind": (("class_names",), list(range(10)), r"class_names\[0\] must be str"),
-    "step": (("step",), "12", "step must be int"),
-    "huge-step": (("step",), 10**30, "step must be int"),
-    "weights": (("weights",), "best", "weights must be ema or raw"),
-    "latents": (("latents",), {"vae": "x"}, "latents lacks"),
-    "scale": (
-        ("latents",),
-        {"vae": "x", "sha256": "", "scale": 0.0, "shift": 0.0, "channels": 1, "factor": 8},
-        "a latent space has positive scale",
-    ),
-    "channels": (
-        ("latents",),
-        {"vae": "x", "sha256": "", "scale": 1.0, "shift": 0.0, "channels": 4, "factor": 8},
-        "describes latents of 4 channels, its network has 1",
-    ),
-}
-
-
-@pytest.mark.parametrize(("place", "value", "message"), DESCRIPTIONS.values(), ids=DESCRIPTIONS)
-def test_a_description_that_is_not_true_is_refused_before_anything_is_built(exported, place, value, message):
-    description = described(exported)
-    inner = description
-    for name in place[:-1]:
-        inner = inner[name]
-    inner[place[-1]] = value
-    redescribe(exported, **description)
-    with pytest.raises(UserError, match=message) as caught:
-        load(exported)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", "[" * 10**5, '{"net": ' * 90 + "1" + "}" * 90])
-def test_a_description_that_is_no_description_is_refused(exported, text):
-    save_file(load_file(exported), exported, {"uvit_decay": text})
-    with pytest.raises(UserError) as caught:
-        load(exported)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("entry", ["state_dict", "callbacks", "uvit_decay"])
-@pytest.mark.parametrize("value", [None, 3, [], {"EMA": 1}, {3: 4}, {"EMA": {"shadow": {"norm.bias": 1}}}])
-def test_a_training_checkpoint_of_other_contents_is_refused(trained, tmp_path, entry, value):
-    path = changed_training(trained, tmp_path, lambda c: c.update({entry: value}))
-    with pytest.raises(UserError) as caught:
-        load(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_arguments_that_a_description_leaves_out_have_their_defaults(exported, tmp_path):
-    description = described(exported)
-    for name in ("schedule", "index"):
-        del description["net"]["init_args"][name]
-    redescribe(exported, **description)
-    assert same(load(exported).net.state_dict(), load_file(exported))
-    assert "alpha_min 0.7" in export(exported, tmp_path / "official.pth")
-
-
-def test_a_description_that_grows_without_end_is_refused(trained, tmp_path):
-    grown = ["x"]
-    for _ in range(40):
-        grown = [grown, grown]
-    path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(more=grown))
-    with pytest.raises(UserError, match="its model card holds more than names and plain values, or has no end"):
-        load(path)
-
-
-def test_a_description_of_more_than_plain_values_is_not_exported(trained, tmp_path):
-    path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(pieces=torch.zeros(2)))
-    with pytest.raises(UserError, match="its model card holds more than names and plain values"):
-        export(path, tmp_path / "out.safetensors")

@@ -209,18 +209,18 @@ def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
 
 def test_a_network_of_no_official_family_is_refused(tmp_path):
     path = ours(tmp_path)
-    description = described(path)
-    description["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
-    save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(description)})
+    card = described(path)
+    card["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
+    save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(card)})
     with pytest.raises(UserError, match="holds a Mlp, official layouts are for UViT and SiT: export .safetensors"):
         export(path, tmp_path / "official.pth")
 
 
-def test_weights_that_do_not_fit_their_description_are_not_exported(tmp_path):
+def test_weights_that_do_not_fit_their_card_are_not_exported(tmp_path):
     path = ours(tmp_path)
-    description = described(path)
-    description["net"]["init_args"]["dim"] = 32
-    save_file(load_file(path), path, {"uvit_decay": json.dumps(description)})
+    card = described(path)
+    card["net"]["init_args"]["dim"] = 32
+    save_file(load_file(path), path, {"uvit_decay": json.dumps(card)})
     with pytest.raises(UserError, match=r"has the shape .*16.*, not .*32"):
         export(path, tmp_path / "back.pth")
 

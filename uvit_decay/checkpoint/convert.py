@@ -44,23 +44,22 @@ DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
 def export(source: Path, target: Path, weights: Weights | None = None) -> str:
     """Write one set of weights of a checkpoint of this project.
 
-    Return a note that lists what the written file does not record and an importer has to be given; empty if complete.
-
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
         weights: set to write; default: EMA if the run kept them.
 
-    Raises:
-        UserError: as `load`, a target that cannot be written, or a network that the official layout cannot express.
+    Returns:
+        A note that lists what the written file does not record and its importer has to be given; empty if complete.
     """
     _check_target(source, target, (".safetensors", ".pth", ".pt"))
     stored = read(source, weights)
-    complete = target.suffix == ".safetensors"
-    net = None if complete and not stored.card.net.is_from(HOME) else stored.network()
-    if complete:
+    if target.suffix == ".safetensors":
+        if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
+            stored.network()
         _write(target, stored.card, stored.state)
         return ""
+    net = stored.network()
     state = official_state(net, stored.state, source)
     missing = missing_metadata(net, stored.card, state, source)
     with replacing(target) as file:
@@ -74,7 +73,7 @@ def import_official(
     weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official U-ViT or SiT file into a checkpoint of this project; return a summary of it.
+    """Turn an official U-ViT or SiT file into a checkpoint of this project.
 
     Args:
         source: a bare state_dict as .pth or .safetensors, a training file of SiT, or a U-ViT's folder <step>.ckpt with
@@ -83,8 +82,8 @@ def import_official(
         weights: set to import, or the set that a bare file holds; default: ema, and raw for a file named nnet.pth.
         options: settings that the file does not determine.
 
-    Raises:
-        UserError: another kind of file, or options that do not fit it.
+    Returns:
+        A summary of the file for the user to verify.
     """
     _check_target(source, target, (".safetensors",))
     if weights is None:
@@ -117,11 +116,7 @@ def _write(target: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:
 
 
 def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedModel:
-    """Return the network of an official file, given its `contents`; `where`, its path, is for error messages.
-
-    Raises:
-        UserError: another kind of file, names or shapes that are not those of its family, or options that do not fit.
-    """
+    """Return the network of an official file, given its `contents`; `where`, its path, is for error messages."""
     kind = looks_like(contents)
     if kind not in FAMILIES:
         raise UserError(f"{where} is no official U-ViT or SiT, it looks like {kind}")
@@ -130,11 +125,7 @@ def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedM
 
 
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
-    """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`.
-
-    Raises:
-        UserError: the official layout cannot express the network.
-    """
+    """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`."""
     family = next((family for family in FAMILIES.values() if type(net) is family.net), None)
     if family is None:
         kind = type(net).__name__

@@ -98,11 +98,7 @@ class StoredModel:
     def network(self, trusted: Sequence[str] = ()) -> nn.Module:
         """Build the network that the card describes, check that the weights fit it, and return it without them.
 
-        A network of this package is built on the meta device and takes no memory.
-
-        Raises:
-            UserError: its class is not trusted, its sizes are out of range, the weights do not fit it, or some of its
-                parameters have no EMA weights.
+        A network of this package is built on the meta device and takes no memory; another class must be `trusted`.
         """
         spec = self.card.net
         if spec.is_from(HOME):
@@ -125,12 +121,7 @@ class StoredModel:
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
-    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network.
-
-    Raises:
-        UserError: missing, damaged or third-party file, one that contains code, weights that it lacks or that are not
-            finite, or a card with values of wrong types.
-    """
+    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network."""
     stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
@@ -163,11 +154,7 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `unpickle`.
-
-    Raises:
-        UserError: missing, damaged, exported or third-party file, or one that contains code.
-    """
+    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `unpickle`."""
     if path.suffix == ".safetensors":
         raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
     contents = unpickle(path, whole)
@@ -189,9 +176,6 @@ def unpickle(path: Path, whole: bool = False) -> Any:
 
     Everything except tensor data is compared with the checksums of the zip. `whole` includes the tensor data, at 2.6
     GB/s; otherwise `check_weights` verifies the tensors that are used.
-
-    Raises:
-        UserError: missing or damaged file, or one that is no checkpoint or could run code.
     """
     _check_readable(path)
     mapped = zipfile.is_zipfile(path)  # unused data, such as the optimizer state, is never read

@@ -66,10 +66,6 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any
         base: required base class.
         home: package whose classes may be built; their arguments must have the annotated types.
         trusted: class paths from elsewhere that are allowed, too.
-
-    Raises:
-        UserError: a class from elsewhere, one that does not exist or is no `base`, or arguments that are unknown, of
-            the wrong type or out of range.
     """
     name, arguments = spec.class_path, dict(spec.init_args)
     if not spec.is_from(home) and name not in trusted:

@@ -41,41 +41,38 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
         task: task of this run.
         trainer: trainer of this run.
         where: name of the checkpoint in errors.
-
-    Raises:
-        UserError: the checkpoint is damaged, contradicts itself or belongs to another function.
     """
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     card = ModelCard.from_dict(contents[KEY], where)
     for part, ours in task.function().items():
-        _check_function(part, getattr(card, part), ours, where)
+        for flag, value, expected in _differences(part, getattr(card, part), ours):
+            raise UserError(
+                f"{where} was trained with {flag} {value}, this run has {expected}: set --model.{flag} {value}"
+            )
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
     _refuse(_steps(contents), where)
     return card
 
 
-def _check_function(part: str, stored: Spec | str | None, ours: Spec | str, where: str) -> None:
-    """Raise a UserError that names the first flag in which a part of the checkpoint's function differs from this run's.
+def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iterator[tuple[str, Any, Any]]:
+    """Yield flag, stored value and value of this run where a part of the function differs.
 
-    Arguments that either lacks have the defaults of the class. A part that older files lack, None, is not compared.
+    Arguments that are not given have the defaults of the class. A part that older files lack, None, is not compared.
     """
-    then, now = {part: stored}, {part: ours}
-    if isinstance(stored, Spec) and isinstance(ours, Spec):
-        kind = _class(ours.class_path)
-        then, now = {part: stored.class_path}, {part: ours.class_path}
-        if _class(stored.class_path) == kind:
-            defaults = {name: parameter.default for name, parameter in inspect.signature(kind).parameters.items()}
-            then, now = (
-                {f"{part}.{name}": _plain(value) for name, value in {**defaults, **spec.init_args}.items()}
-                for spec in (stored, ours)
-            )
-    for name in then | now if stored is not None else ():
-        value, expected = then.get(name, MISSING), now.get(name, MISSING)
-        if value != expected and name.rpartition(".")[2] not in NOT_THE_FUNCTION:
-            raise UserError(
-                f"{where} was trained with {name} {value}, this run has {expected}: set --model.{name} {value}"
-            )
+    if not (isinstance(stored, Spec) and isinstance(ours, Spec)):
+        if stored not in (None, ours):
+            yield part, stored, ours
+    elif _class(stored.class_path) != _class(ours.class_path):
+        yield part, stored.class_path, ours.class_path
+    else:
+        parameters = inspect.signature(_class(ours.class_path)).parameters
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        then, now = ({**defaults, **spec.init_args} for spec in (stored, ours))
+        for name in then | now:
+            value, expected = _plain(then.get(name, MISSING)), _plain(now.get(name, MISSING))
+            if value != expected and name not in NOT_THE_FUNCTION:
+                yield f"{part}.{name}", value, expected
 
 
 def _class(class_path: str) -> Any:

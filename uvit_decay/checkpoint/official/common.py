@@ -31,7 +31,7 @@ EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 
 @dataclass(frozen=True)
 class ImportOptions:
-    """What a file may not determine; what is not given follows from the file and the published configurations.
+    """Settings that a file may not determine; defaults follow from the file and the published configurations.
 
     Args:
         heads: attention heads; default: those of the published size.

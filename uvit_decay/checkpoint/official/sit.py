@@ -40,9 +40,6 @@ def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path)
     """Return one state_dict of a training file, the options completed by its arguments, and its step.
 
     Contents of other files are returned unchanged, with the step 0.
-
-    Raises:
-        UserError: missing weights, an argument with an unknown value, or another alpha_min than the caller's.
     """
     if not isinstance(contents, Mapping) or SIT not in {looks_like(contents.get(name)) for name in ENTRIES.values()}:
         return contents, options, 0
@@ -55,7 +52,7 @@ def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path)
 
 
 def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
-    """Return `options` with missing values filled in from the arguments of the training run."""
+    """Return the options with missing values filled in from the arguments of the training run; none may contradict."""
     arguments = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
     values: dict[str, Any] = {}
     for name, (option, known) in ARGUMENTS.items():
@@ -146,9 +143,6 @@ def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tens
 
     blocks.i becomes enc_blocks.i in the first half and dec_blocks.(i - depth/2) in the second, whose skips are zero.
     The other tensors are shared.
-
-    Raises:
-        UserError: odd depth, or weights whose blocks are not 0 to depth - 1.
     """
     if depth % 2:
         raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
