@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from torch import Tensor
 
@@ -23,7 +24,7 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # (kind, prefixes of names);
     ("an Inception network", ("Conv2d_1a_3x3.",)),
 )
 FOREIGN = "a file of another program"
-MOST_PARTS = 20  # inspected entries of a dict: a pickle can nest one dict a thousand times in each of a thousand
+MOST_PARTS = 10  # inspected entries of a dict: a pickle can nest one dict a thousand times in each of a thousand
 
 
 def looks_like(contents: object, depth: int = 3) -> str:
@@ -38,9 +39,8 @@ def looks_like(contents: object, depth: int = 3) -> str:
     if {"state", "param_groups"} <= contents.keys() or "last_epoch" in contents:
         return OPTIMIZER
     keys = [name for name in contents if isinstance(name, str)]
-    inner = [name for name in keys if depth and _has_weights(contents[name])][:MOST_PARTS]
-    parts = {name: looks_like(contents[name], depth - 1) for name in inner}
-    if parts:
+    inner = islice((name for name in keys if _has_weights(contents[name])), MOST_PARTS if depth else 0)
+    if parts := {name: looks_like(contents[name], depth - 1) for name in inner}:
         return _training_checkpoint(parts, keys)
     names = [name.removeprefix(PREFIX) for name in keys]
     for kind, marks in KINDS:
@@ -54,10 +54,12 @@ def _has_weights(value: object) -> bool:
 
 
 def _training_checkpoint(parts: dict[str, str], entries: Sequence[str]) -> str:
-    """Describe a dict of state_dicts: the U-ViT entry that the user should extract, or else the first known kind."""
-    found = f"a training checkpoint with the entries {', '.join(entries[:6])}"
-    wanted = sorted((name for name, kind in parts.items() if kind == UVIT), key=lambda name: "ema" not in name)
-    if wanted:
-        return f"{found}: save its entry {wanted[0]!r} alone, torch.save(torch.load(FILE)[{wanted[0]!r}], 'uvit.pth')"
-    known = [(name, kind) for name, kind in parts.items() if kind != OPTIMIZER and not kind.startswith(FOREIGN)]
-    return f"{found}, {known[0][0]!r} is {known[0][1]}" if known else found
+    """Describe a dict of state_dicts: the U-ViT entry that the user should extract, or else one of a known kind."""
+    text = f"a training checkpoint with the entries {', '.join(entries[:6])}"
+    known = {name: kind for name, kind in parts.items() if kind != OPTIMIZER and not kind.startswith(FOREIGN)}
+    if not known:
+        return text
+    name = min(known, key=lambda name: (known[name] != UVIT, "ema" not in name))
+    if known[name] != UVIT:
+        return f"{text}, {name!r} is {known[name]}"
+    return f"{text}: save its entry {name!r} alone, torch.save(torch.load(FILE)[{name!r}], 'uvit.pth')"
