@@ -25,11 +25,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert float, about [-1, 1], to uint8, clamped and rounded.
-
-    Raises:
-        UserError: a value is NaN or infinite, which would become black or white.
-    """
+    """Convert float, about [-1, 1], to uint8, clamped and rounded; raise a UserError at a NaN, which would be black."""
     if not images.isfinite().all():
         raise UserError(
             "the images hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "

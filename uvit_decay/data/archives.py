@@ -32,10 +32,6 @@ def find(path: Path, extensions: Collection[str], classes: Collection[str] | Non
 
     Links in a folder are followed. If a folder or tar has no such files itself, the tars in it are opened: those named
     after one of `classes`, or all if there are none.
-
-    Raises:
-        UserError: `path` is not a folder, zip or tar, it is unreadable, damaged or compressed, or an inner tar has no
-            such files.
     """
     if path.is_dir():
         return _find_in_folder(path, extensions, classes)

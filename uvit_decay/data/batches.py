@@ -103,9 +103,6 @@ class StepSampler(DistributedSampler):
         ranks: number of processes.
         shuffle: a new order in each epoch; otherwise always the order of the set.
         limit: most images per piece; None takes the whole share at once.
-
-    Raises:
-        UserError: the global batch is below 1, above `size` or not divisible by the ranks, or `limit` is below 1.
     """
 
     def __init__(

@@ -139,9 +139,6 @@ class CIFAR10(_CIFAR):
     Args:
         path: cifar-10-batches-py, cifar-10-python.tar.gz, or the folder that contains one of them.
         download: download the archive (170 MB) into that folder if no data are present.
-
-    Raises:
-        UserError: no data are present, or another archive, or files that are not CIFAR batches.
     """
 
     keys = "labels", "label_names"
@@ -161,9 +158,6 @@ class CIFAR100(_CIFAR):
         download: download the archive (169 MB) into that folder if no data are present.
         labels: the 100 classes ("fine") or the 20 groups ("coarse").
         options: batch_size, device_batch_size, flip and seed, as above.
-
-    Raises:
-        UserError: no data are present, or another archive, or files that are not CIFAR batches.
     """
 
     def __init__(

@@ -17,10 +17,7 @@ _LISTS = Path(__file__).parent / "class_lists"
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:
     """Return the sorted classes of a bundled list ("imagenet-100/cmc") or of a text file.
 
-    A file has one class per line; blank lines and lines that begin with # are ignored.
-
-    Raises:
-        UserError: neither a bundled list nor a readable text file, no class in it, or a class twice.
+    A file has one class per line, each once; blank lines and lines that begin with # are ignored.
     """
     files = {file.relative_to(_LISTS).with_suffix("").as_posix(): file for file in _LISTS.rglob("*.txt")}
     path = files.get(str(name_or_path), at_home(name_or_path))

@@ -87,11 +87,7 @@ class ImageData(LightningDataModule):
             self.trainer.accumulate_grad_batches = 1
 
     def _accumulate(self, sampler: StepSampler) -> None:
-        """Let the trainer accumulate the pieces of a global batch, and print how the batch is divided.
-
-        Raises:
-            UserError: the trainer is configured to accumulate batches already.
-        """
+        """Let the trainer accumulate the pieces of a global batch, and print how it is divided."""
         configured, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
         if configured != 1:
             raise UserError(

@@ -49,10 +49,6 @@ class Images(ImageData):
         memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
         num_workers: reader processes per device for larger sets.
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
-
-    Raises:
-        UserError: there are no images, images cannot be read, the two paths have different classes, or one of them
-            lacks a class of `classes`.
     """
 
     def __init__(

@@ -62,11 +62,7 @@ class Listing:
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
     """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
 
-    A folder or tar may hold class folders or, as ImageNet does, one tar per class.
-
-    Raises:
-        UserError: `path` does not exist or is not a folder, zip or tar, a tar is damaged or compressed, there are no
-            images, the folders define no classes, or one of `classes` has no images.
+    A folder or tar may hold class folders or, as ImageNet does, one tar per class. Each of `classes` must have images.
     """
     path = at_home(path)
     if not path.exists():
@@ -88,11 +84,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
 
 
 def select(listing: Listing, classes: Collection[str]) -> Listing:
-    """Return the images of these classes only, labelled by the rank of their class among them, sorted.
-
-    Raises:
-        UserError: a class has no images.
-    """
+    """Return the images of these classes only, labelled by the rank of their class among them, sorted."""
     class_names = tuple(sorted(classes))
     missing = sorted(set(class_names) - set(listing.class_names))
     if missing:

@@ -96,11 +96,7 @@ class _Zip:
 
 
 def open_zip(path: Path) -> _Zip:
-    """Return the open zip, cached because opening one of 50,000 files takes about a second.
-
-    Raises:
-        UserError: the file is not a zip, or is truncated or unreadable.
-    """
+    """Return the open zip, cached because opening one of 50,000 files takes about a second."""
     what = (
         "not a zip, or one that is cut short" if path.suffix.lower() == ".zip" else "neither a folder nor a zip or tar"
     )

@@ -62,9 +62,6 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
         expected: hexadecimal checksum of the whole file, or at least its first 8 digits.
         algorithm: algorithm of the checksum.
         timeout: seconds without any byte after which the download fails.
-
-    Raises:
-        UserError: `target` is another file or cannot be written, the network failed, or the checksum differs.
     """
     if not target.exists():
         partial = target.with_name(target.name + ".partial")

@@ -55,9 +55,6 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
     Until then it has a unique name beside `path`; only a killed process leaves it behind. Without `sync` a power
     failure, but no kill, may truncate the file; this is for thousands of small files, since each sync takes about 3 ms.
-
-    Raises:
-        UserError: the file cannot be written, for instance because the disk is full.
     """
     partial = _partial(path)
     with writing(path):
@@ -74,12 +71,9 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def claimed(path: Path, first: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on writing the file or folder `path`; only the `first` of several processes takes it.
+    """Hold an exclusive lock on writing the file or folder `path`; raise a UserError if another program holds it.
 
-    Partial files that killed programs have left of a file are removed.
-
-    Raises:
-        UserError: another program holds the lock, or the lock file cannot be written.
+    Only the `first` of several processes takes it. Partial files that killed programs have left of a file are removed.
     """
     if not first:
         yield

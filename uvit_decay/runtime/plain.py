@@ -104,16 +104,13 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def typed(kind: Any, value: Any, where: str) -> Any:
-    """Return `value` as `kind`; its type must match exactly, and numbers must be finite.
+    """Return `value` as `kind`, or raise a UserError: its type must match exactly, and numbers must be finite.
 
     Args:
         kind: a dataclass, bool, int, float, str, object (anything), `Literal`, `X | None`, or tuple[X, ...],
             tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which `value` is an instance.
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
-
-    Raises:
-        UserError: a value of another type, or a field that is missing or unknown.
     """
     origin, args = get_origin(kind), get_args(kind)
     if is_dataclass(kind):

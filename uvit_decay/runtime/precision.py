@@ -21,9 +21,6 @@ def chosen_precision(precision: Precision | None, device: torch.device) -> Preci
     """Return `precision`, or if it is None tf32 on CUDA GPUs and float32 elsewhere.
 
     float32 is several times slower on GPUs; bf16 is never the default because many networks were not trained in it.
-
-    Raises:
-        UserError: tf32 on another device.
     """
     if precision == "tf32" and device.type != "cuda":
         raise UserError(f"precision tf32 is of CUDA GPUs, this device is {device}: use float32 or bf16")

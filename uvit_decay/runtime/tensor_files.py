@@ -23,11 +23,7 @@ TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is 
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors and metadata with their checksums; the file replaces `path` when it is complete.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write tensors and metadata with their checksums; the file replaces `path` when it is complete."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     metadata = {**(metadata or {}), TENSORS: _crc32(tensors)}
     content = save(tensors, metadata | {HEADER: _header_crc32(metadata, tensors)})
@@ -54,9 +50,6 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     Args:
         path: the file.
         verify: compare the tensors with their checksums; names, shapes and metadata are always compared.
-
-    Raises:
-        UserError: missing or truncated file, another kind of file, or contents that differ from their checksums.
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is no file")

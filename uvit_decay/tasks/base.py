@@ -44,7 +44,7 @@ from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
 
 NEVER = 2**62  # a step that is never reached
-MEND = (
+HINT = (
     "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
     "--trainer.gradient_clip_val"
 )
@@ -60,9 +60,6 @@ class Optimization:
         weight_decay: applied to all parameters, as in U-ViT's code.
         warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps.
         schedule: after the warm-up: `constant`, or half a `cosine` period down to 0 at the end of training.
-
-    Raises:
-        UserError: a learning rate that is not positive, or another number out of its range.
     """
 
     lr: float = 2e-4
@@ -95,11 +92,11 @@ class Schedule(LambdaLR):
         rates = [base * factor(step) for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
-        own = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
-        super().load_state_dict({**own, "lr_lambdas": [None] * len(rates)})
+        state = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
+        super().load_state_dict({**state, "lr_lambdas": [None] * len(rates)})
 
 
-def _own_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
+def _with_our_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
     """Return the stored optimizer state with the `param_groups` of `optimizer`, so that its settings are kept."""
     return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}
 
@@ -173,7 +170,7 @@ class Task(LightningModule):
             # Lightning cannot clip gradients of a fused optimizer under mixed precision.
             fused=not self.trainer.gradient_clip_val,
         )
-        optimizer.register_load_state_dict_pre_hook(_own_settings)
+        optimizer.register_load_state_dict_pre_hook(_with_our_settings)
         scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -200,17 +197,15 @@ class Task(LightningModule):
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if self._speed:
             self.log("train/images_per_second", self._speed)
-            self._show("train/loss", "train/images_per_second")
-            self._speed = 0.0
-            self._images, self._clock = 0, time.monotonic()
-
-    def _show(self, *names: str) -> None:
-        """Show logged numbers in the progress bar; Lightning's `prog_bar` would wait for the device at every batch."""
-        shown = {name: float(self.trainer.callback_metrics[name]) for name in names}
-        self.trainer.progress_bar_metrics.update(shown)
+            for name in (
+                "train/loss",
+                "train/images_per_second",
+            ):  # `prog_bar` would wait for the device at every batch
+                self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
+            self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def on_train_start(self) -> None:
-        self._images, self._clock = 0, time.monotonic()
+        self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def _guard(self, loss: Tensor) -> None:
         """Record the first step whose loss is not finite, without waiting for the device."""
@@ -221,11 +216,11 @@ class Task(LightningModule):
 
     def raise_if_not_finite(self) -> None:
         """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""
-        own = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
-        step = int(self.trainer.strategy.reduce(own, reduce_op="min"))
+        ours = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
+        step = int(self.trainer.strategy.reduce(ours, reduce_op="min"))
         if step < NEVER:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {MEND}")
+            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {HINT}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
@@ -258,4 +253,4 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
     """Raise a UserError on all ranks if the tensors of any rank hold NaN or infinity; all ranks must call this."""
     finite = torch.stack([torch.isfinite(local(tensor.detach())).all() for tensor in tensors]).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
-        raise UserError(f"the {what} are not finite at step {trainer.global_step}; {MEND}")
+        raise UserError(f"the {what} are not finite at step {trainer.global_step}; {HINT}")

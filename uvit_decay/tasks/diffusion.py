@@ -37,10 +37,6 @@ class DiffusionTask(Task):
         optim: optimizer and learning rate.
         compile: see `Task`.
         seed: seed of noise, times and label dropout.
-
-    Raises:
-        UserError: label dropout on a network without a null label, a weighting that the prediction does not have, or
-            data that do not fit the network.
     """
 
     def __init__(
@@ -76,13 +72,13 @@ class DiffusionTask(Task):
         source = self.source()
         source.check(source.unguided(self.sampling))
         data: ImageData = self.trainer.datamodule
-        wanted = {"image_size": data.image_size, "channels": data.channels}
+        required = {"image_size": data.image_size, "channels": data.channels}
         if self.net.num_classes:
-            wanted["num_classes"] = len(data.class_names)
-        for key, value in wanted.items():
-            own = getattr(self.net, key)
-            if own != value:
-                raise UserError(f"the data have {key} {value}, the network {own}: set --model.net.{key} {value}")
+            required["num_classes"] = len(data.class_names)
+        for key, value in required.items():
+            actual = getattr(self.net, key)
+            if actual != value:
+                raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
 
     def check_data(self, card: ModelCard) -> None:
         """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""

@@ -64,7 +64,10 @@ class Sharded(DDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
-            state = {i: _cut_like(parameters[i], values) for i, values in stored["state"].items()}
+            state = {  # moments are sharded as their parameters are; step counts are scalars
+                i: {key: value if value.dim() == 0 else like(parameters[i], value) for key, value in values.items()}
+                for i, values in stored["state"].items()
+            }
             optimizer.load_state_dict({**stored, "state": state})
 
     def teardown(self) -> None:
@@ -78,9 +81,9 @@ class Sharded(DDPStrategy):
 def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     """Shard each parameter by rows over the ranks of `mesh`; the values are those of rank 0, as under DDP.
 
-    Blocks are gathered one at a time; a network without stages is gathered as a whole. With `bf16`, for training under
-    autocast to bfloat16, blocks whose parameters are all of linear maps are gathered in bfloat16. The values are those
-    of autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
+    Blocks are gathered one at a time; a network without known layers is gathered as a whole. With `bf16`, for training
+    under autocast to bfloat16, blocks whose parameters are all of linear maps are gathered in bfloat16. The values are
+    those of autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
     """
     if is_sharded(net):
         return
@@ -94,8 +97,8 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
 
 
 def _blocks(net: nn.Module) -> list[nn.Module]:
-    stages = net.layers if isinstance(net, HasIntermediates) else ()
-    return [net.get_submodule(stage.name) for stage in stages if stage.kind != "embeddings"]
+    layers = net.layers if isinstance(net, HasIntermediates) else ()
+    return [net.get_submodule(layer.name) for layer in layers if layer.kind != "embeddings"]
 
 
 def compile_net(net: nn.Module, backend: str, sharded: bool) -> None:
@@ -146,20 +149,14 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
     return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
 
 
-def _cut_like(parameter: Tensor, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the optimizer state of a parameter with its moments sharded alike; its step count is a scalar."""
-    return {key: value if value.dim() == 0 else like(parameter, value) for key, value in state.items()}
-
-
 def gathered(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return full tensors of sharded ones, gathered one by one to the CPU of rank 0 only; others unchanged."""
     kept = {}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, DTensor):
+        value = full(tensor)
+        if value is tensor:
             kept[name] = tensor
-            continue
-        value = tensor.full_tensor()
-        if tensor.device_mesh.get_rank() == 0:
+        elif tensor.device_mesh.get_rank() == 0:
             kept[name] = value.cpu()
     return kept
 

@@ -35,11 +35,7 @@ from uvit_decay.runtime.files import check_writable, claimed, remove_remains
 
 
 def describe(listing: Listing, space: LatentSpace, class_list: str | None, **settings: Any) -> Manifest:
-    """Return the manifest of these images before any is encoded; `settings` are its remaining fields.
-
-    Raises:
-        UserError: the image size is not a multiple of the autoencoder's downsampling factor.
-    """
+    """Return the manifest of these images before any is encoded; `settings` are its remaining fields."""
     size = settings["image_size"]
     if size < 1 or size % space.factor:
         raise UserError(f"--image-size {size} is not a multiple of {space.factor}, the autoencoder's factor")
@@ -61,11 +57,8 @@ def encode(
 ) -> Manifest:
     """Encode the shards missing from `folder`, divided over all processes; return the finished manifest.
 
-    Existing shards are read and compared with their checksums; damaged ones are encoded again.
-
-    Raises:
-        UserError: the folder cannot be written, or holds latents of other settings or other images, or an image cannot
-            be read or encoded.
+    Existing shards are read and compared with their checksums; damaged ones are encoded again. A folder with latents of
+    other images or settings is refused.
     """
     if folder.resolve().is_relative_to(listing.path.resolve()):
         raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")

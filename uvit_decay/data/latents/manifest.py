@@ -138,12 +138,7 @@ def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
 
 
 def read(folder: Path, whole: bool = True) -> Manifest:
-    """Return the manifest of a folder of latents; `whole` requires that all images are encoded.
-
-    Raises:
-        UserError: there are no latents, the manifest is unreadable, damaged or of another version, or images are still
-            to be encoded.
-    """
+    """Return the manifest of a folder of latents; `whole` requires that all images are encoded."""
     path = folder / NAME
     if not path.is_file():
         command = f"python -m uvit_decay.data.latents encode <images> {folder}"

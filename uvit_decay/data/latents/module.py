@@ -30,10 +30,6 @@ class Latents(ImageData):
         num_workers: reader processes per device.
         seed: random seed of the order, the mirror images and the posterior samples.
         verify: compare all data that are read with their checksums.
-
-    Raises:
-        UserError: there are no latents, they are unfinished or damaged, they have other classes, or the test latents do
-            not match the training latents.
     """
 
     def __init__(

@@ -57,11 +57,7 @@ def _owner(manifest: Manifest, number: int) -> str:
 def _open(
     folder: Path, manifest: Manifest, number: int, verify: bool = False
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return metadata and memory-mapped tensors of a shard; `verify` reads all of it to compare its checksums.
-
-    Raises:
-        UserError: the shard is missing, damaged, in the place of another one, or does not match the manifest.
-    """
+    """Return metadata and memory-mapped tensors of a shard; `verify` reads all of it to compare its checksums."""
     name, part = manifest.shards[number]
     metadata, tensors = load_tensors(folder / name, verify)
     if metadata.get(OWNER, _owner(manifest, number)) != _owner(manifest, number):
@@ -81,11 +77,7 @@ def _open(
 
 
 def check_shard(folder: Path, manifest: Manifest, number: int, labels: Tensor) -> Tensor | None:
-    """Verify a whole shard; return the checksums (n,) of its images' pixels, or None if it has none.
-
-    Raises:
-        UserError: the shard is damaged, or does not match the manifest or these labels.
-    """
+    """Verify a whole shard; return the checksums (n,) of its images' pixels, or None if it has none."""
     path = folder / manifest.shards[number][0]
     metadata, tensors = _open(folder, manifest, number, verify=True)
     if not torch.equal(tensors["labels"], labels):
@@ -123,9 +115,6 @@ class LatentSet(ImageSet):
         folder: the folder of latents.
         manifest: the manifest of the folder.
         verify: compare each row that is read with its checksum.
-
-    Raises:
-        UserError: a file is missing, damaged, or does not match the manifest.
     """
 
     @_with_hint()
