@@ -172,7 +172,7 @@ def test_checkpointed_blocks_recompute_the_decay_and_let_it_go(case, reentrant):
     out.square().mean().backward()
     for p, gradient in zip(case.model.parameters(), expected, strict=True):
         torch.testing.assert_close(p.grad, gradient)
-    assert all((site.call.x, site.call.v, site.call.read) == (None, None, 0) for site in attached.sites)
+    assert all((h.state.x, h.state.v, h.state.count) == (None, None, 0) for h in attached.hooked)
 
 
 def test_their_own_checkpointing_gives_the_same_gradients():

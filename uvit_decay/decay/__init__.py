@@ -1,4 +1,4 @@
-"""Shortcuts that decay with depth (`schedule`), and their attachment to transformers of other libraries (`foreign`)."""
+"""Shortcuts that decay with depth (`schedule`), and their attachment to transformers of other libraries (`attach`)."""
 
 from uvit_decay.decay.attach import Attached, Gated, attach
 from uvit_decay.decay.schedule import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.hooks import GatedSite, PairSite, Site
+from uvit_decay.decay.hooks import HookedBranches, HookedGates, HookedPair
 from uvit_decay.decay.schedule import Branches, Granularity, Index, Schedule, Shortcuts, shortcuts
 from uvit_decay.runtime.errors import UserError
 
@@ -44,7 +44,7 @@ class Attached(nn.Module):
     def __init__(self, weights: Shortcuts, device: torch.device) -> None:
         super().__init__()
         self.shortcuts = weights
-        self.sites: list[Site] = []
+        self.hooked: list[HookedBranches] = []
         alphas = torch.tensor(weights.alphas, device=device)
         if weights.learnable:
             self.alphas = nn.Parameter(alphas)
@@ -57,11 +57,11 @@ class Attached(nn.Module):
 
     def remove(self) -> None:
         """Remove all hooks; the model then computes exactly what it did before."""
-        for site in self.sites:
-            site.remove()
-        if self.sites:
+        for hooked in self.hooked:
+            hooked.remove()
+        if self.hooked:
             _forget_graphs()
-        self.sites.clear()
+        self.hooked.clear()
 
     def __enter__(self) -> Attached:
         return self
@@ -72,7 +72,7 @@ class Attached(nn.Module):
     def extra_repr(self) -> str:
         """Return a summary for repr: the number of branches, the alphas, and the first and the last hooked norm."""
         count, alphas = len(self.alphas), self.alphas.tolist()
-        where = f", hooked from {self.sites[0].norms[0]!r} to {self.sites[-1].norms[-1]!r}" if self.sites else ""
+        where = f", hooked from {self.hooked[0].norms[0]!r} to {self.hooked[-1].norms[-1]!r}" if self.hooked else ""
         return f"{count} branches, alpha {alphas[0]:.4g} .. {alphas[-1]:.4g}{where}"
 
 
@@ -104,46 +104,46 @@ def attach(
             calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x.
 
     Raises:
-        UserError: a model that is attached already or has no supported block, names that it does not have, an odd
-            number of branches, or arguments refused by `shortcuts`; in the forward, modules not called as named.
+        UserError: a model that is attached already or has no supported block; in its forward, modules that are not
+            called as named.
     """
     if any(_is_hooked(module) for module in model.modules()):
         raise UserError("this model is attached already: call remove() of what attach returned, then attach it anew")
-    sites = _sites(model, _known_pairs(model) if pairs is None else pairs)
-    count = sum(len(site.norms) for site in sites)
+    groups = _hooked_branches(model, _known_pairs(model) if pairs is None else pairs)
+    count = sum(len(group.norms) for group in groups)
     if count % 2:
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
     weights = shortcuts(count // 2, alpha_min, schedule, granularity, index, branches)
     attached = Attached(weights, next((p.device for p in model.parameters()), torch.device("cpu")))
     first = 0
-    for site in sites:
-        last = first + len(site.norms)
+    for group in groups:
+        last = first + len(group.norms)
         if weights.learnable or {*weights.alphas[first:last], *weights.betas[first:last]} != {1.0}:
-            site.register(model, attached.weights, first)
-            attached.sites.append(site)
+            group.register(model, attached.weights, first)
+            attached.hooked.append(group)
         first = last
-    if attached.sites:
+    if attached.hooked:
         _forget_graphs()
     return attached
 
 
-def _sites(model: nn.Module, pairs: Pairs) -> list[Site]:
-    """Return the unregistered site of each of `pairs`; raise a UserError for names that the model does not have."""
-    sites: list[Site] = []
+def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
+    """Return the branches of each of `pairs`, without hooks yet; raise a UserError for names that do not exist."""
+    groups: list[HookedBranches] = []
     for pair in pairs:
         if isinstance(pair, Gated):
-            sites.append(GatedSite([_join(pair.block, norm) for norm in pair.norms], pair.block))
+            groups.append(HookedGates([_join(pair.block, norm) for norm in pair.norms], pair.block))
         else:
             norm, branch = pair
-            sites.append(PairSite([norm], branch))
-    norms = [norm for site in sites for norm in site.norms]
+            groups.append(HookedPair([norm], branch))
+    norms = [norm for group in groups for norm in group.norms]
     names = dict(model.named_modules(remove_duplicate=False))
-    for name in [*norms, *(site.end for site in sites)]:
+    for name in [*norms, *(group.end for group in groups)]:
         if name not in names:
             raise UserError(f"the model has no module {name!r}: `pairs` takes the names of model.named_modules()")
     if len({names[norm] for norm in norms}) != len(norms):
         raise UserError("two branches begin with the same module: each needs its own, or one entry in `pairs`")
-    return sites
+    return groups
 
 
 def _timm_block(block: nn.Module) -> Pairs:
@@ -173,7 +173,7 @@ _KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
 
 def _known_pairs(model: nn.Module) -> Pairs:
     """Return the branches of all supported blocks, in the order of the model's modules."""
-    found: list[tuple[str, str] | Gated] = []
+    pairs: list[tuple[str, str] | Gated] = []
     for name, block in model.named_modules():
         for cls in type(block).__mro__:
             pairs_of = _KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
@@ -182,13 +182,13 @@ def _known_pairs(model: nn.Module) -> Pairs:
                 continue
             for pair in pairs_of(block):
                 gated = isinstance(pair, Gated)
-                found.append(Gated(name, pair.norms) if gated else (_join(name, pair[0]), _join(name, pair[1])))
-    if not found:
+                pairs.append(Gated(name, pair.norms) if gated else (_join(name, pair[0]), _join(name, pair[1])))
+    if not pairs:
         raise UserError(
             f"decay.attach knows no block of {type(model).__name__}: name its branches in execution order, "
             "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
         )
-    return found
+    return pairs
 
 
 def _join(prefix: str, name: str) -> str:
@@ -196,7 +196,9 @@ def _join(prefix: str, name: str) -> str:
 
 
 def _is_hooked(module: nn.Module) -> bool:
-    return any(isinstance(getattr(hook, "__self__", None), Site) for hook in module._forward_pre_hooks.values())
+    return any(
+        isinstance(getattr(hook, "__self__", None), HookedBranches) for hook in module._forward_pre_hooks.values()
+    )
 
 
 def _forget_graphs() -> None:

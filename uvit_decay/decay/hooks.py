@@ -26,30 +26,30 @@ from uvit_decay.runtime.errors import UserError
 Weights = Callable[[int], tuple[float | Tensor, float]]  # alpha and beta of branch k
 
 
-class _Call(threading.local):
-    """State of a site during one forward pass of its block, separate for each thread; copies start empty.
+class BranchState(threading.local):
+    """State of hooked branches during one forward pass of their block, separate for each thread; copies start empty.
 
-    `read` counts the norms called so far, `v` is the input of the last of them and `x` the decayed stream that replaces
+    `count` norms have been called so far, `v` is the input of the last of them and `x` the decayed stream that replaces
     it. Outside of the block both are None.
     """
 
     x: Tensor | None = None
     v: Tensor | None = None
-    read: int = 0
+    count: int = 0
 
-    def __reduce__(self) -> tuple[type[_Call], tuple[()]]:
-        return _Call, ()
+    def __reduce__(self) -> tuple[type[BranchState], tuple[()]]:
+        return BranchState, ()
 
 
-class Site:
+class HookedBranches:
     """Hooks on the norms of some branches and on the module that ends them (abstract)."""
 
     def __init__(self, norms: Sequence[str], end: str) -> None:
         self.norms, self.end = tuple(norms), end
-        self.call = _Call()
+        self.state = BranchState()
 
     def register(self, model: nn.Module, weights: Weights, first: int) -> None:
-        """Register the hooks on the modules of `model`; the site's first branch is branch `first` of the model.
+        """Register the hooks on the modules of `model`; the first branch here is branch `first` of the model.
 
         In one forward pass they run in the order: `forget` (enclosing module starts), `enter` (before each norm),
         `leave` (after the last module of the branch), `forget` (enclosing module returns or raises).
@@ -65,7 +65,7 @@ class Site:
         self.handles.append(model.get_submodule(self.end).register_forward_hook(self.leave, prepend=True))
 
     def remove(self) -> None:
-        """Remove all hooks of this site."""
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
 
@@ -73,16 +73,16 @@ class Site:
         """Replace the first argument of a norm by the decayed stream (pre-hook of every norm)."""
         if not args or not isinstance(args[0], Tensor):
             raise UserError(f"one of {self.norms} got no tensor as its first argument: name what is called with x")
-        return (self.read(args[0]), *args[1:])
+        return (self.on_norm_input(args[0]), *args[1:])
 
     def leave(self, module: nn.Module, args: tuple, out: object) -> Tensor:
         """Replace the output of the module that ends the branches, then clear the state (its forward hook)."""
         # Every norm must have run, and the output must add to the last norm's input: else the names are wrong.
-        if self.call.read != len(self.norms):
-            raise UserError(f"{self.end!r} ran after {self.call.read} of the calls of {self.norms}: check the names")
-        if not isinstance(out, Tensor) or out.shape != self.call.v.shape:
+        if self.state.count != len(self.norms):
+            raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}: check the names")
+        if not isinstance(out, Tensor) or out.shape != self.state.v.shape:
             raise UserError(f"{self.end!r} gives no tensor of the shape that {self.norms[-1]!r} got: check the names")
-        decayed = self.close(out)
+        decayed = self.apply_decay(out)
         self.forget()
         return decayed
 
@@ -92,50 +92,50 @@ class Site:
         Raises:
             UserError: the module has returned, but its last branch did not end.
         """
-        left_open = self.call.read if out is not None else 0
-        self.call.x, self.call.v, self.call.read = None, None, 0
+        left_open = self.state.count if out is not None else 0
+        self.state.x, self.state.v, self.state.count = None, None, 0
         if left_open:
             raise UserError(f"{self.end!r} was not called after {self.norms}: check the names")
 
-    def read(self, v: Tensor) -> Tensor:
+    def on_norm_input(self, v: Tensor) -> Tensor:
         """Record v, the input of a norm, and return the decayed stream that replaces it."""
         raise NotImplementedError
 
-    def close(self, out: Tensor) -> Tensor:
+    def apply_decay(self, out: Tensor) -> Tensor:
         """Return the replacement of `out`, the output of the module that ends the branches."""
         raise NotImplementedError
 
 
-class PairSite(Site):
-    """Site of a branch that the network adds to its input unscaled: y = x + f(norm(x))."""
+class HookedPair(HookedBranches):
+    """A branch that the network adds to its input unscaled: y = x + f(norm(x))."""
 
-    def read(self, v: Tensor) -> Tensor:
-        self.call.x, self.call.v, self.call.read = v, v, 1
+    def on_norm_input(self, v: Tensor) -> Tensor:
+        self.state.x, self.state.v, self.state.count = v, v, 1
         return v
 
-    def close(self, out: Tensor) -> Tensor:
+    def apply_decay(self, out: Tensor) -> Tensor:
         """Return beta f + (alpha - 1) x, to which the network adds x."""
         alpha, beta = self.weights(self.first)
-        return decayed_add(self.call.x, out, alpha - 1, beta)
+        return decayed_add(self.state.x, out, alpha - 1, beta)
 
 
-class GatedSite(Site):
-    """Site of branches that are scaled after their last module, as by adaLN's gates: y = x + g f(norm(x))."""
+class HookedGates(HookedBranches):
+    """Branches that are scaled after their last module, as by adaLN's gates: y = x + g f(norm(x))."""
 
-    def read(self, v: Tensor) -> Tensor:
-        if self.call.read and v.shape != self.call.v.shape:
+    def on_norm_input(self, v: Tensor) -> Tensor:
+        if self.state.count and v.shape != self.state.v.shape:
             raise UserError(f"one of {self.norms} is called with a tensor of another shape: check the names")
-        # A later norm ends the branch before it: v then holds that branch's sum, which `close` turns into Eq. 3.
-        x = self.close(v) if self.call.read else v
-        self.call.x, self.call.v, self.call.read = x, v, self.call.read + 1
+        # A later norm ends the branch before it: v then holds that branch's sum, which `apply_decay` turns into Eq. 3.
+        x = self.apply_decay(v) if self.state.count else v
+        self.state.x, self.state.v, self.state.count = x, v, self.state.count + 1
         return x
 
-    def close(self, out: Tensor) -> Tensor:
+    def apply_decay(self, out: Tensor) -> Tensor:
         """Return Eq. 3 for the branch that ends here: out - v is its output g f, undecayed."""
-        if out is self.call.v:
+        if out is self.state.v:
             raise UserError(f"{self.end!r} adds in place, where its branches cannot be told from its input")
-        alpha, beta = self.weights(self.first + self.call.read - 1)
-        return decayed_add(self.call.x, out - self.call.v, alpha, beta)
+        alpha, beta = self.weights(self.first + self.state.count - 1)
+        return decayed_add(self.state.x, out - self.state.v, alpha, beta)
 
 
 def _common_parent(*names: str) -> str:

@@ -71,9 +71,6 @@ def shortcuts(
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
-
-    Raises:
-        UserError: alpha_min outside (0, 1], fewer than one block, or options that the schedule does not have.
     """
     if not 0.0 < alpha_min <= 1.0:
         raise UserError(
@@ -128,10 +125,8 @@ def effective_decay(alphas: Sequence[float], exclude_last_block: bool = False) -
 def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False) -> float:
     """Return the alpha_min whose linear schedule over `branches` residual branches has the effective decay `target`.
 
-    The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12.
-
-    Raises:
-        UserError: target outside (0, 1], branches odd or too few, or a target that no alpha_min in (0, 1] reaches.
+    The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12; raises a
+    UserError for a target that no alpha_min in (0, 1] reaches.
     """
     if not 0.0 < target <= 1.0:
         raise UserError(f"the effective decay must lie in (0, 1], got {target}")

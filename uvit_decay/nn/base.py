@@ -1,8 +1,8 @@
-"""Base class of the networks: the decay in the state_dict, the call of a block, the null label."""
+"""Base class of the networks: the decay in the state_dict, the run of the blocks, the null label."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,23 @@ class DecayedNet(nn.Module):
             self.register_buffer("betas", torch.tensor(shortcuts.betas))
         self.register_load_state_dict_pre_hook(_check_alphas)
 
-    def run_block(self, block: nn.Module, k: int, *inputs: Tensor | None) -> Tensor:
+    def run_blocks(
+        self, tokens: Tensor, blocks: Sequence[nn.Module], skips: int, *conditions: Tensor
+    ) -> Iterator[Tensor]:
+        """Yield `tokens`, then the state after each block.
+
+        The last `skips` blocks read the states after the first ones, last in, first out: a long skip at each height.
+        """
+        yield tokens
+        unread: list[Tensor] = []
+        for k, block in enumerate(blocks):
+            skip = unread.pop() if k >= len(blocks) - skips else None
+            tokens = self._run_block(block, k, tokens, skip, *conditions)
+            if k < skips:
+                unread.append(tokens)
+            yield tokens
+
+    def _run_block(self, block: nn.Module, k: int, *inputs: Tensor | None) -> Tensor:
         """Return block(*inputs, alphas, betas) with the shortcut weights of block k.
 
         With `checkpointing`, training recomputes the block in the backward pass instead of storing its activations.
@@ -49,11 +65,7 @@ class DecayedNet(nn.Module):
         return block(*inputs, alphas, betas)
 
     def null_labels(self, count: int, device: torch.device) -> Tensor:
-        """Return the null label `count` times, (count,) int64 on `device`.
-
-        Raises:
-            UserError: the network has no null label.
-        """
+        """Return the null label `count` times, (count,) int64; raise a UserError if the network has none."""
         if not self.null_label:
             raise UserError("this network was trained without a null label: give it a class for each image")
         return torch.full((count,), self.num_classes, dtype=torch.int64, device=device)
@@ -84,19 +96,18 @@ def _check_alphas(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: ob
     Official files hold no alphas; they load into a network of any decay.
     """
     official = prefix + "alphas" not in state
-    for name, own in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
+    for name, expected in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
         if name not in net.state_dict():
             continue
         if official:
-            state[prefix + name] = torch.tensor(own)
-        value = state.get(prefix + name, torch.empty(0))
-        stored = value.tolist()
+            state[prefix + name] = torch.tensor(expected)
         if name == "alphas" and net.shortcuts.learnable:
             continue
-        rounding = torch.finfo(value.dtype).eps
-        if len(stored) != len(own) or max(abs(a - b) for a, b in zip(stored, own, strict=True)) > rounding:
+        value = state.get(prefix + name, torch.empty(0))
+        stored, rounding = value.tolist(), torch.finfo(value.dtype).eps
+        if len(stored) != len(expected) or max(abs(a - b) for a, b in zip(stored, expected, strict=True)) > rounding:
             raise UserError(
-                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(own)}: "
+                f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(expected)}: "
                 "set alpha_min, schedule, granularity, index and branches to match"
             )
 

@@ -23,11 +23,7 @@ SkipMerge = Literal["add", "concat"]
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel).
-
-    Raises:
-        UserError: the width is not a multiple of the number of heads.
-    """
+    """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel)."""
 
     def __init__(self, dim: int, heads: int, qkv_bias: bool = False) -> None:
         super().__init__()

@@ -29,9 +29,6 @@ class PatchEmbed(nn.Module):
     """Linear embedding of non-overlapping patches, written as a convolution (the official key layout).
 
     It computes in the dtype of its weights, under autocast too.
-
-    Raises:
-        UserError: the image size is not a multiple of the patch size.
     """
 
     def __init__(self, image_size: int, patch_size: int, channels: int, dim: int) -> None:
@@ -93,9 +90,6 @@ def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
     """Return fixed embeddings of side * side positions, float32: [sin, cos] of the column, then [sin, cos] of the row.
 
     Each of the four parts has dim/4 frequencies 10000^(-4i/dim) (DiT and MAE).
-
-    Raises:
-        UserError: the width is not a multiple of 4.
     """
     if dim % 4:
         raise UserError(f"dim {dim} is not divisible by 4: sine and cosine of row and column each take a quarter")

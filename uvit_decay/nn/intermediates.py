@@ -6,13 +6,13 @@ layers without hooks, which would change a compiled graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
 
@@ -43,18 +43,14 @@ class HasIntermediates(Protocol):
 
 
 def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
-    """Return the indices of the layers with these indices or names, ascending; None means all.
-
-    Raises:
-        UserError: a layer that does not exist.
-    """
+    """Return the indices of the layers with these indices or names, ascending; None means all."""
     if names is None:
         return list(range(len(layers)))
     known = {**{str(i): i for i in range(len(layers))}, **{layer.name: i for i, layer in enumerate(layers)}}
     unknown = [name for name in names if name not in known]
     if unknown:
-        there = ", ".join(layer.name for layer in layers)
-        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(layers) - 1}, or {there}")
+        names = ", ".join(layer.name for layer in layers)
+        raise UserError(f"no layer {unknown[0]}: there are 0 to {len(layers) - 1}, or {names}")
     return sorted({known[name] for name in names})
 
 
@@ -64,38 +60,3 @@ def pooled_features(
     """Return the float32 mean of the patch tokens (pool "all": of all tokens) at every layer, with the null label."""
     first = net.num_prefix_tokens if pool == "mean" else 0
     return torch.stack([state[:, first:].float().mean(dim=1) for state in net.forward_intermediates(x, t)])
-
-
-@torch.no_grad()
-def module_features(
-    model: nn.Module, names: Sequence[str], run: Callable[[], object], num_prefix_tokens: int = 0
-) -> Float[Tensor, "layers b d"]:
-    """Return the float32 mean of the patch tokens that the named modules of any model output while `run` calls it.
-
-    Args:
-        model: a model whose modules return token states (b, n, d), or tuples that begin with one.
-        names: names of the modules, as in `named_modules`.
-        run: calls the model on a batch, once.
-        num_prefix_tokens: number of prefix tokens of each state, which are left out.
-
-    Raises:
-        AttributeError: the model has no module of that name.
-        KeyError: the model did not call a module.
-    """
-    found: dict[str, Tensor] = {}
-
-    def keep(name: str, output: Tensor | tuple[Tensor, ...]) -> None:
-        state = output if isinstance(output, Tensor) else output[0]
-        found[name] = state[:, num_prefix_tokens:].float().mean(dim=1)
-
-    modules = {name: model.get_submodule(name) for name in names}
-    hooks = [
-        module.register_forward_hook(lambda _, __, output, name=name: keep(name, output))
-        for name, module in modules.items()
-    ]
-    try:
-        run()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return torch.stack([found[name] for name in names])

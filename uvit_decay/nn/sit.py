@@ -54,9 +54,6 @@ class SiT(DecayedNet):
         skip_zero_init: initialise the skips without effect (the authors do not).
         learn_sigma: double the channels of the head and use only the first half, as published files do.
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
-
-    Raises:
-        UserError: alpha_min outside (0, 1], sizes that do not divide, options that the wiring does not have.
     """
 
     def __init__(
@@ -155,18 +152,9 @@ class SiT(DecayedNet):
         return c + self.y_embedder(self.null_labels(len(t), t.device) if y is None else y)
 
     def _states(self, x: Tensor, c: Tensor) -> Iterator[Tokens]:
-        tokens = self.x_embedder(x) + self.pos_embed
-        yield tokens
-        skips: list[Tensor] = []
         blocks = self._blocks()
-        # As many states are pushed as blocks merge a skip: those of the encoder, depth/2 or none.
-        read = sum(block.skip is not None for block in blocks)
-        for k, block in enumerate(blocks):
-            skip = skips.pop() if block.skip is not None else None
-            tokens = self.run_block(block, k, tokens, skip, c)
-            if k < read:
-                skips.append(tokens)
-            yield tokens
+        skips = len(blocks) // 2 if self.config["wiring"] == "decayed" else 0
+        return self.run_blocks(self.x_embedder(x) + self.pos_embed, blocks, skips, c)
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:

@@ -1,4 +1,4 @@
-"""Published network sizes by name: build("uvit-s/2", alpha_min=0.7)."""
+"""Published network sizes by name: create_model("uvit-s/2", alpha_min=0.7)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError
 
 UVIT_SIZES: dict[str, dict[str, Any]] = {  # the U-ViT paper's Table 1; depth + 1 blocks
-    # name          width        depth        heads       final 3x3 convolution
     "uvit-s": dict(dim=512, depth=12, heads=8, conv=True),
     "uvit-s-deep": dict(dim=512, depth=16, heads=8, conv=True),
     "uvit-m": dict(dim=768, depth=16, heads=12, conv=True),
     "uvit-l": dict(dim=1024, depth=20, heads=16, conv=True),
     "uvit-h": dict(dim=1152, depth=28, heads=16, conv=False),
 }
-
-
 SIT_SIZES: dict[str, dict[str, Any]] = {  # the sizes of DiT
-    # name          width       depth        heads
     "sit-s": dict(dim=384, depth=12, heads=6),
     "sit-b": dict(dim=768, depth=12, heads=12),
     "sit-l": dict(dim=1024, depth=24, heads=16),
@@ -32,9 +28,6 @@ def create_model(name: str, alpha_min: float = 1.0, **options: Any) -> UViT | Si
     """Return the network `<size>/<patch size>`, for instance "uvit-m/2"; `options` are other arguments of its class.
 
     Residual branches are initialised to output 0 with and without decay; `zero_init=False` gives the official U-ViT.
-
-    Raises:
-        UserError: unknown name.
     """
     size, _, patch = name.partition("/")
     for net, sizes, start in CLASSES:

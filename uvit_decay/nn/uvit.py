@@ -52,9 +52,6 @@ class UViT(DecayedNet):
         qkv_bias: biases in the attention's input map.
         time_scale: factor of t before its embedding: 999 for continuous VP, 1000 for Stable Diffusion's schedule.
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
-
-    Raises:
-        UserError: odd depth, alpha_min outside (0, 1], sizes that do not divide, an unknown init.
     """
 
     def __init__(
@@ -135,17 +132,10 @@ class UViT(DecayedNet):
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
     ) -> Iterator[Tokens]:
         """Yield the token states after the embeddings and after every block (`layers`); y = None is the null label."""
-        tokens = self._embed(x, t, y)
-        yield tokens
-        skips: list[Tensor] = []
-        for k, block in enumerate(self.blocks()):
-            skip = skips.pop() if block.skip_linear is not None else None
-            tokens = self.run_block(block, k, tokens, skip)
-            if k < len(self.in_blocks):
-                skips.append(tokens)
-            yield tokens
+        return self.run_blocks(self._embed(x, t, y), self.blocks(), len(self.out_blocks) * self.config["skip"])
 
-    def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tensor:
+    def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tokens:
+        """Return the tokens [label, time, patches], without a label for an unconditional network."""
         with without_autocast(t):
             time = self.time_embed(timestep_embedding(self.time_scale * t, self.dim))
         tokens = [time[:, None], self.patch_embed(x)]
