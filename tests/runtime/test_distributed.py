@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 
 from uvit_decay.runtime.distributed import Processes, batches
-from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.errors import UserError
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -153,18 +153,6 @@ def test_fewer_processes_than_the_environment_says_are_refused_unless_so_wanted(
         Processes(1, 2)._check(3)
     with pytest.raises(UserError, match="has 2: start it with python"):
         Processes(1, 2)._check(1)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("WORLD_SIZE", "abc"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "x"), ("MASTER_PORT", "99999"), ("MASTER_PORT", "")],
-)
-def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatch, capsys):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as stop, user_errors():
-        pytest.fail("the script has begun")
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
 
 
 def test_processes_that_cannot_meet_are_one_line(tmp_path, monkeypatch):

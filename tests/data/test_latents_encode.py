@@ -1,0 +1,150 @@
+"""Encoding of images to latents: what is stored, and what is refused."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import save_tiny_vae
+from latent_files import COUNT, SIZE, encode, open_set
+from PIL import Image
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.data.image_files import list_images, read
+from uvit_decay.data.latents import manifest as manifests
+from uvit_decay.data.latents.__main__ import main
+from uvit_decay.data.latents.encode import describe
+from uvit_decay.data.latents.encode import encode as encode_listing
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import UserError
+
+
+def test_what_is_stored_is_what_the_autoencoder_says_of_each_image_and_its_mirror(encoded, image_dir, vae):
+    listing, found = list_images(image_dir), Autoencoder(str(vae))
+    images, stored = read(listing, SIZE, 3), open_set(encoded)
+    every = list(range(COUNT))
+    for side, shown in enumerate((images, images.flip(-1))):
+        moments, labels = stored.mirrored(every, torch.full((COUNT,), bool(side)))
+        assert moments.dtype == torch.float16
+        torch.testing.assert_close(moments.float(), found.encode(shown), rtol=2e-3, atol=2e-3)
+        assert labels.tolist() == list(listing.labels)
+
+
+def test_decoding_the_mirrors_latents_gives_the_mirrored_image_and_flipped_latents_do_not(encoded, image_dir, vae):
+    found, stored = Autoencoder(str(vae)), open_set(encoded)
+    images = read(list_images(image_dir), SIZE, 3, [5])
+    plain, _ = stored[[5]]
+    mirrored, _ = stored.mirrored([5], torch.tensor([True]))
+    wanted = found.decode(found.space.mean(found.encode(images.flip(-1)))).int()
+    assert (found.decode(found.space.mean(mirrored)).int() - wanted).abs().max() <= 2
+    assert (found.decode(found.space.mean(plain.flip(-1))).int() - wanted).abs().max() > 2
+
+
+def test_the_manifest_says_how_the_latents_were_made(encoded, vae):
+    found, space = manifests.read(encoded), Autoencoder(str(vae)).space
+    assert replace(found.latents, rgb=None) == space
+    assert (found.count, found.image_size, found.size, found.dtype) == (COUNT, SIZE, 4, "float16")
+    assert found.classes == {"cat": 11, "dog": 11}
+    moments = open_set(encoded)[list(range(COUNT))][0].double()
+    mean, variance = 0.18215 * moments[:, :4], 0.18215**2 * moments[:, 4:].exp()
+    flat = mean.transpose(0, 1).flatten(1)
+    spread = (flat.var(dim=1, correction=0) + variance.transpose(0, 1).flatten(1).mean(dim=1)).sqrt()
+    assert found.statistics.mean == pytest.approx(flat.mean(dim=1).tolist(), abs=1e-6)
+    assert found.statistics.std == pytest.approx(spread.tolist(), rel=1e-5)
+
+
+def test_the_linear_map_is_the_least_squares_fit(encoded, image_dir):
+    found = manifests.read(encoded)
+    x = found.latents.mean(open_set(encoded)[list(range(COUNT))][0])
+    images = read(list_images(image_dir), SIZE, 3).float() / 127.5 - 1
+    y = torch.nn.functional.avg_pool2d(images, 8).movedim(1, -1).reshape(-1, 3)
+    design = torch.cat([x.movedim(1, -1).reshape(-1, 4), torch.ones(len(y), 1)], dim=1)
+    fit = torch.linalg.lstsq(design.double(), y.double()).solution
+    torch.testing.assert_close(torch.tensor(found.latents.rgb), fit.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_bfloat16_is_stored_when_asked_for(image_dir, vae, tmp_path):
+    stored = open_set(encode(image_dir, tmp_path / "x", vae, "--dtype", "bfloat16"))
+    assert stored[[0]][0].dtype == torch.bfloat16
+
+
+def test_a_class_list_chooses_the_images_and_is_recorded(image_dir, vae, tmp_path):
+    (tmp_path / "dogs.txt").write_text("dog\n")
+    found = manifests.read(encode(image_dir, tmp_path / "x", vae, "--classes", str(tmp_path / "dogs.txt")))
+    assert found.classes == {"dog": 11}
+    assert found.class_list == str(tmp_path / "dogs.txt")
+
+
+def test_latents_do_not_go_among_the_images(image_dir, vae):
+    for target in (image_dir, image_dir / "latents"):
+        with pytest.raises(UserError, match="is the images' own folder, or in it"):
+            encode(image_dir, target, vae)
+    assert not (image_dir / "latents").exists()
+
+
+def test_the_spelling_of_a_class_list_does_not_matter(image_dir, vae, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.txt").write_text("dog\n")
+    encode(image_dir, tmp_path / "x", vae, "--classes", "c.txt")
+    encode(image_dir, tmp_path / "x", vae, "--classes", "./c.txt")
+
+
+def test_a_disk_that_is_too_small_is_found_first(image_dir, vae, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=10))
+    with pytest.raises(UserError, match="the latents need 0.0 GiB, the disk has 0.0"):
+        encode(image_dir, tmp_path / "x", vae)
+
+
+def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae, tmp_path):
+    with pytest.raises(UserError, match="was encoded with sha256 "):
+        encode(image_dir, encoded, save_tiny_vae(tmp_path / "vae", seed=1))
+    (tmp_path / "cat").mkdir()
+    (tmp_path / "cat" / "0.png").write_bytes(next(image_dir.rglob("*.png")).read_bytes())
+    with pytest.raises(UserError, match="was encoded with pictures "):
+        encode(tmp_path, encoded, vae)
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
+    image_dir, vae, tmp_path, workers
+):
+    folder = tmp_path / "images"
+    for path in image_dir.rglob("*.png"):
+        target = folder / path.relative_to(image_dir)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(path.read_bytes())
+    (folder / "dog" / "21.png").write_bytes(b"broken")
+    with pytest.raises(UserError, match="dog/21.png") as raised:
+        encode(folder, tmp_path / "x", vae, "--workers", workers)
+    assert "\n" not in str(raised.value)
+    assert len(list((tmp_path / "x").glob("shard-*"))) == 5
+
+
+def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
+    found = Autoencoder(str(vae))
+    found.net.quant_conv.bias.data.fill_(1e6)
+    listing = list_images(image_dir)
+    settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
+    plan = describe(listing, found.space, None, **settings)
+    with pytest.raises(UserError, match="latents of images 0 to 2 are not finite in float16: try --dtype bfloat16"):
+        encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
+
+
+@pytest.mark.slow
+def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
+    """Stable Diffusion's own sizes: 83,653,863 parameters."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
+    net = AutoencoderKL(**kinds, block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4)
+    assert sum(parameter.numel() for parameter in net.parameters()) == 83_653_863
+    net.save_pretrained(tmp_path / "vae")
+    (tmp_path / "images" / "cat").mkdir(parents=True)
+    Image.effect_noise((80, 64), 60).save(tmp_path / "images" / "cat" / "0.png")
+    flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
+    main(["encode", str(tmp_path / "images"), str(tmp_path / "latents"), *flags])
+    found = Autoencoder(str(tmp_path / "vae"))
+    moments, _ = open_set(tmp_path / "latents")[[0]]
+    assert moments.shape == (1, 8, 8, 8)
+    assert found.decode(found.space.mean(moments)).shape == (1, 3, 64, 64)

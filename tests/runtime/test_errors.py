@@ -1,0 +1,45 @@
+"""Errors that a user can fix are one line."""
+
+import errno
+
+import pytest
+
+from uvit_decay.runtime.errors import UserError, explained, user_errors
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EACCES, "Permission denied", "/data/x"), "cannot read /data/x: Permission denied; move it"),
+        (
+            OSError(errno.EACCES, "Permission denied", "/y"),
+            "cannot read /data/x: [Errno 13] Permission denied: '/y'; move it",
+        ),
+        (ValueError("two\n  lines"), "cannot read /data/x: two lines; move it"),
+        (ValueError(), "cannot read /data/x: ValueError; move it"),
+    ],
+)
+def test_an_error_is_explained_in_one_line(error, message):
+    with pytest.raises(UserError) as raised, explained("cannot read /data/x", OSError, ValueError, hint="move it"):
+        raise error
+    assert str(raised.value) == message
+    assert raised.value.__cause__ is error
+
+
+def test_other_errors_and_those_that_explain_themselves_are_raised_as_they_are():
+    with pytest.raises(KeyError, match="x"), explained("what", OSError):
+        raise KeyError("x")
+    with pytest.raises(UserError, match="^it is so$"), explained("what", Exception):
+        raise UserError("it is so")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("WORLD_SIZE", "abc"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "x"), ("MASTER_PORT", "99999"), ("MASTER_PORT", "")],
+)
+def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as stop, user_errors():
+        pytest.fail("the script has begun")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
