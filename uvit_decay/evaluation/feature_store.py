@@ -37,7 +37,7 @@ class FeatureStore:
     Only the first process opens, writes and reads it.
 
     Args:
-        folder: folder of this store alone; None means one in the cache, named by the hash of `metadata`.
+        folder: folder with nothing else in it; None means one in the cache, named by the hash of `metadata`.
         metadata: everything that the tensors depend on, as plain values.
         parts: consecutive ranges that together are range(n).
     """

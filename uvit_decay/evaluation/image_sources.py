@@ -97,11 +97,11 @@ def _files_hash(listing: Listing) -> str:
     """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
     path = listing.path.resolve()
     names = (listing.tars or listing.members) if path.is_dir() else ("",)
-    found = hashlib.sha256(repr((str(path), listing.members)).encode())
+    digest = hashlib.sha256(repr((str(path), listing.members)).encode())
     for name in names:
         stat = (path / name).stat()
-        found.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
-    return found.hexdigest()
+        digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
+    return digest.hexdigest()
 
 
 class ArrayImages(ImageSource):
@@ -112,9 +112,6 @@ class ArrayImages(ImageSource):
     Args:
         path: the .npz file.
         channels: 3 converts grey images to RGB.
-
-    Raises:
-        UserError: another kind of array, or a damaged file.
     """
 
     def __init__(self, path: Path, channels: int) -> None:
@@ -161,9 +158,6 @@ class DatasetImages(ImageSource):
         channels: 3 converts grey images to RGB.
         class_names: names of its labels; empty if it has none.
         chosen: indices of the images to use; None takes all.
-
-    Raises:
-        UserError: images of other channels.
     """
 
     def __init__(
@@ -191,6 +185,6 @@ class DatasetImages(ImageSource):
             content = _files_hash(self.images.listing)
             chosen = [self.images.chosen[i] for i in self.chosen]
         else:
-            raise UserError(f"{self.name} are no images: judge samples against a folder of images")
-        picked = hashlib.sha256(repr(chosen).encode()).hexdigest()
-        return {"set": content, "chosen": picked, "shape": list(self.shape)}
+            raise UserError(f"{self.name} are no images: compare samples with a folder of images")
+        indices = hashlib.sha256(repr(chosen).encode()).hexdigest()
+        return {"set": content, "chosen": indices, "shape": list(self.shape)}

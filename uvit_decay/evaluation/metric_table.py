@@ -35,12 +35,12 @@ class Value(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What a metric is computed from."""
+    """Inputs of a metric; the device computes in float64."""
 
     samples: FeatureStore
     reference: Reference
     options: MetricOptions
-    device: torch.device  # computes in float64
+    device: torch.device
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """Return the features of all reference images and of all samples, float32 (n, d) and (m, d), on the device."""
@@ -184,7 +184,7 @@ class MetricOptions:
 
     @property
     def spatial(self) -> bool:
-        """Whether a chosen metric needs spatial features, which extractors yield only if they are asked to."""
+        """Return whether a chosen metric needs spatial features, which extractors yield on request only."""
         return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
 

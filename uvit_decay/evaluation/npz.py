@@ -13,13 +13,13 @@ from typing import NamedTuple
 import numpy as np
 
 from uvit_decay.data.members import DAMAGED, open_file
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import explained
 
 DENSEST = 1032  # highest ratio of deflate: bytes unpacked from one byte
 
 
 class Header(NamedTuple):
-    """The header of an array: its contents, and its `size` in bytes."""
+    """The header of an array: its entries, and its own `size` in bytes."""
 
     shape: tuple[int, ...]
     fortran: bool
@@ -30,11 +30,9 @@ class Header(NamedTuple):
 @contextmanager
 def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a regular file; turn what zipfile and numpy raise on damaged ones into a UserError."""
-    try:
-        with open_file(path) as file, zipfile.ZipFile(file) as archive:
-            yield archive
-    except (*DAMAGED, MemoryError, TokenError) as error:
-        raise UserError(f"{path} cannot be read: {one_line(error)}") from error
+    damaged = explained(f"{path} cannot be read", *DAMAGED, MemoryError, TokenError)
+    with damaged, open_file(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 @contextmanager
@@ -65,12 +63,12 @@ def _header(info: zipfile.ZipInfo, member: zipfile.ZipExtFile) -> Header:
     if version not in kinds:
         raise ValueError(f"{info.filename} has layout {version}")
     shape, fortran, dtype = kinds[version](member)
-    found = Header(shape, fortran, dtype, member.tell())
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + found.size != info.file_size:
-        raise ValueError(f"{info.filename} says {dtype} {shape} and has {info.file_size - found.size} bytes")
+    size = member.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + size != info.file_size:
+        raise ValueError(f"{info.filename} states {dtype} {shape} and has {info.file_size - size} bytes")
     if info.file_size > DENSEST * info.compress_size + 1:
         raise ValueError(f"{info.filename} cannot have {info.file_size} bytes, packed in {info.compress_size}")
-    return found
+    return Header(shape, fortran, dtype, size)
 
 
 def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
@@ -80,17 +78,14 @@ def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
         path: the .npz file.
         name: name of the array; the caller has checked its `header`.
         mapped: map the array from the disk if it is not compressed.
-
-    Raises:
-        UserError: the file is damaged.
     """
     with _member(path, name) as (info, member):
         if not mapped or info.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(member, allow_pickle=False)
-        found = _header(info, member)
+        header = _header(info, member)
         while member.read(2**20):
             pass
     with path.open("rb") as file:
         file.seek(info.header_offset + 26)  # lengths of name and extra field in the member's local header
         start = info.header_offset + 30 + int(np.frombuffer(file.read(4), "<u2").sum())
-    return np.memmap(path, found.dtype, "r", start + found.size, found.shape, "F" if found.fortran else "C")
+    return np.memmap(path, header.dtype, "r", start + header.size, header.shape, "F" if header.fortran else "C")

@@ -70,7 +70,7 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
             raise UserError(f"--test {test} is for class folders, {name} has test images of its own")
-        data = SETS[name]() if name in SETS else _configured(Path(name))
+        data = _data_module(name)
     elif at_home(name).exists():
         holdout = 0.0 if test else 0.1
         data = Images(name, test, holdout, image_size=image_size, channels=channels, batch_size=1)
@@ -78,15 +78,15 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         raise UserError(f"--data {name}: {', '.join(SETS)}, a configuration, or the path of class folders")
     data.setup()
     if (data.image_size, data.channels) != (image_size, channels):
-        own, wanted = (f"{side}x{side}x{c}" for side, c in ((data.image_size, data.channels), (image_size, channels)))
-        raise UserError(f"{name} has {own}, the network takes {wanted}")
+        actual = f"{data.image_size}x{data.image_size}x{data.channels}"
+        raise UserError(f"{name} has {actual}, the network takes {image_size}x{image_size}x{channels}")
     return data
 
 
 def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
     if split not in ("train", "test"):
         raise UserError(f"{stem}:{split}: the split is train or test")
-    data = SETS[stem]() if stem in SETS else _configured(Path(stem))
+    data = _data_module(stem)
     data.setup()
     images = data.train if split == "train" else data.test
     if data.latents:
@@ -96,8 +96,10 @@ def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
     return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)
 
 
-def _configured(path: Path) -> ImageData:
-    """Build the data module of a configuration."""
-    data = typed(dict[str, object], read_yaml(path).get("data"), f"{path}: data")
-    wanted = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
-    return build(typed(Spec, wanted, f"{path}: data"), ImageData, "uvit_decay.data")
+def _data_module(name: str) -> ImageData:
+    """Build a data set in SETS, or the data module of a configuration."""
+    if name in SETS:
+        return SETS[name]()
+    data = typed(dict[str, object], read_yaml(Path(name)).get("data"), f"{name}: data")
+    values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
+    return build(typed(Spec, values, f"{name}: data"), ImageData, "uvit_decay.data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -104,7 +105,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
     if comparison.options.allow_few and n <= d:
         lines.append(f"{n:,} samples for {d:,} features: the covariance has not full rank")
     if file is not None and "extractor" not in file.metadata:
-        lines.append(f"{file.path.name} does not say by which extractor and resize it was made")
+        lines.append(f"{file.path.name} does not record by which extractor and resize it was made")
     if theirs is not None and ours.has_jpegs != theirs.has_jpegs:
         jpegs = ours.name if ours.has_jpegs else theirs.name
         lines.append(f"{jpegs} are JPEGs and the other side is not: compression alone moves every metric")
@@ -169,11 +170,7 @@ def save_json(path: Path, report: Report) -> None:
 
 
 def write_html(path: Path, report: Report) -> None:
-    """Write `report` to `path` atomically.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Write the report as one file that needs no others; it replaces `path` when it is complete."""
     text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -238,12 +235,11 @@ def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
     result: dict[str, Any] = {"mean": f"{100 * mean:.1f}", "count": len(bars), "histogram": []}
     if len(bars) <= ALL_CLASSES:
         return {**result, "parts": [("Least covered first", bars)]}
-    counts = [0] * BINS
-    for share in coverage.values():
-        counts[min(int(share * BINS), BINS - 1)] += 1
-    for i, count in enumerate(counts):
+    counts = Counter(min(int(share * BINS), BINS - 1) for share in coverage.values())
+    for i in range(BINS):
         label = f"{100 * i // BINS}–{100 * (i + 1) // BINS} %"
-        result["histogram"].append({"label": label, "count": count, "percent": f"{100 * count / max(counts):.1f}"})
+        percent = f"{100 * counts[i] / max(counts.values()):.1f}"
+        result["histogram"].append({"label": label, "count": counts[i], "percent": percent})
     worst, best = bars[:EXTREMES], bars[: -EXTREMES - 1 : -1]
     return {**result, "parts": [(f"The {EXTREMES} least covered", worst), (f"The {EXTREMES} best covered", best)]}
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
 from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import UserError, check_whole, one_line
+from uvit_decay.runtime.errors import UserError, check_whole, explained, one_line
 from uvit_decay.runtime.precision import full_float32
 from uvit_decay.runtime.random import generator
 
@@ -227,12 +227,9 @@ class CustomExtractor(Extractor):
         self._program, self._device, self.sha256 = _program(self.path, device), device, checksum(self.path)
         size = [max(length, 1) for length in images.shape[2:]]
         trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
-        try:
+        # Any error is explained: the user's program may raise anything.
+        with explained(f"{self.path} cannot take {tuple(trial.shape)} images", Exception):
             outputs = self(trial.to(device))._asdict()
-        except UserError:
-            raise
-        except Exception as error:  # any type: the user's program may raise anything
-            raise UserError(f"{self.path} cannot take {tuple(trial.shape)} images: {one_line(error)}") from error
         self.widths = {name: output.shape[1] for name, output in outputs.items() if output is not None}
 
     def extract(self, images: UInt8Images) -> Features:

@@ -20,7 +20,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, Basic
 
 from uvit_decay.metrics.resize import RESIZE, Protocol
 from uvit_decay.runtime.download import agrees, checksum, download
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.zips import check_records
 
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
@@ -32,17 +32,16 @@ _FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool")
 
 
 def weights_file(path: str | None) -> Path:
-    """Return the file of the weights; None means torch-fidelity's in torch's cache, downloaded if missing.
+    """Return the file of the weights, whose SHA-256 is compared with the one in its name, if it has one.
 
-    Raises:
-        UserError: the file cannot be downloaded, or its SHA-256 is not the one in its name.
+    None means torch-fidelity's in torch's cache, downloaded if missing.
     """
     if path is None:
         return _cached()
     file = Path(path)
     named = _HASH.search(file.name)
-    if named and not agrees(found := checksum(file), named[1]):
-        reason = f"its sha256 is {found}, its name says {named[1]}"
+    if named and not agrees(actual := checksum(file), named[1]):
+        reason = f"its sha256 is {actual}, its name says {named[1]}"
         raise UserError(f"the Inception weights {file} are damaged or another file: {reason}")
     return file
 
@@ -72,9 +71,8 @@ class InceptionV3(nn.Module):
         layers = _fold(_Layers(read_weights(path), path))
         self.to_6d = nn.Sequential(*(getattr(layers, name) for name in _TO_6D))
         self.from_6e = nn.Sequential(*(getattr(layers, name) for name in _FROM_6E))
-        self.register_buffer(
-            "head", layers.fc.weight.detach().T.clone()
-        )  # clone: the tensors of the file may be memory-mapped
+        # A clone: the tensors of the file may be memory-mapped.
+        self.register_buffer("head", layers.fc.weight.detach().T.clone())
         self.eval().requires_grad_(False)
 
     def place(self, device: torch.device) -> None:
@@ -125,19 +123,13 @@ def _fold(module: nn.Module) -> nn.Module:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, floating-point ones as float32; code in the file is not executed.
-
-    Raises:
-        UserError: the file cannot be read, is damaged, or is not a flat dictionary of tensors.
-    """
-    try:
+    """Return the tensors of a file, floating-point ones as float32; code in the file is not executed."""
+    with explained(f"the Inception weights {path} cannot be read", Exception):  # any: an unpickler can fail with any
         mapped = zipfile.is_zipfile(path)
         if mapped:
             check_records(path, whole=True)
         with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused
             state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:  # any type: an unpickler can fail with any exception on other data
-        raise UserError(f"the Inception weights {path} cannot be read: {one_line(error)}") from error
     if not isinstance(state, dict):
         raise _refused(path, f"it is no state_dict but a {type(state).__name__}")
     for name, value in state.items():
@@ -147,18 +139,18 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
 
 
-def _check_layout(state: dict[str, Tensor], wanted: dict[str, Tensor], path: Path) -> None:
-    """Raise a UserError unless names and shapes are those of `wanted` and all values are finite."""
+def _check_layout(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
+    """Raise a UserError unless names and shapes are those of `expected` and all values are finite."""
     if any(name.startswith("AuxLogits.") for name in state):
         raise _refused(path, f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}")
-    missing = [name for name in wanted if name not in state and not name.endswith(".num_batches_tracked")]
-    unknown = [name for name in state if name not in wanted]
+    missing = [name for name in expected if name not in state and not name.endswith(".num_batches_tracked")]
+    unknown = [name for name in state if name not in expected]
     for names, what in ((missing, "missing"), (unknown, "unknown")):
         if names:
             raise _refused(path, f"{len(names)} tensors are {what}, the first is {names[0]}")
     for name, value in state.items():
-        if value.shape != wanted[name].shape:
-            raise _refused(path, f"{name} is {tuple(value.shape)}, not {tuple(wanted[name].shape)}")
+        if value.shape != expected[name].shape:
+            raise _refused(path, f"{name} is {tuple(value.shape)}, not {tuple(expected[name].shape)}")
         if not value.isfinite().all():
             raise _refused(path, f"{name} has values that are not finite")
 

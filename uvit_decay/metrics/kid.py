@@ -51,8 +51,8 @@ def kernel_distance(
     for _ in range(subsets):
         y = drawn(fake)  # before the real ones, as in torch-fidelity
         values.append(squared_mmd(drawn(real), y))
-    found = torch.stack(values)
-    return float(found.mean()), float(found.std(correction=0))
+    estimates = torch.stack(values)
+    return float(estimates.mean()), float(estimates.std(correction=0))
 
 
 def squared_mmd(x: Float[Tensor, "s d"], y: Float[Tensor, "s d"]) -> Float[Tensor, ""]:

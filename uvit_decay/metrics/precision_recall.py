@@ -76,8 +76,8 @@ def nearest(
     Raises:
         UserError: fewer than k keys.
     """
-    squared, found = _nearest_squared(queries, keys, k, block)
-    return squared.sqrt(), found
+    squared, indices = _nearest_squared(queries, keys, k, block)
+    return squared.sqrt(), indices
 
 
 def _squared_radii(side: str, x: Tensor, k: int, block: int) -> Tensor:
