@@ -142,7 +142,7 @@ def test_the_checkpoints_autoencoder_decodes_and_another_one_of_the_same_latents
 
 def test_another_scale_is_refused_with_both_values(vae, tmp_path):
     other = changed(vae, tmp_path / "other", scaling_factor=0.13025)
-    with pytest.raises(UserError, match=r"scale 0\.18215, .* 0\.13025"):
+    with pytest.raises(UserError, match=r"scale 0\.18215 .* 0\.13025"):
         decoder(Autoencoder(str(vae)).space, str(other), "cpu")
 
 

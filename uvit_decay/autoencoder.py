@@ -23,6 +23,8 @@ from uvit_decay.runtime.errors import UserError, one_line
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
 
+SAME = ("scale", "shift", "channels", "factor", "sha256")  # what networks for one latent space depend on
+
 
 @dataclass(frozen=True)
 class LatentSpace:
@@ -36,9 +38,6 @@ class LatentSpace:
         channels: c.
         factor: pixels per latent cell, along each side.
         rgb: c + 1 rows (the last one is the constant) of 3 numbers: a linear map from x to RGB in [-1, 1].
-
-    Raises:
-        UserError: a number out of range, or a map of other sizes.
     """
 
     vae: str
@@ -68,36 +67,27 @@ class LatentSpace:
         return self.scaled(moments[:, : self.channels].float())
 
     def sample(self, moments: Tensor, noise: Tensor) -> Tensor:
-        """Return a normalised sample of the posterior N(mean, exp(log-variance)).
+        """Return a normalised sample of the posterior N(mean, exp(log-variance)), float32 (b, c, h, w).
 
-        Args:
-            moments: (b, 2c, h, w), mean and log-variance.
-            noise: float32 (b, c, h, w), standard normal.
-
-        Returns:
-            Float32 (b, c, h, w).
+        `moments` (b, 2c, h, w) are mean and log-variance, `noise` is float32 (b, c, h, w), standard normal.
         """
         mean, log_variance = moments.float().chunk(2, dim=1)
         return self.scaled(torch.addcmul(mean, torch.exp(0.5 * log_variance), noise))
 
     def preview(self, x: Tensor) -> Tensor:
-        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, of x (b, c, h, w).
-
-        Raises:
-            UserError: no linear map has been fitted to these latents.
-        """
+        """Return rough images without decoding: uint8 (b, 3, h, w), one pixel per latent cell, of x (b, c, h, w)."""
         if self.rgb is None:
             raise UserError(f"the latents of {self.vae} have no linear map to RGB: encode images to fit one")
         weights = torch.tensor(self.rgb, device=x.device)
         rgb = torch.einsum("bchw,cr->brhw", x.float(), weights[:-1]) + weights[-1][:, None, None]
         return to_uint8(rgb)
 
-    def check_same(self, other: LatentSpace, mine: str, theirs: str) -> None:
+    def check_same(self, other: LatentSpace, ours: str, theirs: str, keys: Sequence[str] = SAME) -> None:
         """Raise a UserError with both values if a network for one latent space cannot work on the other."""
-        for key in ("scale", "shift", "channels", "factor", "sha256"):
-            own, found = getattr(self, key), getattr(other, key)
-            if own != found and "" not in (own, found):
-                raise UserError(f"{mine} has latents with {key} {own} ({self.vae}), {theirs} {found} ({other.vae})")
+        for key in keys:
+            mine, yours = getattr(self, key), getattr(other, key)
+            if mine != yours and "" not in (mine, yours):
+                raise UserError(f"{ours} has latents with {key} {mine} ({self.vae}), {theirs} {yours} ({other.vae})")
 
 
 class Autoencoder:
@@ -129,9 +119,9 @@ class Autoencoder:
 
     def on(self, device: torch.device | str) -> Autoencoder:
         """Return a copy on `device`; its memory is freed with the last reference to the copy."""
-        there = copy(self)
-        there.net = nn.Module.to(deepcopy(self.net), device)
-        return there
+        other = copy(self)
+        other.net = nn.Module.to(deepcopy(self.net), device)
+        return other
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
@@ -155,20 +145,19 @@ def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> 
     """Return the autoencoder that decodes these latents: the one that encoded them, or `vae` if it is given.
 
     Raises:
-        UserError: as `Autoencoder`; `vae` has another latent space; or the weights of the encoder have changed.
+        UserError: `vae` has another latent space, or the weights of the encoder have changed.
     """
-    found = Autoencoder(vae or space.vae, device)
-    if vae is None and space.sha256 not in ("", found.space.sha256):
+    autoencoder = Autoencoder(vae or space.vae, device)
+    sha256 = autoencoder.space.sha256
+    if vae is None and space.sha256 not in ("", sha256):
         raise UserError(
-            f"the weights of {space.vae} have sha256 {found.space.sha256[:12]}, those that made the latents "
+            f"the weights of {space.vae} have sha256 {sha256[:12]}, those that made the latents "
             f"{space.sha256[:12]}: --vae {space.vae} decodes with them all the same"
         )
-    keys = ("channels", "factor") if found.is_tiny else ("channels", "factor", "scale", "shift")
-    for key in keys:  # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates
-        own, other = getattr(space, key), getattr(found.space, key)
-        if own != other:
-            raise UserError(f"the checkpoint has latents with {key} {own}, {found.space.vae} {other}")
-    return found
+    # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates.
+    keys = ("channels", "factor") if autoencoder.is_tiny else ("channels", "factor", "scale", "shift")
+    space.check_same(autoencoder.space, "the checkpoint", "--vae", keys)
+    return autoencoder
 
 
 def _load(vae: str) -> nn.Module:
@@ -183,16 +172,16 @@ def _load(vae: str) -> nn.Module:
             raise UserError(f"{vae} is a {config.get('_class_name')}, not one of {', '.join(kinds)}")
         net, info = kind.from_pretrained(vae, output_loading_info=True)
     except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        what = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
-        mend = "name a folder of diffusers' with --vae, or fetch it where there is a network"
-        raise UserError(f"the autoencoder {vae} {what} ({one_line(error, 120)}): {mend}") from error
+        problem = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
+        hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
+        raise UserError(f"the autoencoder {vae} {problem} ({one_line(error, 120)}): {hint}") from error
     if config.get("latents_mean") or config.get("latents_std"):
         raise UserError(f"the autoencoder {vae} has a mean and deviation for each channel, which is not supported")
     if not isinstance(config.get("scaling_factor", 1.0), float | int):
         raise UserError(f"the autoencoder {vae} has the scaling factor {config['scaling_factor']}")
-    wrong = [*info["missing_keys"], *info["mismatched_keys"]]
-    if wrong:
-        raise UserError(f"the autoencoder {vae} lacks {len(wrong)} of its weights, the first is {wrong[0]}")
+    missing = [*info["missing_keys"], *info["mismatched_keys"]]
+    if missing:
+        raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
     return net
 
 

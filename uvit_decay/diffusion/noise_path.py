@@ -112,7 +112,7 @@ class Interpolant(NoisePath):
 
 @dataclass(frozen=True)
 class Linear(Interpolant):
-    """SiT's linear interpolant (Ma et al. 2024), rectified denoiser: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
+    """SiT's linear interpolant (Ma et al. 2024), rectified flow: alpha_t = 1 - t, sigma_t = t, and v = x - eps."""
 
     def alpha(self, t: Times) -> Times:
         return 1 - t
@@ -145,10 +145,20 @@ class GVP(Interpolant):
 
 
 class VariancePreserving(NoisePath):
-    """Path with sigma_t^2 = 1 - alpha_t^2 and a given drift f, so that alpha' = f alpha and g^2 = -2 f (abstract)."""
+    """Path with sigma_t^2 = 1 - alpha_t^2, given by log alpha_t and the drift f = (log alpha_t)' (abstract)."""
+
+    @abstractmethod
+    def log_alpha(self, t: Times) -> Times:
+        """Return log alpha_t."""
 
     @abstractmethod
     def drift(self, t: Times) -> Times: ...
+
+    def alpha(self, t: Times) -> Times:
+        return torch.exp(self.log_alpha(t))
+
+    def sigma(self, t: Times) -> Times:
+        return torch.sqrt(-torch.expm1(2 * self.log_alpha(t)))
 
     def diffusion2(self, t: Times) -> Times:
         """Return g^2 = d sigma_t^2 / dt - 2 f sigma_t^2 = -2 f alpha_t^2 - 2 f sigma_t^2 = -2 f."""
@@ -165,10 +175,7 @@ class VariancePreserving(NoisePath):
 class VP(VariancePreserving):
     """The variance-preserving SDE of Song et al. (2021), beta(t) = beta_min + (beta_max - beta_min) t; U-ViT's path.
 
-    alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), sigma_t^2 = 1 - alpha_t^2.
-
-    Raises:
-        UserError: not 0 < beta_min <= beta_max < infinity.
+    alpha_t^2 = exp(-(beta_min t + (beta_max - beta_min) t^2 / 2)), with 0 < beta_min <= beta_max.
     """
 
     beta_min: float = 0.1
@@ -182,15 +189,9 @@ class VP(VariancePreserving):
         """Return beta(t), the rate at which noise is added."""
         return self.beta_min + (self.beta_max - self.beta_min) * t
 
-    def _integral(self, t: Times) -> Times:
-        """Return the integral of beta from 0 to t."""
-        return self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square()
-
-    def alpha(self, t: Times) -> Times:
-        return torch.exp(-0.5 * self._integral(t))
-
-    def sigma(self, t: Times) -> Times:
-        return torch.sqrt(-torch.expm1(-self._integral(t)))
+    def log_alpha(self, t: Times) -> Times:
+        """Return minus half the integral of beta from 0 to t."""
+        return -0.5 * (self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square())
 
     def drift(self, t: Times) -> Times:
         return -0.5 * self.beta(t)
@@ -206,10 +207,7 @@ class SDDiscrete(VariancePreserving):
 
     alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
     alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training uses the t_n only; a network that was trained
-    with n as its time has time_scale = 1000.
-
-    Raises:
-        UserError: not 0 < beta_start <= beta_end < 1.
+    with n as its time has time_scale = 1000. 0 < beta_start <= beta_end < 1.
     """
 
     beta_start: float = 0.00085
@@ -224,17 +222,11 @@ class SDDiscrete(VariancePreserving):
     def times(self, uniform: Times) -> Times:
         return self._level(uniform, rounding=0.0).to(uniform.dtype) / LEVELS
 
-    def alpha(self, t: Times) -> Times:
-        return torch.exp(self._log_alpha(t))
-
-    def sigma(self, t: Times) -> Times:
-        return torch.sqrt(-torch.expm1(2 * self._log_alpha(t)))
-
     def drift(self, t: Times) -> Times:
         _, steps = _tables(self, t.device, t.dtype)
         return LEVELS * steps[self._level(t) - 1]
 
-    def _log_alpha(self, t: Times) -> Times:
+    def log_alpha(self, t: Times) -> Times:
         """Return log alpha_t, interpolated between the levels around t."""
         before = self._level(t) - 1
         starts, steps = _tables(self, t.device, t.dtype)
