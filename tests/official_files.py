@@ -55,7 +55,7 @@ def is_close(a, b):
     return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
 
 
-def told(what):
+def unrecorded(what):
     return f"an official file does not record {what}: pass them on with it"
 
 

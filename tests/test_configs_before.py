@@ -52,14 +52,14 @@ CLASSES = {  # those that a configuration or a checkpoint could name, by package
 CLASS_PATHS = {f"uvit_decay.{module}.{name}" for module, names in CLASSES.items() for name in names.split()}
 
 
-def found(class_path):
+def resolved(class_path):
     module, _, name = renamed(class_path).rpartition(".")
     return getattr(importlib.import_module(module), name)
 
 
 @pytest.mark.parametrize("class_path", sorted(CLASS_PATHS))
 def test_a_class_is_found_under_its_name_of_before(class_path):
-    assert found(class_path).__name__ == class_path.rpartition(".")[2]
+    assert resolved(class_path).__name__ == class_path.rpartition(".")[2]
 
 
 @pytest.mark.parametrize("config", [*CONFIGS, RUN / "config.yaml"], ids=lambda path: path.stem)
@@ -68,7 +68,7 @@ def test_every_class_of_a_configuration_is_found(config):
     assert len(named) > 8
     assert set(named) <= CLASS_PATHS
     for class_path in named:
-        assert isinstance(found(class_path), type)
+        assert isinstance(resolved(class_path), type)
 
 
 def test_the_table_is_followed_in_one_step_and_names_nothing_that_is_there():

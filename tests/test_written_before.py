@@ -30,13 +30,13 @@ def asked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("name", ["uvit", "sit"])
 @pytest.mark.parametrize(("ending", "weights"), [("ckpt", "ema"), ("ckpt", "raw"), ("safetensors", "ema")])
 def test_checkpoints_are_the_same_networks(name, ending, weights):
-    found = load(FILES / f"{name}.{ending}", weights)
+    checkpoint = load(FILES / f"{name}.{ending}", weights)
     with torch.no_grad():
-        out = found.net(*asked()).flatten()[::40]
+        out = checkpoint.net(*asked()).flatten()[::40]
     assert torch.allclose(out, torch.tensor(OUTPUTS[name, weights]), rtol=1e-4, atol=1e-6)
-    assert (found.step, found.class_names) == (5, tuple("0123456789"))
-    assert (found.sampling.sampler, found.sampling.steps, found.sampling.guidance) == ("dpm++", 4, 2.0)
-    assert type(found.path).__name__ == {"uvit": "VP", "sit": "Linear"}[name]
+    assert (checkpoint.step, checkpoint.class_names) == (5, tuple("0123456789"))
+    assert (checkpoint.sampling.sampler, checkpoint.sampling.steps, checkpoint.sampling.guidance) == ("dpm++", 4, 2.0)
+    assert type(checkpoint.path).__name__ == {"uvit": "VP", "sit": "Linear"}[name]
 
 
 @pytest.mark.parametrize("name", ["uvit", "sit"])

@@ -35,11 +35,11 @@ def shadow(contents):
 def is_what_was_written(path, right):
     """Whether a damaged file loads as the `right` checkpoint; False where it is refused."""
     try:
-        found = load(path)
+        checkpoint = load(path)
     except UserError:
         return False
-    assert same(found.net.state_dict(), right.net.state_dict()), "damage was not noticed"
-    assert (found.sampling, found.path, found.step, found.net.config) == (
+    assert same(checkpoint.net.state_dict(), right.net.state_dict()), "damage was not noticed"
+    assert (checkpoint.sampling, checkpoint.path, checkpoint.step, checkpoint.net.config) == (
         right.sampling,
         right.path,
         right.step,
@@ -85,10 +85,10 @@ def test_a_damaged_header_of_a_record_is_refused_or_changes_nothing(trained, tmp
     content[start + field] ^= 255
     (tmp_path / "bad.ckpt").write_bytes(content)
     try:
-        found = read_training_checkpoint(tmp_path / "bad.ckpt")
+        contents = read_training_checkpoint(tmp_path / "bad.ckpt")
     except UserError:
         return
-    assert same(found["state_dict"], torch.load(trained, weights_only=True)["state_dict"])
+    assert same(contents["state_dict"], torch.load(trained, weights_only=True)["state_dict"])
 
 
 def test_files_without_checksums_load(trained, exported, tmp_path):
@@ -168,9 +168,9 @@ def test_weights_of_half_precision_become_single(trained, tmp_path):
     def halve(contents):
         contents["state_dict"] = {name: value.bfloat16() for name, value in contents["state_dict"].items()}
 
-    found = load(changed_training(trained, tmp_path, halve), "raw").net
-    assert {value.dtype for value in found.state_dict().values()} == {torch.float32}
-    assert all(p.requires_grad for p in found.parameters())
+    net = load(changed_training(trained, tmp_path, halve), "raw").net
+    assert {value.dtype for value in net.state_dict().values()} == {torch.float32}
+    assert all(p.requires_grad for p in net.parameters())
 
 
 def test_a_tensor_larger_than_the_file_is_refused(trained, tmp_path):

@@ -50,26 +50,26 @@ def test_published_configurations_are_recognised(name, image, rows, count, class
     options = UVIT_SIZES[size] | image | dict(patch_size=int(patch_size))
     shapes = official_shapes(**options, num_classes=rows, null_label=False)
     state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
-    found = recognise(state, ImportOptions(), HERE)
-    net, card = found.net, found.card("file.pth")
+    model = recognise(state, ImportOptions(), HERE)
+    net, card = model.net, model.card("file.pth")
     time_scale = 999.0 if path == VP() else 1000.0
-    assert (found.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
+    assert (model.size, net.num_classes, net.null_label, net.time_scale) == (size, classes, rows > classes, time_scale)
     assert {key: net.config[key] for key in options} == options
     assert net.shortcuts.alphas == (1.0,) * (2 * options["depth"] + 2)
     assert card.path.class_path == f"uvit_decay.diffusion.noise_path.{type(path).__name__}"
     assert card.sampling == sampling
     assert card.class_names == tuple(str(label) for label in range(classes))
     assert (card.latents is not None) == (image["channels"] == 4)
-    assert f"{name} ({options['heads']} heads, {count:,} parameters)" in found.summary()
+    assert f"{name} ({options['heads']} heads, {count:,} parameters)" in model.summary()
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_names_and_shapes_tell_the_network(options):
-    found = recognise(tiny(**options), TINY, HERE)
-    wanted = UViT(**SMALL | options).config
-    assert found.net.config == wanted
-    assert found.size is None
-    assert (found.card("x").latents is None) == (wanted["channels"] != 4)
+    model = recognise(tiny(**options), TINY, HERE)
+    expected = UViT(**SMALL | options).config
+    assert model.net.config == expected
+    assert model.size is None
+    assert (model.card("x").latents is None) == (expected["channels"] != 4)
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(11, 10), (101, 100), (10, 10), (12, 12)])
@@ -85,9 +85,9 @@ def test_a_null_label_is_guessed_from_the_rows_or_said(rows, classes):
 def test_what_is_said_comes_before_what_is_published():
     huge = official_shapes(**UVIT_SIZES["uvit-h"], patch_size=2, **LATENTS_32)
     state = {key: torch.empty(shape, device="meta") for key, shape in huge.items()}
-    found = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
-    assert (found.path, found.net.time_scale, found.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
-    assert asdict(found.latents) == {
+    model = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
+    assert (model.path, model.net.time_scale, model.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
+    assert asdict(model.latents) == {
         "vae": "my/vae", "sha256": "", "scale": 0.18215, "shift": 0.0, "channels": 4, "factor": 8, "rgb": None
     }  # fmt: skip
     other = recognise(state, ImportOptions(heads=12), HERE)  # no published network: nothing of H is taken over
@@ -100,46 +100,46 @@ def test_what_is_said_comes_before_what_is_published():
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
 def test_an_imported_file_is_the_official_function(tmp_path, options):
     state, config = tiny(**options), SMALL | options
-    found = imported(state, tmp_path)
+    checkpoint = imported(state, tmp_path)
     x, t, y = inputs(**config)
-    assert is_close(found.net(x, t, y), official_forward(state, x, t, y, **config))
-    assert (found.prediction, found.step, found.weights, found.path) == ("eps", 0, "ema", VP())
+    assert is_close(checkpoint.net(x, t, y), official_forward(state, x, t, y, **config))
+    assert (checkpoint.prediction, checkpoint.step, checkpoint.weights, checkpoint.path) == ("eps", 0, "ema", VP())
 
 
 def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
     config = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
     state = random_state(**config)
-    found = imported(state, tmp_path, ImportOptions())
+    checkpoint = imported(state, tmp_path, ImportOptions())
     x, t, _ = inputs(image_size=32, count=1)
     with torch.no_grad():
-        assert is_close(found.net(x, t), official_forward(state, x, t, **config))
-    assert found.sampling == EULER_MARUYAMA
+        assert is_close(checkpoint.net(x, t), official_forward(state, x, t, **config))
+    assert checkpoint.sampling == EULER_MARUYAMA
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
-    found = imported(tiny(), tmp_path, ImportOptions(heads=2, path="sd-discrete"))
-    assert found.path == SDDiscrete()
+    checkpoint = imported(tiny(), tmp_path, ImportOptions(heads=2, path="sd-discrete"))
+    assert checkpoint.path == SDDiscrete()
     x, t, _ = inputs()
-    assert is_close(found.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
+    assert is_close(checkpoint.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
 
 
 def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
-    found = imported(tiny(), tmp_path, ImportOptions(heads=2, alpha_min=0.7))
+    checkpoint = imported(tiny(), tmp_path, ImportOptions(heads=2, alpha_min=0.7))
     alphas = torch.linspace(1, 0.7, 10).tolist()
     x, t, _ = inputs()
-    wanted = official_forward(tiny(), x, t, alphas=alphas, **SMALL)
-    assert is_close(found.net(x, t), wanted)
-    assert not torch.allclose(wanted, official_forward(tiny(), x, t, **SMALL), atol=0.05)
+    expected = official_forward(tiny(), x, t, alphas=alphas, **SMALL)
+    assert is_close(checkpoint.net(x, t), expected)
+    assert not torch.allclose(expected, official_forward(tiny(), x, t, **SMALL), atol=0.05)
     assert load_file(tmp_path / "ours.safetensors")["alphas"].tolist() == pytest.approx(alphas)
 
 
 def test_an_imported_file_can_be_sampled(tmp_path):
-    found = imported(tiny(num_classes=10, channels=4), tmp_path)
-    source = found.source(torch.device("cpu"))
+    checkpoint = imported(tiny(num_classes=10, channels=4), tmp_path)
+    source = checkpoint.source(torch.device("cpu"))
     (images,) = generate(source, Sampling("dpm++", 2, 1.4), range(2), [3, 10], seed=0, batch_size=2)
     assert images.shape == (2, 4, 8, 8)
     assert images.isfinite().all()
-    assert found.class_names == tuple("0123456789")
+    assert checkpoint.class_names == tuple("0123456789")
 
 
 def test_a_file_of_data_parallel_is_the_same_network(tmp_path):
@@ -160,9 +160,13 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
     saved(tiny(seed=1), folder / "nnet_ema.pth")
     saved(tiny(seed=2), folder / "nnet.pth")
     import_official(folder, tmp_path / "ours.safetensors", weights, TINY)
-    found = load(tmp_path / "ours.safetensors")
-    assert (found.step, found.weights, found.data) == (500_000, weights or "ema", "unknown, imported from 500000.ckpt")
-    assert torch.equal(found.net.pos_embed, tiny(seed=seed)["pos_embed"])
+    checkpoint = load(tmp_path / "ours.safetensors")
+    assert (checkpoint.step, checkpoint.weights, checkpoint.data) == (
+        500_000,
+        weights or "ema",
+        "unknown, imported from 500000.ckpt",
+    )
+    assert torch.equal(checkpoint.net.pos_embed, tiny(seed=seed)["pos_embed"])
 
 
 def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
@@ -184,8 +188,8 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     assert recognised.startswith("recognised uvit/2 (2 heads, ")
     assert "latents 8x8x4, 11 classes without a null label, path sd-discrete, alpha_min 0.7, raw weights" in recognised
     assert wrote.startswith(f"wrote {ours} (")
-    found = load(Path(ours))
-    assert (found.weights, found.path, found.net.num_classes) == ("raw", SDDiscrete(), 11)
+    checkpoint = load(Path(ours))
+    assert (checkpoint.weights, checkpoint.path, checkpoint.net.num_classes) == ("raw", SDDiscrete(), 11)
     assert described(ours)["latents"]["vae"] == "my/vae"
 
     main(["export", ours, back])
@@ -196,7 +200,5 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
 
 
 def test_official_files_are_read_without_lightning():
-    code = (
-        "import sys, uvit_decay.checkpoint.official.common, uvit_decay.checkpoint; sys.exit('lightning' in sys.modules)"
-    )
+    code = "import sys, uvit_decay.checkpoint.convert, uvit_decay.checkpoint; sys.exit('lightning' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

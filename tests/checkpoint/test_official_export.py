@@ -5,7 +5,7 @@ from dataclasses import asdict
 import pytest
 import torch
 from conftest import same
-from official_files import CASES, described, imported, ours, redescribe, saved, tiny, told
+from official_files import CASES, described, imported, ours, redescribe, saved, tiny, unrecorded
 from safetensors.torch import load_file
 from uvit_reference import official_shapes, random_state
 
@@ -20,14 +20,14 @@ from uvit_decay.runtime.errors import UserError
 def test_official_to_ours_to_official_is_equal(tmp_path, options):
     state = tiny(**options)
     imported(state, tmp_path)
-    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pth") == told("heads 2")
+    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pth") == unrecorded("heads 2")
     assert same(torch.load(tmp_path / "back.pth", weights_only=True), state)
 
 
 @pytest.mark.parametrize("weights", ["ema", "raw"])
 def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
     note = export(trained, tmp_path / "official.pth", weights)
-    assert note == told("heads 2, alpha_min 0.7")
+    assert note == unrecorded("heads 2, alpha_min 0.7")
     bare = torch.load(tmp_path / "official.pth", weights_only=True)
     assert set(bare) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
     import_official(
@@ -51,8 +51,12 @@ def test_a_safetensors_file_is_exported_again(trained, tmp_path):
 
 def test_the_whole_decay_is_named_where_it_is_lost(tmp_path):
     path = ours(tmp_path, alpha_min=0.6, schedule="cosine", branches="mlp")
-    assert export(path, tmp_path / "official.pth") == told("heads 2, alpha_min 0.6, schedule cosine, branches mlp")
-    assert export(ours(tmp_path, granularity="block"), tmp_path / "official.pth") == told("heads 2"), "all alphas are 1"
+    assert export(path, tmp_path / "official.pth") == unrecorded(
+        "heads 2, alpha_min 0.6, schedule cosine, branches mlp"
+    )
+    assert export(ours(tmp_path, granularity="block"), tmp_path / "official.pth") == unrecorded("heads 2"), (
+        "all alphas are 1"
+    )
 
 
 def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):

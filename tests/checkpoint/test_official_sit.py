@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import same
-from official_files import HERE, described, imported, is_close, our_sit, plain_head, redescribe, saved, tiny_sit, told
+from official_files import (
+    HERE,
+    described,
+    imported,
+    is_close,
+    our_sit,
+    plain_head,
+    redescribe,
+    saved,
+    tiny_sit,
+    unrecorded,
+)
 from safetensors.torch import save_file
 from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
 
@@ -38,9 +49,9 @@ def expected(state, options, **forward):
     return official_forward(state, x, 1 - t, y, **SMALL | options, **forward)
 
 
-def output(found, options):
+def output(checkpoint, options):
     with torch.no_grad():
-        return found.net(*inputs(**SMALL | options))
+        return checkpoint.net(*inputs(**SMALL | options))
 
 
 def training(**entries):
@@ -58,14 +69,14 @@ def test_published_files_are_recognised(name, options, tensors, count):
     size, patch = name.split("/")
     layout = SIT_SIZES[size] | dict(image_size=32, channels=4, patch_size=int(patch), num_classes=1000) | options
     shapes = official_shapes(**layout)
-    found = recognise(
+    model = recognise(
         {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}, ImportOptions(alpha_min=1.0), HERE
     )
-    card = found.card("file.pt")
-    assert (found.size, len(shapes)) == (size, tensors)
-    assert (found.net.num_classes, found.net.null_label, found.net.config["learn_sigma"]) == (1000, True, False)
-    assert found.net.config.items() >= {**layout, "learn_sigma": False}.items()
-    assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in found.summary()
+    card = model.card("file.pt")
+    assert (model.size, len(shapes)) == (size, tensors)
+    assert (model.net.num_classes, model.net.null_label, model.net.config["learn_sigma"]) == (1000, True, False)
+    assert model.net.config.items() >= {**layout, "learn_sigma": False}.items()
+    assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in model.summary()
     assert card.path == Spec("uvit_decay.diffusion.noise_path.Linear", {})
     assert (card.prediction, card.latents.scale) == ("velocity", 0.18215)
     assert card.latents.vae == "stabilityai/sd-vae-ft-ema"
@@ -75,18 +86,18 @@ def test_published_files_are_recognised(name, options, tensors, count):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_names_and_shapes_tell_the_network(options):
     hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
-    found = recognise(tiny_sit(**options), hints, HERE)
-    assert found.net.config == SiT(**SMALL | options | {"learn_sigma": False}).config
-    assert found.size is None
-    assert (found.latents is None) == (found.net.channels != 4)
+    model = recognise(tiny_sit(**options), hints, HERE)
+    assert model.net.config == SiT(**SMALL | options | {"learn_sigma": False}).config
+    assert model.size is None
+    assert (model.latents is None) == (model.net.channels != 4)
 
 
 def test_what_is_said_comes_before_what_is_published():
-    found = recognise(
+    model = recognise(
         tiny_sit(), ImportOptions(heads=4, num_classes=4, path="gvp", prediction="score", vae="my/vae"), HERE
     )
-    assert (found.net.config["heads"], found.net.num_classes, found.net.null_label) == (4, 4, False)
-    assert (found.path, found.prediction, found.latents.vae) == ("gvp", "score", "my/vae")
+    assert (model.net.config["heads"], model.net.num_classes, model.net.null_label) == (4, 4, False)
+    assert (model.path, model.prediction, model.latents.vae) == ("gvp", "score", "my/vae")
 
 
 # ---- import
@@ -96,56 +107,61 @@ def test_what_is_said_comes_before_what_is_published():
 def test_an_imported_file_is_the_published_function(tmp_path, options):
     state = tiny_sit(**options)
     hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
-    found = imported(state, tmp_path, hints)
-    assert is_close(output(found, options), expected(state, options))
-    assert (found.prediction, found.path, found.step, found.weights) == ("velocity", Linear(), 0, "ema")
+    checkpoint = imported(state, tmp_path, hints)
+    assert is_close(output(checkpoint, options), expected(state, options))
+    assert (checkpoint.prediction, checkpoint.path, checkpoint.step, checkpoint.weights) == (
+        "velocity",
+        Linear(),
+        0,
+        "ema",
+    )
 
 
 @pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(wiring="decayed", learn_sigma=True)])
 def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
     state, alphas = tiny_sit(**options), torch.linspace(1, 0.6, 8).tolist()
-    found = imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.6))
-    assert is_close(output(found, options), expected(state, options, alphas=alphas))
-    assert not torch.allclose(output(found, options), expected(state, options), atol=0.05)
-    assert found.net.alphas.tolist() == pytest.approx(alphas)
+    checkpoint = imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.6))
+    assert is_close(output(checkpoint, options), expected(state, options, alphas=alphas))
+    assert not torch.allclose(output(checkpoint, options), expected(state, options), atol=0.05)
+    assert checkpoint.net.alphas.tolist() == pytest.approx(alphas)
 
 
 @pytest.mark.parametrize("options", [dict(), dict(learn_sigma=True)])
 def test_an_official_network_gets_the_decayed_wiring_as_the_same_function(tmp_path, options):
     state = tiny_sit(**options)
-    found = imported(state, tmp_path, ImportOptions(heads=2, wiring="decayed"))
-    assert (found.net.config["wiring"], found.net.config["alpha_min"]) == ("decayed", 1.0)
-    assert is_close(output(found, options), expected(state, options))
-    assert set(found.net.state_dict()) == {*official_shapes(**SMALL | {"wiring": "decayed"}), "alphas"}
+    checkpoint = imported(state, tmp_path, ImportOptions(heads=2, wiring="decayed"))
+    assert (checkpoint.net.config["wiring"], checkpoint.net.config["alpha_min"]) == ("decayed", 1.0)
+    assert is_close(output(checkpoint, options), expected(state, options))
+    assert set(checkpoint.net.state_dict()) == {*official_shapes(**SMALL | {"wiring": "decayed"}), "alphas"}
 
 
 def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
     config = SIT_SIZES["sit-s"] | dict(image_size=16, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
     state = random_state(**config)
-    found = imported(state, tmp_path, ImportOptions())
+    checkpoint = imported(state, tmp_path, ImportOptions())
     x, t, y = inputs(**config, count=1)
     with torch.no_grad():
-        assert is_close(found.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
+        assert is_close(checkpoint.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
     assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == ""
     assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
 def test_an_imported_file_can_be_sampled(tmp_path):
-    found = imported(tiny_sit(), tmp_path, PLAIN)
-    assert found.sampling == Sampling("sit-sde", 250, 1.0, False)
-    source = found.source(torch.device("cpu"))
+    checkpoint = imported(tiny_sit(), tmp_path, PLAIN)
+    assert checkpoint.sampling == Sampling("sit-sde", 250, 1.0, False)
+    source = checkpoint.source(torch.device("cpu"))
     (images,) = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0, batch_size=2)
     assert images.shape == (2, 4, 8, 8)
     assert images.isfinite().all()
 
 
 def test_files_of_data_parallel_and_safetensors_are_imported(tmp_path):
-    wanted = imported(tiny_sit(), tmp_path, PLAIN).net.state_dict()
+    expected = imported(tiny_sit(), tmp_path, PLAIN).net.state_dict()
     parallel = {f"module.{name}": value for name, value in tiny_sit().items()}
-    assert same(imported(parallel, tmp_path, PLAIN).net.state_dict(), wanted)
+    assert same(imported(parallel, tmp_path, PLAIN).net.state_dict(), expected)
     save_file(tiny_sit(), tmp_path / "bare.safetensors")
     import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, PLAIN)
-    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), wanted)
+    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), expected)
 
 
 # ---- training files
@@ -155,9 +171,13 @@ def test_files_of_data_parallel_and_safetensors_are_imported(tmp_path):
 def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, seed):
     path = saved(training(), tmp_path / "0400000.pt")
     import_official(path, tmp_path / "ours.safetensors", weights, PLAIN)
-    found = load(tmp_path / "ours.safetensors")
-    assert (found.step, found.weights, found.data) == (400_000, weights or "ema", "unknown, imported from 0400000.pt")
-    assert torch.equal(found.net.pos_embed, tiny_sit(seed=seed)["pos_embed"])
+    checkpoint = load(tmp_path / "ours.safetensors")
+    assert (checkpoint.step, checkpoint.weights, checkpoint.data) == (
+        400_000,
+        weights or "ema",
+        "unknown, imported from 0400000.pt",
+    )
+    assert torch.equal(checkpoint.net.pos_embed, tiny_sit(seed=seed)["pos_embed"])
     import_official(saved(training(), tmp_path / "renamed.pt"), tmp_path / "ours.safetensors", weights, PLAIN)
     assert load(tmp_path / "ours.safetensors").step == 0
 
@@ -166,10 +186,10 @@ def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, se
 def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp_path, kind):
     arguments = kind(path_type="VP", prediction="noise", min_sigma=0.6)
     contents = training(ema=tiny_sit(wiring="decayed"), args=arguments)
-    found = imported(contents, tmp_path, PLAIN)
-    assert (found.path, found.prediction, found.net.config["alpha_min"]) == (VP(), "eps", 0.6)
-    found = imported(contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6))
-    assert (found.path, found.prediction) == (GVP(), "score")
+    checkpoint = imported(contents, tmp_path, PLAIN)
+    assert (checkpoint.path, checkpoint.prediction, checkpoint.net.config["alpha_min"]) == (VP(), "eps", 0.6)
+    checkpoint = imported(contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6))
+    assert (checkpoint.path, checkpoint.prediction) == (GVP(), "score")
 
 
 def test_a_training_file_needs_no_arguments(tmp_path):
@@ -193,9 +213,9 @@ def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_official_to_ours_to_official_is_equal(tmp_path, options):
     state = tiny_sit(**options)
-    found = imported(state, tmp_path, ONE)
-    lost = "heads 2, alpha_min 1.0" if found.net.config["wiring"] == "decayed" else "heads 2"
-    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == told(lost)
+    checkpoint = imported(state, tmp_path, ONE)
+    lost = "heads 2, alpha_min 1.0" if checkpoint.net.config["wiring"] == "decayed" else "heads 2"
+    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == unrecorded(lost)
     assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
@@ -219,7 +239,7 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
     path_spec = {"class_path": "uvit_decay.diffusion.noise_path.GVP", "init_args": asdict(GVP())}
     redescribe(path, path=path_spec, prediction="eps", latents=described(path)["latents"] | {"scale": 0.13})
     lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, prediction eps, path GVP {}, scale 0.13"
-    assert export(path, tmp_path / "official.pt") == told(f"heads 2, {lost}")
+    assert export(path, tmp_path / "official.pt") == unrecorded(f"heads 2, {lost}")
 
 
 # ---- the command line
@@ -237,8 +257,8 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
         assert part in recognised
     assert recognised.endswith("of step 50")
     assert wrote.startswith(f"wrote {ours} (")
-    found = load(Path(ours))
-    assert (found.weights, found.path, found.prediction, found.step) == ("raw", GVP(), "score", 50)
+    checkpoint = load(Path(ours))
+    assert (checkpoint.weights, checkpoint.path, checkpoint.prediction, checkpoint.step) == ("raw", GVP(), "score", 50)
     main(["export", ours, back])
     assert "alpha_min 0.8" in capsys.readouterr().out.splitlines()[0]
     assert same(torch.load(back, weights_only=True), plain_head(decayed))

@@ -33,8 +33,8 @@ def test_flags_of_the_optimizer_win_over_a_checkpoint_and_the_run_says_so(traine
     flags += ["--trainer.max_steps=16", "--trainer.log_every_n_steps=1", f"--ckpt_path={trained}", *TINY]
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", *flags)
-    found = rates(tmp_path / "runs" / "digits" / "version_0" / "metrics.csv")
-    assert found == pytest.approx([1e-5 * 13 / 14, 1e-5, 1e-5, 1e-5])
+    actual = rates(tmp_path / "runs" / "digits" / "version_0" / "metrics.csv")
+    assert actual == pytest.approx([1e-5 * 13 / 14, 1e-5, 1e-5, 1e-5])
     assert said(caplog) == ["other settings than the checkpoint's: lr 1e-05 (was 0.001)"]
 
 
@@ -56,8 +56,8 @@ def test_a_longer_cosine_is_followed_from_the_first_step_on(tmp_path):
     options = {"logger": logger, "log_every_n_steps": 1, "task": tiny_task(schedule="cosine")}
     fit(tmp_path / "rest", max_steps=20, ckpt_path=tmp_path / "half" / "checkpoints" / "last.ckpt", **options)
     optim = Optimization(1e-3, warmup_steps=10, schedule="cosine")
-    found = rates(tmp_path / "rest" / "version_0" / "metrics.csv")
-    assert found == pytest.approx([1e-3 * optim.factor(step, 20) for step in range(6, 20)])
+    actual = rates(tmp_path / "rest" / "version_0" / "metrics.csv")
+    assert actual == pytest.approx([1e-3 * optim.factor(step, 20) for step in range(6, 20)])
 
 
 def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog):

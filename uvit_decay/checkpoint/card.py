@@ -47,7 +47,7 @@ class ModelCard:
     sampling: Sampling
     class_names: tuple[str, ...]
     data: str
-    step: int = 0
+    step: int
     latents: LatentSpace | None = None
     weighting: Weighting | None = None
     class_hash: str | None = None

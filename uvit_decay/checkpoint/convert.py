@@ -99,7 +99,8 @@ def import_official(
         step = unpickle(source / "step.pth")
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
-    _write(target, model.card(source.name, step, weights), model.complete_state())
+    alphas = torch.tensor(model.net.shortcuts.alphas)  # which a loader compares
+    _write(target, model.card(source.name, step, weights), {**model.state, "alphas": alphas})
     return f"recognised {model.summary()}, {weights} weights of step {step}"
 
 

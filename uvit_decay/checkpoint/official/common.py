@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from uvit_decay.runtime.instantiate import Spec
 PathName = Literal["linear", "gvp", "vp", "sd-discrete"]
 PATHS: dict[PathName, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
 STABLE_DIFFUSION = LatentSpace("stabilityai/sd-vae-ft-ema", sha256="", scale=0.18215, shift=0.0, channels=4, factor=8)
+Net = TypeVar("Net", UViT, SiT)
 EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 
 
@@ -50,6 +51,12 @@ class ImportOptions:
     alpha_min: float | None = None
     wiring: Wiring | None = None
     vae: str | None = None
+
+
+def on_meta(kind: type[Net], **config: Any) -> Net:
+    """Return the network with these arguments on the meta device: names and shapes, which take no memory."""
+    with torch.device("meta"):
+        return kind(**config)
 
 
 @dataclass(frozen=True)
@@ -91,10 +98,6 @@ class RecognisedModel:
             f"path {self.path}, alpha_min {config['alpha_min']:g}"
             f"{', decayed wiring' if config.get('wiring') == 'decayed' else ''}"
         )
-
-    def complete_state(self) -> dict[str, Tensor]:
-        """Return the weights as this project's networks save them, with the alphas that a loader checks."""
-        return self.state | {"alphas": torch.tensor(self.net.shortcuts.alphas)}
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.card import Weights
 from uvit_decay.checkpoint.detect import SIT, looks_like
-from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
+from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict, on_meta
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
@@ -79,19 +79,14 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=_alpha_min(loaded, config, options))
     latents = loaded.latents(config["channels"], options.vae)
-    net = _built(**config, heads=heads, **rest)
+    net = on_meta(SiT, **config, heads=heads, **rest)
     state = without_sigma(loaded).fitting(net)
     if options.wiring not in (None, config["wiring"]):
         if config["wiring"] == "decayed":
             raise UserError(f"{loaded.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
-        net, state = _built(**net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
+        net, state = on_meta(SiT, **net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
     path, prediction = options.path or "linear", options.prediction or "velocity"
     return RecognisedModel(net, state, size, path, prediction, SAMPLING, latents)
-
-
-def _built(**config: Any) -> SiT:
-    with torch.device("meta"):  # names and shapes only
-        return SiT(**config)
 
 
 def _config(loaded: StateDict) -> dict[str, Any]:

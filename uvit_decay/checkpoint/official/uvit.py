@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
-from uvit_decay.checkpoint.official.common import ImportOptions, PathName, RecognisedModel, StateDict
+from uvit_decay.checkpoint.official.common import ImportOptions, PathName, RecognisedModel, StateDict, on_meta
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
@@ -32,8 +30,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     time_scale = 1000.0 if path == "sd-discrete" else 999.0
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min, time_scale=time_scale)
     latents = loaded.latents(config["channels"], options.vae)
-    with torch.device("meta"):  # names and shapes only
-        net = UViT(**config, heads=heads, **rest)
+    net = on_meta(UViT, **config, heads=heads, **rest)
     prediction, sampling = options.prediction or "eps", _sampling(net, path)
     return RecognisedModel(net, loaded.fitting(net), size, path, prediction, sampling, latents)
 
