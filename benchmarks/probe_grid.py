@@ -21,7 +21,8 @@ from uvit_decay.checkpoint import load
 from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import HELD_OUT, L2_GRID, GridScores, logistic_grid
-from uvit_decay.representations.probing import TIMES, Prober, Probing
+from uvit_decay.representations.options import TIMES, Probing
+from uvit_decay.representations.probing import Prober
 from uvit_decay.runtime.random import generator
 
 CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"

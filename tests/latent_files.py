@@ -5,8 +5,9 @@ import json
 from safetensors.torch import save
 
 from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.__main__ import main
+from uvit_decay.data.latents.__main__ import COMMANDS
 from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.tensor_files import load_tensors
 
 SIZE, COUNT = 32, 22  # pixels: 4 x 4 latent cells; 22 images in shards of 4 are 6 shards, the last one half full
@@ -14,7 +15,7 @@ FLAGS = ["--image-size", str(SIZE), "--shard-size", "4", "--batch-size", "3", "-
 
 
 def encode(image_dir, target, vae, *flags):
-    main(["encode", str(image_dir), str(target), "--vae", str(vae), *FLAGS, *flags])
+    parse(COMMANDS, ["encode", str(image_dir), str(target), "--vae", str(vae), *FLAGS, *flags])()
     return target
 
 

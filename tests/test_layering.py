@@ -33,7 +33,7 @@ WITHOUT_LIGHTNING = (
     "autoencoder.py",
     "samples.py",
     "sampling_options.py",
-    "sampled_folder.py",
+    "sample_files.py",
     "plots.py",
 )
 

@@ -1,10 +1,8 @@
 """Run folders to compare, and the command that does."""
 
-import runpy
-import sys
-
 import pytest
 import yaml
+from evaluations import evaluate
 
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK
 from uvit_decay.history import GENERATION, PROBES, Measurement, append
@@ -56,10 +54,8 @@ def shifted(by):
 
 
 def compare(monkeypatch, folder, *args):
-    """`python -m uvit_decay.compare compare ...` in this process, in `folder`."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["uvit_decay.compare", "compare", *map(str, args)])
-    runpy.run_module("uvit_decay.compare", run_name="__main__")
+    """`python evaluate.py compare ...` in this process, in `folder`."""
+    evaluate(monkeypatch, folder, "compare", *args)
 
 
 def refused(monkeypatch, capsys, folder, *args):

@@ -12,9 +12,10 @@ from PIL import Image
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.__main__ import main
+from uvit_decay.data.latents.__main__ import COMMANDS
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
+from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 
@@ -143,7 +144,7 @@ def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
     (tmp_path / "images" / "cat").mkdir(parents=True)
     Image.effect_noise((80, 64), 60).save(tmp_path / "images" / "cat" / "0.png")
     flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
-    main(["encode", str(tmp_path / "images"), str(tmp_path / "latents"), *flags])
+    parse(COMMANDS, ["encode", str(tmp_path / "images"), str(tmp_path / "latents"), *flags])()
     found = Autoencoder(str(tmp_path / "vae"))
     moments, _ = open_set(tmp_path / "latents")[[0]]
     assert moments.shape == (1, 8, 8, 8)

@@ -109,5 +109,5 @@ def test_what_has_no_likelihood_is_a_user_error(checkpoint, source, options, rea
 
 @pytest.mark.parametrize("options", [dict(steps=0), dict(num=1), dict(batch_size=0), dict(seed=-1)])
 def test_options_out_of_range_are_a_user_error(options):
-    with pytest.raises(UserError, match=f"^{next(iter(options))} must be at least"):
+    with pytest.raises(UserError, match=f"^--{next(iter(options)).replace(chr(95), chr(45))} must be at least"):
         LikelihoodOptions(**options)

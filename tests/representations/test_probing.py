@@ -136,7 +136,7 @@ def test_two_processes_find_the_same_grid(trained, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--times", "0.1,x"], "--times takes numbers such as 0.05,0.1"),
+        (["--times", "0.1,x"], "--times takes numbers separated by commas"),
         (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
         (["--layers", "99"], "no layer 99: there are 0 to 3"),
         (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),

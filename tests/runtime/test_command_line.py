@@ -145,7 +145,7 @@ def test_help_comes_from_signatures_and_docstrings(monkeypatch, capsys):
     whole, one = text(), text("make")
     assert "All about it." in whole
     assert " make  " in whole
-    assert "Make images." in whole
+    assert "Make images\n" in whole
     assert "More about it." in one
     assert "Raises" not in one
     assert "how a checkpoint samples:\n" in one

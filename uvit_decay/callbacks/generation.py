@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,10 +16,11 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import subset
-from uvit_decay.diffusion.nfe import NFECounter, total_nfe
-from uvit_decay.diffusion.sampling import Sampling, generate_uint8
+from uvit_decay.diffusion.nfe import total_nfe
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.evaluation.generated import GeneratedImages
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource, as_channels
+from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource
 from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
 from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.report import remarks
@@ -32,60 +31,9 @@ from uvit_decay.metrics.extractors import Extractor, load
 from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
-from uvit_decay.samples import labels_in_words
+from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
-
-
-class _TaskImages(ImageSource):
-    """Samples of the network in training, with the weights that it has when they are read."""
-
-    prefetch = False
-
-    def __init__(
-        self,
-        task: DiffusionTask,
-        sampling: Sampling,
-        weights: str,
-        num: int,
-        seed: int,
-        decode: Callable[[Tensor], Tensor],
-        shape: tuple[int, int, int],
-    ) -> None:
-        self.counted = NFECounter(task.net)
-        self.source = replace(task.source(), net=self.counted)
-        self.sampling, self.num, self.seed, self.decode, self.shape = sampling, num, seed, decode, shape
-        self.weights = weights
-        cost = "" if sampling.nfe is None else f"_nfe{sampling.nfe}"
-        self.name = f"{weights}_{sampling.name}_seed{seed}{cost}"
-        if self.source.num_classes:
-            self.labels = torch.arange(num) % self.source.num_classes
-
-    def __len__(self) -> int:
-        return self.num
-
-    def read(self, indices: Sequence[int]) -> Tensor:
-        labels = None if self.labels is None else self.labels[list(indices)].tolist()
-        return as_channels(
-            generate_uint8(self.source, self.sampling, indices, labels, self.seed, self.decode), self.shape[0]
-        )
-
-    @property
-    def nfe(self) -> int:
-        return self.counted.nfe
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {"sampled": asdict(self.sampling), "seed": self.seed}
-
-    def metadata(self) -> dict[str, Any]:
-        return {
-            **super().metadata(),
-            "weights": self.weights,
-            **self.sampling.metadata(),
-            "clip": self.source.clips(self.sampling),
-            "seed": self.seed,
-            "labels": labels_in_words(range(self.source.num_classes), self.source.num_classes, at_random=False),
-        }
 
 
 class GenerationMetrics(Periodic):
@@ -176,10 +124,12 @@ class GenerationMetrics(Periodic):
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
         metrics = chosen_metrics(MetricOptions(), self.extractor, 0)
-        shape = (self.extractor.channels, self._size, self._size)
-        samples = _TaskImages(task, sampling, weights, self.num, self.seed, decode, shape)
+        shape = (3 if self._autoencoder else task.net.channels, self._size, self._size)
+        classes = range(task.net.num_classes)
+        samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
+        images = GeneratedImages(samples, self.num, self.extractor.channels)
         options = MetricOptions(allow_few=self.allow_few)
-        return Comparison(samples, *self._against, self.extractor, metrics, task.device, self.batch_size, options)
+        return Comparison(images, *self._against, self.extractor, metrics, task.device, self.batch_size, options)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.current()

@@ -7,16 +7,16 @@ import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from PIL.Image import Image
-from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.diffusion.nfe import total_nfe
-from uvit_decay.diffusion.sampling import Sampling, generate
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.image_io import grid_columns, labelled_grid, save_image
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, check_whole
 from uvit_decay.runtime.files import check_writable
+from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -67,14 +67,11 @@ class Preview(Periodic):
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         names, columns = self._columns(trainer, task)
         sampling, processes = self.sampling_for(task), Processes.current()
-
-        def work(part: range) -> Tensor:
-            labels = [i % len(names) for i in part] if names else None
-            made = generate(task.source(), sampling, part, labels, self.seed, len(part))
-            return torch.cat([trainer.datamodule.preview(batch).cpu() for batch in made])
-
-        with averaged(trainer, task):
-            parts = list(processes.map_ordered(batches(self.rows * columns, self.batch_size, processes.size), work))
+        with averaged(trainer, task) as weights:
+            classes, decode = range(len(names)), trainer.datamodule.preview
+            samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode)
+            jobs = batches(self.rows * columns, self.batch_size, processes.size)
+            parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))
         if processes.is_main:
             self._save(trainer, labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names)))))
 

@@ -12,7 +12,8 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.representations.grid import Grid
-from uvit_decay.representations.probing import TIMES, Prober, Probing, check_probed
+from uvit_decay.representations.options import TIMES, Probing
+from uvit_decay.representations.probing import Prober, check_probed
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 

@@ -1,9 +1,8 @@
-"""Images sampled from a checkpoint during evaluation, without being written to disk."""
+"""Images that a network generates during evaluation, without being written to disk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,53 +13,50 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Samples
 
 
-class CheckpointImages(ImageSource):
-    """Samples 0 to num - 1 of a checkpoint.
+class GeneratedImages(ImageSource):
+    """Samples 0 to num - 1, as they are when they are read.
 
     Args:
-        path: file of the checkpoint.
-        sampled: sequence of its samples.
+        samples: the sequence of samples.
         num: number of samples.
         channels: 3 converts grey images to RGB.
 
     Raises:
-        UserError: the checkpoint generates images of other channels.
+        UserError: the network generates images of other channels.
     """
 
     prefetch = False  # the network and the extractor share a device
 
-    def __init__(self, path: Path, sampled: Samples, num: int, channels: int) -> None:
-        own = sampled.shape[0]
-        if own not in (1, channels):
-            raise UserError(f"{path} makes images of {own} channels, these features are of {channels}")
-        self.path, self.sampled, self.num = path, sampled, num
-        self.shape = (channels, *sampled.shape[1:])
-        evaluations = sampled.sampling.nfe
-        cost = "" if evaluations is None else f"_nfe{evaluations}"
-        self.name = f"{path.stem}-step{sampled.found.step}_{sampled.name()}{cost}"
-        labels = sampled.labels(range(num))
-        if labels is not None:
-            self.labels = torch.tensor(labels)
-            self.class_names = sampled.found.class_names or tuple(map(str, range(sampled.source.num_classes)))
+    def __init__(self, samples: Samples, num: int, channels: int) -> None:
+        nfe = samples.sampling.nfe
+        self.name = samples.name if nfe is None else f"{samples.name}_nfe{nfe}"
+        if samples.checkpoint is not None:
+            self.name = f"{samples.file.stem}-step{samples.checkpoint.step}_{self.name}"
+            self.class_names = samples.checkpoint.class_names
+        if samples.shape[0] not in (1, channels):
+            raise UserError(f"{self.name} has {samples.shape[0]} channels, these features are of {channels}")
+        self.samples, self.num = samples, num
+        self.shape = (channels, *samples.shape[1:])
+        labels = samples.labels(range(num))
+        self.labels = None if labels is None else torch.tensor(labels)
 
     def __len__(self) -> int:
         return self.num
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return as_channels(self.sampled.images(indices), self.shape[0])
+        return as_channels(self.samples.images(indices), self.shape[0])
 
     @property
     def nfe(self) -> int:
-        return self.sampled.nfe
+        return self.samples.nfe
 
     def fingerprint(self) -> dict[str, Any]:
-        stat = self.path.stat()
-        return {
-            "checkpoint": str(self.path.resolve()),
-            "size": stat.st_size,
-            "time": stat.st_mtime_ns,
-            "sampled": self.sampled.describe(),
-        }
+        sampled = {"sampled": self.samples.metadata()}
+        if self.samples.file is None:  # a network in training
+            return sampled
+        stat = self.samples.file.stat()
+        file = {"checkpoint": str(self.samples.file.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
+        return {**file, **sampled}
 
     def metadata(self) -> dict[str, Any]:
-        return {**super().metadata(), **self.sampled.describe()}
+        return {**super().metadata(), **self.samples.metadata()}

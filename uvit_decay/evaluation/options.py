@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from uvit_decay.runtime.command_line import Bounds
-from uvit_decay.runtime.errors import MOST_SEED, check_whole
+from uvit_decay.runtime.command_line import Bounds, check_bounds
+from uvit_decay.sampling_options import MOST_IMAGES, Count, PrecisionOption, Seed
+
+if TYPE_CHECKING:
+    from uvit_decay.metrics.extractors import Extractor
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,36 @@ class LikelihoodOptions:
     solver: Literal["heun", "dopri5"] = "heun"
     steps: Annotated[int, Bounds(1, 1000)] = 100
     labels: Literal["own", "null"] = "own"
-    num: Annotated[int, Bounds(2, 10_000_000)] = 1000
-    seed: Annotated[int, Bounds(0, MOST_SEED)] = 0
-    batch_size: Annotated[int, Bounds(1, 10_000_000)] = 64
-    precision: Literal["float32", "tf32", "bf16"] | None = None
+    num: Annotated[int, Bounds(2, MOST_IMAGES)] = 1000
+    seed: Seed = 0
+    batch_size: Count = 64
+    precision: PrecisionOption | None = None
 
     def __post_init__(self) -> None:
-        check_whole(1, 1000, steps=self.steps)
-        check_whole(1, 10_000_000, batch_size=self.batch_size)
-        check_whole(2, 10_000_000, num=self.num)
-        check_whole(0, MOST_SEED, seed=self.seed)
+        check_bounds(type(self), vars(self))
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """Features in which images are compared.
+
+    Args:
+        features: inception, digits, or a TorchScript or .pt2 file.
+        protocol: how Inception's images are resized: pytorch-fid as U-ViT, adm as SiT.
+        inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
+        image_size: crop images of files to this size, as ADM does.
+        compile: torch.compile for Inception.
+    """
+
+    features: str = "inception"
+    protocol: Literal["pytorch-fid", "adm", "clean"] = "pytorch-fid"
+    inception_weights: str | None = None
+    image_size: Annotated[int, Bounds(1, 2**16)] | None = None
+    compile: bool = False
+
+    def extractor(self, spatial: bool) -> Extractor:
+        """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
+        from uvit_decay.metrics.extractors import ExtractorOptions, create_extractor
+
+        options = ExtractorOptions(self.inception_weights, self.protocol, spatial, self.compile)
+        return create_extractor(self.features, options)

@@ -16,62 +16,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.data import ImageData
-from uvit_decay.data.batches import ImageSet, subset
+from uvit_decay.data.batches import ImageSet
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.nn.intermediates import HasIntermediates, Pool, layer_indices, pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates, layer_indices, pooled_features
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.grid import SCORES, Grid
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
+from uvit_decay.representations.options import Probing
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import normal
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
 CHUNK = 4096  # training samples compared with the test samples at a time
-TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-
-
-@dataclass(frozen=True)
-class Probing:
-    """Settings of the probes.
-
-    Args:
-        times: noise levels t in (0, 1).
-        layers: numbers or names of layers; None takes all.
-        pool: `mean` over the patch tokens, or over `all` tokens.
-        max_train: upper limit of training images, a fixed random choice.
-        max_test: upper limit of test images, likewise.
-        neighbours: k of the nearest neighbours.
-        uniform: one vote for each neighbour, instead of DINO's weights.
-        seed: seed of the noise.
-        batch_size: images at a time on each device.
-
-    Raises:
-        UserError: a time outside (0, 1), or numbers below 1.
-    """
-
-    times: Sequence[float] = TIMES
-    layers: Sequence[str] | None = None
-    pool: Pool = "mean"
-    max_train: int = 50_000
-    max_test: int = 10_000
-    neighbours: int = 20
-    uniform: bool = False
-    seed: int = 0
-    batch_size: int = 256
-
-    def __post_init__(self) -> None:
-        if not self.times or not all(0.0 < t < 1.0 for t in self.times):
-            raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
-        names = ("max_train", "max_test", "neighbours", "batch_size")
-        check_whole(1, **{name: getattr(self, name) for name in names})
-        check_whole(0, MOST_SEED, seed=self.seed)
-
-    def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
-        """Return the indices of the training and the test images."""
-        return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
 
 
 def add_noise(

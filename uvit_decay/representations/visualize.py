@@ -6,12 +6,14 @@ figure, which also learns a segmentation of attention values: their mIoU is not 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from uvit_decay.representations.options import Probing
+from uvit_decay.runtime.command_line import Bounds
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import Count, LoadingOptions, Seed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,9 +22,7 @@ if TYPE_CHECKING:
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.nn.intermediates import Layer
     from uvit_decay.representations.patch_features import PatchFeatures
-    from uvit_decay.runtime.distributed import Processes
 
-VIEWS = ("pca", "spectral", "tsne")
 ROWS = 16  # most images drawn; all are clustered
 CLASSES = 10  # most classes in t-SNE; a fixed random choice if there are more
 FEWEST = 5  # images that t-SNE needs
@@ -30,61 +30,82 @@ CLUSTERS = 6  # number of clusters without masks
 UNMATCHED = 255  # grey level of clusters matched to no class, and of ignored pixels
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `evaluate.py features` to `parser`."""
-    parser.add_argument("--ckpt", type=Path, required=True, help="a .ckpt or .safetensors")
-    parser.add_argument("--images", required=True, help="folder, zip, tar, .npz or data set, such as digits:test")
-    parser.add_argument("--layer", help="comma-separated numbers or names; default: the middle one")
-    parser.add_argument("--time", type=float, default=0.1, help="noise level in (0, 1); default: 0.1")
-    parser.add_argument("--num", type=int, default=8, help="images to look at, the first 16 are drawn; default: 8")
-    parser.add_argument("--views", default="pca,spectral", help="of pca,spectral,tsne; default: pca,spectral")
-    parser.add_argument("--masks", type=Path, help="folder of PNGs named as the images: values are classes, 255 none")
-    parser.add_argument("--clusters", type=int, help="default: the number of classes in the masks, or 6")
-    parser.add_argument("--neighbours", type=int, default=50, help="of a patch in spectral clustering; default: 50")
-    parser.add_argument("--fit", type=int, default=256, help="images that the colours of pca are of; default: 256")
-    parser.add_argument("--points", type=int, default=1000, help="images in t-SNE; default: 1000")
-    parser.add_argument("--seed", type=int, default=0, help="of noise, k-means and t-SNE; default: 0")
-    parser.add_argument("--batch-size", type=int, default=64, help="images at a time; default: 64")
-    parser.add_argument("--weights", choices=("ema", "raw"), help="default: EMA where the checkpoint has them")
-    parser.add_argument("--vae", help="autoencoder that encodes for latents; default: the checkpoint's")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
-    parser.add_argument("--trust", action="append", default=[], metavar="CLASS", help="network class to allow")
-    parser.add_argument("--out", type=Path, default=Path("features.png"), help="t-SNE's has _tsne in its name")
+@dataclass(frozen=True, kw_only=True)
+class Visualization(LoadingOptions):
+    """What is drawn.
+
+    Args:
+        ckpt: a .ckpt or .safetensors.
+        images: folder, zip, tar, .npz or data set, such as digits:test.
+        layer: comma-separated numbers or names; default: the middle one.
+        time: noise level in (0, 1).
+        num: images to look at, the first 16 are drawn.
+        views: what to draw.
+        masks: folder of PNGs named as the images: values are classes, 255 none.
+        clusters: default: the number of classes in the masks, or 6.
+        neighbours: of a patch in spectral clustering.
+        fit: images that the colours of pca are of.
+        points: images in t-SNE.
+        seed: of noise, k-means and t-SNE.
+        batch_size: images at a time.
+        vae: autoencoder that encodes for latents; default: the checkpoint's.
+        out: t-SNE's has _tsne in its name.
+    """
+
+    ckpt: Path
+    images: Annotated[str, "--pictures"]
+    layer: tuple[str, ...] | None = None
+    time: float = 0.1
+    num: Count = 8
+    views: tuple[Literal["pca", "spectral", "tsne"], ...] = ("pca", "spectral")
+    masks: Path | None = None
+    clusters: Annotated[int, Bounds(2, 255)] | None = None
+    neighbours: Annotated[int, Bounds(1, 2**16)] = 50
+    fit: Count = 256
+    points: Count = 1000
+    seed: Seed = 0
+    batch_size: Count = 64
+    vae: str | None = None
+    out: Path = Path("features.png")
 
 
-def run(options: argparse.Namespace, processes: Processes) -> None:
-    """Write the figures and print a summary of each; only the first process works, others return at once.
+def features(options: Visualization) -> None:
+    """Patch features as colours, clusters, t-SNE."""
+    _check(options)
+    from uvit_decay.runtime.distributed import Processes
+
+    with Processes.launched() as processes:
+        if processes.is_main:
+            visualize(options, processes.local_rank)
+
+
+def visualize(options: Visualization, local_rank: int = 0) -> None:
+    """Write the figures and print a summary of each.
 
     Raises:
         UserError: invalid options, or what the checkpoint, images and masks raise.
     """
-    if not processes.is_main:
-        return
     from uvit_decay import checkpoint
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.patch_features import PatchFeatures
-    from uvit_decay.representations.probing import Probing
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.samples import pick_device
 
-    views = _views(options)
     check_writable(options.out)
-    found = checkpoint.load(options.ckpt, options.weights, options.trust)
-    device = pick_device(options.device, processes.local_rank)
-    features = PatchFeatures.of(
-        found, options.images, device, options.time, options.seed, options.batch_size, options.vae
+    loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
+    device = pick_device(options.device, local_rank)
+    patches = PatchFeatures.of(
+        loaded, options.images, device, options.time, options.seed, options.batch_size, options.vae
     )
-    layers = found.net.layers
-    names = options.layer.split(",") if options.layer else (str(len(layers) // 2),)
-    Probing((options.time,))  # raises a UserError for a time outside (0, 1)
-    chosen = {i: layers[i] for i in layer_indices(layers, names)}
-    masks = _masks(options.masks, features.images) if options.masks else None
-    classes, points = _points(options, features.images) if "tsne" in views else ([], [])
+    layers = loaded.net.layers
+    chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (str(len(layers) // 2),))}
+    masks = _masks(options.masks, patches.images) if options.masks else None
+    classes, points = _points(options, patches.images) if "tsne" in options.views else ([], [])
     with claimed(options.out):
-        if set(views) != {"tsne"}:
-            _table(options, views, features, chosen, masks)
+        if set(options.views) != {"tsne"}:
+            _table(options, patches, chosen, masks)
         if points:
-            _map(options, features, chosen, classes, points)
+            _map(options, patches, chosen, classes, points)
 
 
 def _masks(folder: Path, images: ImageSource) -> Masks:
@@ -96,13 +117,10 @@ def _masks(folder: Path, images: ImageSource) -> Masks:
     return Masks.of(folder, images.listing)
 
 
-def _views(options: argparse.Namespace) -> tuple[str, ...]:
-    views = tuple(word.strip() for word in options.views.split(",") if word.strip())
-    if not views or set(views) - set(VIEWS):
-        raise UserError(f"--views takes some of {','.join(VIEWS)}, got {options.views!r}")
-    if options.masks and "spectral" not in views:
+def _check(options: Visualization) -> None:
+    Probing((options.time,))  # raises a UserError for a time outside (0, 1)
+    if options.masks and "spectral" not in options.views:
         raise UserError("--masks are compared with spectral clusters: add spectral to --views")
-    return views
 
 
 def _order(count: int) -> list[int]:
@@ -118,8 +136,7 @@ def _order(count: int) -> list[int]:
 
 
 def _table(
-    options: argparse.Namespace,
-    views: Sequence[str],
+    options: Visualization,
     features: PatchFeatures,
     chosen: dict[int, Layer],
     masks: Masks | None,
@@ -136,12 +153,12 @@ def _table(
     truth = masks.read(shown, images.shape[1]) if masks else None
     states = torch.cat(list(features.states(shown, list(chosen))), dim=1)
     names = [f"{i} {layer.name}" for i, layer in chosen.items()]
-    colours = _colours(options, features, order, list(chosen), names) if "pca" in views else []
+    colours = _colours(options, features, order, list(chosen), names) if "pca" in options.views else []
     columns = {"image": _rgb(images.read(shown[:ROWS]))}
     for k, name in enumerate(names):
         if colours:
             columns[f"PCA\n{name}"] = on_grid(_bytes(colours[k](states[k, :ROWS])))
-        if "spectral" in views:
+        if "spectral" in options.views:
             columns |= _clusters(options, states[k], name, truth)
     if truth is not None:
         columns["mask"] = _painted(truth[:ROWS], truth)
@@ -152,7 +169,7 @@ def _table(
 
 
 def _colours(
-    options: argparse.Namespace, features: PatchFeatures, order: list[int], places: list[int], names: list[str]
+    options: Visualization, features: PatchFeatures, order: list[int], places: list[int], names: list[str]
 ) -> list[Colours]:
     """Fit a PCA colour map per layer in one pass over the images."""
     from uvit_decay.representations.patches import PatchPCA
@@ -168,7 +185,7 @@ def _colours(
     return found
 
 
-def _clusters(options: argparse.Namespace, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
+def _clusters(options: Visualization, states: Tensor, name: str, truth: Tensor | None) -> dict[str, Tensor]:
     """Return columns of eigenvectors and clusters; with masks, print the mIoU and give clusters the masks' colours."""
     import torch
 
@@ -215,7 +232,7 @@ def _rgb(images: Tensor) -> Tensor:
 # ---- t-SNE
 
 
-def _points(options: argparse.Namespace, images: ImageSource) -> tuple[list[int], list[int]]:
+def _points(options: Visualization, images: ImageSource) -> tuple[list[int], list[int]]:
     """Choose at most CLASSES classes, and images of them."""
     if images.labels is None or len(images.class_names) < 2:
         raise UserError(f"t-SNE colours classes, which {options.images} has not: leave tsne out of --views")
@@ -227,7 +244,7 @@ def _points(options: argparse.Namespace, images: ImageSource) -> tuple[list[int]
 
 
 def _map(
-    options: argparse.Namespace,
+    options: Visualization,
     features: PatchFeatures,
     chosen: dict[int, Layer],
     classes: list[int],

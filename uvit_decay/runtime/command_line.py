@@ -9,7 +9,7 @@ Help comes from Google-style docstrings. Annotations say how an option is read:
 
     out: Path, without a default            a positional argument; after `*` a required option
     Path | None, Literal["ema", "raw"]      a value, one of some values; None is what is not given
-    tuple[int, ...], tuple[float, float]    values separated by commas
+    tuple[int, ...], tuple[float, float]    values separated by commas, of a tuple[Literal["a", "b"], ...] some of these
     Sequence[str]                           an option that may be repeated; as a positional argument, one or more values
     bool                                    --compile if the default is False, else --clip and --no-clip
     Annotated[int, Bounds(1, 9), "-n"]      a range of integers, another name of the option
@@ -69,8 +69,9 @@ def parse(
     if isinstance(commands, Mapping):
         subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)
         for name, function in commands.items():
-            text = _documented(function)[0]
-            _add_options(subparsers.add_parser(name, help=text.partition("\n")[0], description=text), function)
+            about = _documented(function)[0]
+            first = about.partition("\n")[0].removesuffix(".")
+            _add_options(subparsers.add_parser(name, help=first, description=about), function)
     else:
         _add_options(parser, commands)
     given = vars(parser.parse_args(respelled(args, "_", "-")))
@@ -92,9 +93,12 @@ def check_bounds(owner: Any, values: Mapping[str, Any]) -> None:
 
 def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
     """Return the call of a function or dataclass with those of the given options that are its own."""
-    hints = get_type_hints(owner)
-    values = {name: _call(hint, given)() for name, hint in hints.items() if is_dataclass(hint)}
-    values |= {name: given[name] for name in hints if name in given}
+    hints, values = get_type_hints(owner), {}
+    for name in inspect.signature(owner).parameters:
+        if is_dataclass(hints[name]):
+            values[name] = _call(hints[name], given)()
+        elif name in given:
+            values[name] = given[name]
     check_bounds(owner, values)
     return partial(owner, **values)
 
@@ -123,15 +127,17 @@ def _add_options(parser: argparse._ActionsContainer, owner: Any) -> None:
 def _add_option(parser: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, words: str) -> None:
     (hint, notes), default, flag = _plain(hint), parameter.default, _flag(parameter.name)
     positional = default is parameter.empty and parameter.kind is not parameter.KEYWORD_ONLY
-    if default not in (parameter.empty, None, False, ()):
+    if type(default) not in (type, NoneType, bool) and default != () and "default:" not in words:
         words += f"; default: {','.join(map(str, default)) if isinstance(default, tuple) else default}"
+    if get_origin(hint) is tuple and (choices := _choices(get_args(hint)[0])):
+        words = f"of {','.join(choices)}; {words}"
     # What is not given stays out of the result, so that the defaults are those of the function.
     how: dict[str, Any] = {"type": hint, "help": words.replace("%", "%%"), "default": argparse.SUPPRESS}
     if hint is bool:
         del how["type"]
         how["action"] = "store_true" if default is False else argparse.BooleanOptionalAction
-    elif get_origin(hint) is Literal:
-        how |= {"type": str, "choices": get_args(hint)}
+    elif choices := _choices(hint):
+        how |= {"type": str, "choices": choices}
     elif get_origin(hint) is tuple:
         how["type"] = partial(_comma_separated, flag, get_args(hint))
     elif get_origin(hint) is Sequence:
@@ -153,13 +159,20 @@ def _plain(hint: Any) -> tuple[Any, list[Any]]:
 
 
 def _comma_separated(flag: str, types: tuple[Any, ...], text: str) -> tuple[Any, ...]:
+    words, choices = [word.strip() for word in text.split(",")], _choices(types[0])
+    if choices and not set(words) <= set(choices):
+        raise UserError(f"{flag} takes some of {','.join(choices)}, got {text!r}")
     try:
-        values = tuple(types[0](word.strip()) for word in text.split(","))
+        values = tuple(words) if choices else tuple(types[0](word) for word in words)
     except ValueError as error:
         raise UserError(f"{flag} takes numbers separated by commas, got {text!r}") from error
     if types[-1] is not ... and len(values) != len(types):
         raise UserError(f"{flag} takes {len(types)} numbers separated by commas, got {text!r}")
     return values
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
 def _flag(name: str) -> str:

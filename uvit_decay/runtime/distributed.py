@@ -121,6 +121,12 @@ class Processes:
             with _others_alive():
                 dist.barrier()
 
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
     def end(self) -> None:
         """Destroy the process group if `launched` initialised it."""
         if self.owned and dist.is_initialized():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import ROOT
 from PIL import Image
-from test_sample import pixels, sample
+from sample_script import pixels, sample
 
 from uvit_decay.runtime.files import claimed
 

@@ -1,0 +1,125 @@
+"""Samples as objects: labels, names, metadata and cost; sampling options without a script."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sample_script import sample
+
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.command_line import parse
+from uvit_decay.samples import Samples
+from uvit_decay.sampling_options import SamplingOptions
+
+SPACE = LatentSpace("stabilityai/sd-vae-ft-ema", "", 1.0, 0.0, channels=4, factor=8)
+
+
+@pytest.fixture
+def options():
+    def options(sampling: SamplingOptions) -> SamplingOptions:
+        return sampling
+
+    return lambda *words: parse(options, words)()
+
+
+def test_images_are_a_source_that_says_what_it_is(trained, options):
+    sampled = Samples.from_options(trained, options("--steps", "3", "--guidance", "2", "--seed", "5"))
+    assert sampled.shape == (1, 8, 8)
+    assert sampled.labels([9, 10, 13]) == [9, 0, 3]
+    together = sampled.images(range(7, 10))
+    assert (together.dtype, tuple(together.shape)) == (torch.uint8, (3, 1, 8, 8))
+    assert sampled.nfe == 3 * 3 * 2
+    assert torch.equal(together[1:], sampled.images([8, 9]))
+    assert sampled.name == "ema_dpm++3_w2_seed5"
+    described = json.loads(json.dumps(sampled.metadata()))
+    wanted = {
+        "step": 12,
+        "weights": "ema",
+        "sampler": "dpm++",
+        "steps": 3,
+        "nfe": 3,
+        "guidance": 2.0,
+        "seed": 5,
+    }
+    assert wanted.items() <= described.items()
+    assert described["labels"] == "all 10 classes in turn"
+    some = Samples.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
+    assert some.metadata()["labels"] == "classes 1,2 in turn"
+    assert some.name == "raw_dpm++4_w2_seed0_classes1-2"
+
+
+@pytest.mark.parametrize("classes", [[], ["--classes", "7,2,5"]])
+def test_random_labels_are_functions_of_seed_and_number(trained, options, classes):
+    flags = ["--steps", "2", "--labels", "random", *classes]
+    sampled = Samples.from_options(trained, options(*flags))
+    found = sampled.labels(range(3000))
+    assert sampled.labels([2999, 5]) == [found[2999], found[5]]
+    assert found != Samples.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
+    wanted = [2, 5, 7] if classes else list(range(10))
+    counts = np.array([found.count(label) for label in wanted])
+    assert counts.sum() == 3000
+    assert 0 < ((counts - 3000 / len(wanted)) ** 2 / (3000 / len(wanted))).sum() < 30  # chi square, 9 or 2 degrees
+    alone = Samples.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
+    assert torch.equal(sampled.images([5]), alone.images([5])), "the image is of its label"
+    assert "_random-labels" in sampled.name
+    assert sampled.metadata()["labels"].endswith("at random")
+
+
+def test_another_sampler_than_the_checkpoints_clips_as_it_does(options):
+    stored = Sampling("dpm++", 4, 2.0, clip=True)
+    given = options("--sampler", "uvit-dpm").changes(stored.sampler)
+    assert replace(stored, **given).name == "uvit-dpm50_w2"
+    assert replace(stored, **options("--steps", "5").changes(stored.sampler)).clip is True
+
+
+@pytest.mark.parametrize(
+    ("flags", "drawn"),
+    [
+        ([], False),
+        (["--sampler", "ddim"], False),
+        (["--sampler", "uvit-em"], True),
+        (["--sampler", "uvit-dpm", "--labels", "balanced"], False),
+        (["--labels", "random"], True),
+    ],
+)
+def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_path, monkeypatch, flags, drawn):
+    sampled = Samples.from_options(trained, options(*flags))
+    assert (sampled.labels(range(20)) != [*range(10)] * 2) is drawn
+    assert ("random-labels" in sampled.name) is drawn
+    base = ["--ckpt", trained, "-n", "20", "--steps", "1", *flags]
+    sample(monkeypatch, tmp_path, *base, "--out", "a.npz")
+    with np.load(tmp_path / "a.npz") as file:
+        assert file["arr_1"].tolist() == sampled.labels(range(20))
+    sample(monkeypatch, tmp_path, *base, "--out", "grid.png")
+    in_columns = "random" not in flags
+    assert (Image.open(tmp_path / "grid.png").size == (10 * 68 + 4, 22 + 2 * 68 + 4)) is in_columns, "named columns"
+
+
+def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):
+    sampled = Samples.from_options(trained, options())
+    lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]
+    latent = replace(sampled.checkpoint, latents=SPACE)
+    others = [replace(sampled, checkpoint=latent, vae=vae) for vae in (SPACE.vae, "elsewhere/sd-vae-ft-mse")]
+    names = [made.name for made in (sampled, *(replace(sampled, classes=classes) for classes in lists), others[1])]
+    assert len(set(names)) == len(names)
+    assert others[0].name == sampled.name
+    assert names[-1].endswith("_vae-sd-vae-ft-mse")
+
+
+def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):
+    sampled, threads = Samples.from_options(trained, options()), torch.get_num_threads()
+    assert 0 < sampled.seconds(100, 64) < 60
+    assert sampled.nfe == 0
+    assert torch.get_num_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("flags", "clips"),
+    [([], True), (["--sampler", "uvit-em"], False), (["--no-clip"], False), (["--sampler", "uvit-em", "--clip"], True)],
+)
+def test_a_description_says_whether_pixels_are_clipped(trained, options, flags, clips):
+    assert Samples.from_options(trained, options(*flags)).metadata()["clip"] is clips

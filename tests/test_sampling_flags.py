@@ -1,0 +1,132 @@
+"""sample.py as a user runs it: image i is the same however it is asked for, and what the flags of sampling change."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_net, tiny_task, tiny_trainer
+from sample_script import pixels, sample
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.nn import SiT
+
+
+def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, tmp_path, monkeypatch, capsys):
+    for flags, wanted in ((["dpm++"], "dpm++4_w2"), (["dpm++", "--steps", "3"], "dpm++3_w2"), (["ddim"], "ddim25_w2")):
+        sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "1", "--sampler", *flags)
+        assert wanted in capsys.readouterr().err
+
+
+def tiny_sit_checkpoint(folder):
+    """A .ckpt of a few steps of a decayed SiT on velocities."""
+    net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.8, wiring="decayed")
+    task = tiny_task(net, path=Linear(), prediction="velocity")
+    tiny_trainer(folder, max_steps=3).fit(task, Digits(32))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    ("flags", "calls"),
+    [
+        (["--sampler", "sit-sde", "--steps", "250"], 250),
+        (["--sampler", "sit-sde"], 250),
+        (["--sampler", "sit-ode"], 250),
+        (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20),
+    ],
+)
+def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, flags, calls):
+    checkpoint, sizes = tiny_sit_checkpoint(tmp_path), []
+
+    def count(module, args, output) -> None:
+        if isinstance(module, SiT):
+            sizes.append(len(args[0]))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(count)
+    try:
+        sample(monkeypatch, tmp_path, "--ckpt", checkpoint, "--num", "3", "--guidance", "1", *flags)
+    finally:
+        handle.remove()
+    assert sizes[2:] == [6 if "2" in flags else 3] * calls  # the first two find out what it costs
+    assert (tmp_path / "samples.png").exists()
+
+
+def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, capsys):
+    flags = ["--ckpt", trained, "--num", "3", "--sampler", "euler", "--steps", "6"]
+    for out, scale, interval in (("no", "1", "0,1"), ("some", "3", "0.3,0.7"), ("all", "3", "0,1")):
+        guided = ["--guidance", scale, "--guidance-interval", interval]
+        sample(monkeypatch, tmp_path, *flags, *guided, "--out", f"{out}.npz")
+    no, some, every = (pixels(tmp_path / f"{name}.npz") for name in ("no", "some", "all"))
+    assert not np.array_equal(no, some)
+    assert not np.array_equal(some, every)
+    with pytest.raises(SystemExit):
+        sample(monkeypatch, tmp_path, *flags, "--guidance-interval", "often")
+    assert "--guidance-interval takes numbers separated by commas" in capsys.readouterr().err
+
+
+def test_clipping_is_asked_for_and_named(trained, tmp_path, monkeypatch, capsys):
+    base = ["--ckpt", trained, "-n", "3", "--steps", "2", "--guidance", "9"]
+    cases = {"plain": ["dpm++"], "no": ["dpm++", "--no-clip"], "paper": ["uvit-dpm"], "clip": ["uvit-dpm", "--clip"]}
+    names = {"plain": "dpm++2_w9", "no": "dpm++2_w9_noclip", "paper": "uvit-dpm2_w9", "clip": "uvit-dpm2_w9_clip"}
+    made = {}
+    for case, flags in cases.items():
+        sample(monkeypatch, tmp_path, *base, "--sampler", *flags, "--out", f"{case}.npz")
+        assert f"{names[case]}, ema" in capsys.readouterr().err
+        made[case] = pixels(tmp_path / f"{case}.npz")
+    assert not np.array_equal(made["plain"], made["no"])
+    assert not np.array_equal(made["paper"], made["clip"])
+
+
+def test_precision_is_chosen_and_refused_in_one_line(trained, tmp_path, monkeypatch, capsys):
+    args = ["--ckpt", trained, "-n", "4", "--steps", "3", "--batch-size", "2"]
+    sample(monkeypatch, tmp_path, *args, "--out", "full.npz")
+    sample(monkeypatch, tmp_path, *args, "--precision", "bf16", "--out", "half.npz")
+    assert "_bf16" in capsys.readouterr().err
+    full, half = (pixels(tmp_path / name).astype(int) for name in ("full.npz", "half.npz"))
+    assert 0 < abs(full - half).mean() < 20
+    with pytest.raises(SystemExit) as stopped:
+        sample(monkeypatch, tmp_path, *args, "--precision", "tf32", "--device", "cpu", "--out", "none.npz")
+    assert stopped.value.code == 2
+    assert "precision tf32 is of CUDA GPUs" in capsys.readouterr().err
+
+
+def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class(trained, tmp_path, monkeypatch):
+    base = ["--ckpt", trained, "--classes", "3"]
+    for name, args in {
+        "few": ["--num", 2],
+        "many": ["--num", 5],
+        "seed": ["--num", 2, "--seed", 8],
+        "class": ["--num", 2, "--classes", "4"],
+        "raw": ["--num", 2, "--weights", "raw"],
+    }.items():
+        sample(monkeypatch, tmp_path, *base, *args, "--out", f"{name}.npz")
+    few = pixels(tmp_path / "few.npz")
+    assert np.array_equal(few, pixels(tmp_path / "many.npz")[:2])
+    for other in ("seed", "class", "raw"):
+        assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_ten_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
+    for size in (1, 3, 10):
+        args = ["--ckpt", trained, "--num", 10, "--batch-size", size, "--sampler", sampler, "--steps", 4]
+        sample(monkeypatch, tmp_path, *args, "--out", f"{size}.npz")
+    one, three, ten = (pixels(tmp_path / f"{size}.npz") for size in (1, 3, 10))
+    assert one.shape == (10, 8, 8, 1)
+    assert np.array_equal(one, three)
+    assert np.array_equal(one, ten)
+
+
+def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_path, monkeypatch, capsys):
+    tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
+    ckpt = tmp_path / "checkpoints" / "last.ckpt"
+    for args, message in (
+        (["--guidance", "2"], "unconditional: use guidance 1"),
+        (["--classes", "1"], "leave out --classes"),
+        (["--labels", "random"], "leave out --labels"),
+    ):
+        with pytest.raises(SystemExit) as stop:
+            sample(monkeypatch, tmp_path, "--ckpt", ckpt, *args)
+        assert stop.value.code == 2
+        assert message in capsys.readouterr().err
+    sample(monkeypatch, tmp_path, "--ckpt", ckpt, "--num", 3)

@@ -1,0 +1,127 @@
+"""Files of samples: a grid, an array, or a folder of PNGs, which an interrupted program can complete."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uvit_decay.runtime.download import checksum
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable, remove_remains, replacing
+from uvit_decay.runtime.plain import read_json
+from uvit_decay.sampling_options import LARGEST_GRID
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.samples import Samples
+
+METADATA = "sampling.json"  # in a folder of samples
+LONG = 60  # seconds; longer runs print their cost before the start
+
+
+def check_output(out: Path, num: int | None) -> None:
+    """Raise a UserError if `out` is no name for samples, or cannot be written; `num` is their number, if it is known.
+
+    A folder must be empty, or have samples already.
+    """
+    form = out.suffix.lower()
+    if form not in ("", ".png", ".npz"):
+        raise UserError(f"--out {out}: a .png (grid), an .npz (array) or a folder without a suffix")
+    if form == ".png" and (num or 0) > LARGEST_GRID:
+        raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; name an .npz or a folder")
+    check_writable(out, folder=not form)
+    if not form:
+        _check_folder(out)
+
+
+def write_samples(samples: Samples, num: int, out: Path, batch_size: int, processes: Processes) -> None:
+    """Generate this rank's share of the samples 0 to num - 1 that `out` lacks; rank 0 gathers and writes all of them.
+
+    Batches are written as they come, except those of a grid. Rank 0 must have claimed `out`.
+    """
+    from tqdm import tqdm
+
+    from uvit_decay.runtime.distributed import batches
+
+    numbers: Sequence[int] = range(num)
+    if not out.suffix:
+        numbers = processes.broadcast(missing(out, samples, num) if processes.is_main else [])
+    jobs = [numbers[part.start : part.stop] for part in batches(len(numbers), batch_size, processes.size)]
+    parts = processes.map_ordered(jobs, lambda part: samples.images(part).cpu())
+    if not processes.is_main:
+        list(parts)  # yields nothing on this rank, but does its share of the work
+        return
+    seconds = samples.seconds(len(numbers), batch_size) / processes.size
+    if seconds > LONG:
+        nfe = samples.sampling.nfe or "adaptively many (about 100, one image after the other)"
+        cost = f"{len(numbers)} images, each {nfe} network evaluations, take about {seconds / 60:.0f} min"
+        print(f"{cost}: --sampler and --steps change that", file=sys.stderr)
+    title = f"{samples.sampling.name}, {samples.weights} weights"
+    with tqdm(total=num, initial=num - len(numbers), unit="image", desc=title) as bar:
+        _write(out, samples, numbers, _counted(parts, bar))
+    existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
+    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.step} of {samples.file}")
+
+
+def _counted(parts: Iterator[Tensor], bar: Any) -> Iterator[Tensor]:
+    """Yield the same batches, and count their images in a progress bar."""
+    for part in parts:
+        bar.update(len(part))
+        yield part
+
+
+def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator[Tensor]) -> None:
+    import torch
+
+    from uvit_decay import image_io
+
+    if not out.suffix:
+        image_io.save_pngs(out, images, numbers)
+    elif out.suffix.lower() == ".npz":
+        image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
+    else:
+        columns = min(image_io.grid_columns(len(samples.classes)), len(numbers))
+        labels = [] if samples.at_random else samples.labels(range(columns)) or []
+        header = [samples.checkpoint.class_names[label] for label in labels]
+        image_io.save_image(out, image_io.labelled_grid(torch.cat(list(images)), columns, header))
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / METADATA).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
+        raise UserError(f"--out {folder}: the folder is not empty, and its files would be mixed with the new ones")
+
+
+def missing(folder: Path, samples: Samples, num: int) -> list[int]:
+    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
+
+    Raises:
+        UserError: the folder holds other files, samples made otherwise, or more of them.
+    """
+    from uvit_decay.image_io import png_name
+
+    _check_folder(folder)
+    metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
+    if (folder / METADATA).exists():
+        _check_same(folder, metadata)
+        remove_remains(folder)
+    else:
+        with replacing(folder / METADATA) as file:
+            file.write(json.dumps(metadata, indent=1).encode())
+    existing = {path.name for path in folder.glob("*.png")}
+    names = [png_name(i) for i in range(num)]
+    if more := existing.difference(names):
+        raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
+    return [i for i, name in enumerate(names) if name not in existing]
+
+
+def _check_same(folder: Path, metadata: dict[str, Any]) -> None:
+    stored = read_json(folder / METADATA, dict[str, object])
+    for key in (*metadata, *stored):
+        ours, theirs = metadata.get(key), stored.get(key)
+        if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
+            raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}: choose another folder")
