@@ -14,6 +14,7 @@ from torch import Tensor
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
 from uvit_decay.data.batches import subset
 from uvit_decay.diffusion.nfe import total_nfe
@@ -153,6 +154,7 @@ class GenerationMetrics(Periodic):
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
         key = comparison.name
         metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
-        self.record(trainer, values, metadata, {f"{name}/{key}": value for name, value in values.items()})
+        logged = {f"{name}/{key}": value for name, value in values.items()}
+        record(trainer, self.folder / GENERATION, values, metadata, logged)
         shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,8 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.run_log import continued_folder, run_folder
+from uvit_decay.callbacks.run_log import continue_history, run_folder
 from uvit_decay.diffusion.nfe import estimated_seconds
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.errors import check_whole
@@ -30,7 +28,7 @@ class Periodic(Callback):
     """
 
     batch_size: int  # images per batch on each device
-    history_file: str | None = None  # name of the history that `record` writes
+    history_file: str | None = None  # name of the history of its measurements in the run folder
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
         check_whole(0, every_n_steps=every_n_steps)
@@ -51,40 +49,25 @@ class Periodic(Callback):
         """Return the cost of one `evaluate` besides network evaluations, in seconds."""
         return 0.0
 
-    def sampling_for(self, task: DiffusionTask) -> Sampling:
+    def sampling_for(self, task: DiffusionTask, source: DiffusionModel | None = None) -> Sampling:
         """Return this callback's sampling, else the task's, without guidance if the network has no null label.
 
-        If it has no precision, that of the task's sampling is used; callbacks that do not sample use it, too.
+        If it has no precision, that of the task's sampling is used; callbacks that do not sample use it, too. `source`
+        is the task's model, unless given.
         """
-        return self._sampling_of(task.source(), task)
-
-    def _sampling_of(self, source: DiffusionModel, task: DiffusionTask) -> Sampling:
+        source = source or task.source()
         sampling = source.unguided(self.sampling or task.sampling)
         return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
-
-    def record(
-        self, trainer: Trainer, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
-    ) -> None:
-        """Append `values` and `metadata` to the history, and send `logged` to the loggers; call this on rank 0."""
-        step, per_epoch = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
-        images = step * trainer.datamodule.batch_size
-        measurement = history.Measurement(step, step / per_epoch, images, history.finite(values), metadata)
-        history.append(self.folder / self.history_file, measurement)
-        for logger in trainer.loggers:
-            logger.log_metrics(dict(logged), step)
 
     def setup(self, trainer: Trainer, task: DiffusionTask, stage: str) -> None:
         """Raise a UserError before training if path or network do not support the sampler."""
         source = replace(task.source(), device=trainer.strategy.root_device)  # the network is moved there later
-        source.check(self._sampling_of(source, task))
+        source.check(self.sampling_for(task, source))
 
     def on_train_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         self._seen_step = trainer.global_step
-        earlier = continued_folder(trainer)
-        if self.history_file and earlier and not trainer.fast_dev_run:
-            folder = run_folder(trainer)
-            if trainer.is_global_zero:
-                history.copy_until(trainer.global_step, earlier / self.history_file, folder / self.history_file)
+        if self.history_file:
+            continue_history(trainer, self.history_file)
 
     def on_train_batch_end(self, trainer: Trainer, task: DiffusionTask, *_: Any) -> None:
         if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.representations.grid import Grid
@@ -93,7 +94,8 @@ class LinearProbes(Periodic):
             **{f"watched_{name}": value for name, value in watched.items()},
         }
         metadata = {**grid.protocol, "weights": weights, "watched": grid.layers[number].name, "best": best}
-        self.record(trainer, values, metadata, {f"probe/{name}": value for name, value in values.items()})
+        logged = {f"probe/{name}": value for name, value in values.items()}
+        record(trainer, self.folder / PROBES, values, metadata, logged)
         grid.save(self.folder, f"Linear probe, test accuracy in % (step {trainer.global_step})")
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
+from uvit_decay import history
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
@@ -44,6 +46,31 @@ def continued_folder(trainer: Trainer) -> Path | None:
     """
     path = trainer.ckpt_path
     return Path(path).parent.parent if path and Path(path).parent.name == "checkpoints" else None
+
+
+def continue_history(trainer: Trainer, name: str) -> None:
+    """Begin a history with that of the run which this one continues, if any, up to its step; all ranks must call this.
+
+    Raises:
+        UserError: that history is damaged.
+    """
+    earlier = continued_folder(trainer)
+    if earlier and not trainer.fast_dev_run:
+        folder = run_folder(trainer)
+        if trainer.is_global_zero:
+            history.copy_until(trainer.global_step, earlier / name, folder / name)
+
+
+def record(
+    trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
+) -> None:
+    """Append a measurement to the history at `path`, and send `logged` to the loggers; only rank 0 may call this."""
+    step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
+    images = step * trainer.datamodule.batch_size
+    measurement = history.Measurement(step, step / batches, images, history.finite(values), metadata)
+    history.append(path, measurement)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(logged), step)
 
 
 class RunLogger(TensorBoardLogger):

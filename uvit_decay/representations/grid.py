@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import heat_map
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import write_json
 
 SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
@@ -78,9 +78,7 @@ class Grid:
         with replacing(folder / "probes.csv") as file:
             file.write(self._table().encode())
         if about is not None:
-            content = {"best": self.summary(), "protocol": {**self.protocol, **about}}
-            with replacing(folder / "probes.json") as file:
-                file.write((json.dumps(content, indent=2) + "\n").encode())
+            write_json(folder / "probes.json", {"best": self.summary(), "protocol": {**self.protocol, **about}})
         heat_map(
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,
