@@ -4,7 +4,6 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from uvit_decay.evaluation.extract import parts_of
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runtime.errors import UserError
@@ -146,11 +145,3 @@ def test_a_damaged_description_is_one_line(whole, content):
     ) as raised:
         again(whole).open()
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("count", [1, 2, 23, 24, 25, 1000, 50_000])
-def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count):
-    parts = parts_of(count)
-    assert [i for part in parts for i in part] == list(range(count))
-    assert max(map(len, parts)) <= 256
-    assert len(parts) >= min(count, 12)

@@ -64,29 +64,32 @@ class Extraction:
         fingerprints = {"images": images.fingerprint(), "extractor": self.extractor.fingerprint()}
         metadata = {**fingerprints, "n": len(images), "keep": list(keep)}
         store = FeatureStore(folder, metadata, parts_of(len(images)))
-        # Only the first process locks, reads and writes the store; the missing parts are shared with the others.
+        # Only the first process locks, reads and writes the store.
         with _locked(store) if processes.is_main else nullcontext():
-            missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
-            # The batches of this process, in the order in which `map_ordered` asks for its parts.
-            mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
-            with closing(_read_ahead(images, mine)) as reader:
-
-                def work(part: range) -> dict[str, Tensor]:
-                    nfe = images.nfe
-                    rows = [self._tensors(next(reader), part, keep) for _ in self._batches(part)]
-                    tensors = {name: torch.cat([batch[name] for batch in rows]) for name in rows[0]}
-                    return {**tensors, "calls": torch.tensor([images.nfe - nfe])}
-
-                # Parts arrive in order on the first process. On the others `done` is empty, so that the loop has no
-                # steps, but iterating it to the end makes them work; hence `strict` on the first process only.
-                done = processes.map_ordered(missing, work)
-                hidden = not (self.show and processes.is_main)
-                with tqdm(total=len(store), unit="image", desc=images.name, disable=hidden) as bar:
-                    bar.update(len(store) - sum(map(len, missing)))
-                    for part, tensors in zip(missing, done, strict=processes.is_main):
-                        store.add(part, tensors)
-                        bar.update(len(part))
+            self._fill(store, images, keep, processes)
         return store
+
+    def _fill(self, store: FeatureStore, images: ImageSource, keep: Sequence[str], processes: Processes) -> None:
+        missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
+        # The batches of this process, in the order in which `map_ordered` asks for its parts.
+        mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
+        reader = _read_ahead(images, mine)
+
+        def work(part: range) -> dict[str, Tensor]:
+            nfe = images.nfe
+            rows = [self._tensors(next(reader), part, keep) for _ in self._batches(part)]
+            tensors = {name: torch.cat([batch[name] for batch in rows]) for name in rows[0]}
+            return {**tensors, "calls": torch.tensor([images.nfe - nfe])}
+
+        # Parts arrive in order on the first process. On the others `done` is empty, so that the loop has no steps, but
+        # iterating it to the end makes them work; hence `strict` on the first process only.
+        done = processes.map_ordered(missing, work)
+        hidden = not (self.show and processes.is_main)
+        with closing(reader), tqdm(total=len(store), unit="image", desc=images.name, disable=hidden) as bar:
+            bar.update(len(store) - sum(map(len, missing)))
+            for part, tensors in zip(missing, done, strict=processes.is_main):
+                store.add(part, tensors)
+                bar.update(len(part))
 
     def _batches(self, part: range) -> list[range]:
         return [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]

@@ -78,21 +78,22 @@ class Comparison:
         if self.file is not None:
             self.file.check(self.extractor)
         for name in self.metrics:
-            metric, sides = METRICS[name], [self.samples]
+            metric = METRICS[name]
             if self.reference is None and metric.compares_with == "images":
                 raise UserError(f"{name} compares single images, and {self.file.path} has statistics only")
             if self.reference is None and metric.compares_with == "statistics" and not self.file.has(metric.needs):
                 raise UserError(f"{self.file.path} has no statistics for {name}")
+            self._check_count(name, self.samples)
             if self.reference is not None and metric.compares_with != "nothing":
-                sides.append(self.reference)
-            least = metric.least(self.options, self.extractor.widths[metric.needs])
-            for images in sides:
-                n = len(images)
-                if n < 2:
-                    raise UserError(f"{images.name} has {n} images, metrics need 2 or more")
-                if n < least:
-                    advice = metric.advice.format(n=n)
-                    raise UserError(f"{images.name} has {n} images, {name} needs {least} or more: {advice}")
+                self._check_count(name, self.reference)
+
+    def _check_count(self, name: str, images: ImageSource) -> None:
+        metric, n = METRICS[name], len(images)
+        if n < 2:
+            raise UserError(f"{images.name} has {n} images, metrics need 2 or more")
+        least = metric.least(self.options, self.extractor.widths[metric.needs])
+        if n < least:
+            raise UserError(f"{images.name} has {n} images, {name} needs {least} or more: {metric.advice.format(n=n)}")
 
     def extract(
         self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True
