@@ -15,7 +15,7 @@ from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import SiT
 
 FILES = ROOT / "tests" / "written_before"
-OUTPUTS = {  # every 40th number that the networks gave then for `asked`
+OUTPUTS = {  # every 40th number that the networks gave then for `inputs`
     ("uvit", "ema"): [0.13044403493, 0.02021548152, 0.00860203803, 0.40035995841],
     ("uvit", "raw"): [0.13467068970, 0.02346020937, 0.01426911354, 0.43466675282],
     ("sit", "ema"): [-0.01459769346, -0.01565173268, -0.00852304325, -0.00066784653],
@@ -23,7 +23,7 @@ OUTPUTS = {  # every 40th number that the networks gave then for `asked`
 }
 
 
-def asked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8), torch.tensor([0.2, 0.9]), torch.tensor([3, 10])
 
 
@@ -32,7 +32,7 @@ def asked() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_checkpoints_are_the_same_networks(name, ending, weights):
     checkpoint = load(FILES / f"{name}.{ending}", weights)
     with torch.no_grad():
-        out = checkpoint.net(*asked()).flatten()[::40]
+        out = checkpoint.net(*inputs()).flatten()[::40]
     assert torch.allclose(out, torch.tensor(OUTPUTS[name, weights]), rtol=1e-4, atol=1e-6)
     assert (checkpoint.step, checkpoint.class_names) == (5, tuple("0123456789"))
     assert (checkpoint.sampling.sampler, checkpoint.sampling.steps, checkpoint.sampling.guidance) == ("dpm++", 4, 2.0)
