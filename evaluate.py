@@ -86,8 +86,8 @@ def generation(
 
     from uvit_decay.evaluation.generated import GeneratedImages
     from uvit_decay.evaluation.generation import Comparison
-    from uvit_decay.evaluation.judge import judge
     from uvit_decay.evaluation.open_by_name import open_images, open_reference
+    from uvit_decay.evaluation.report import write_reports
     from uvit_decay.runtime.distributed import Processes
     from uvit_decay.samples import Samples, pick_device
 
@@ -107,7 +107,7 @@ def generation(
         batch_size = sampling.batch_size
         comparison = Comparison(images, file, reference_images, extractor, chosen, device, batch_size, metrics)
         comparison.check()
-        judge(comparison, out or Path(comparison.default_name()), save_samples, processes)
+        write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
 
 
 def statistics(

@@ -18,7 +18,7 @@ from uvit_decay.checkpoint.convert import export
 from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.feature_store import FeatureStore
-from uvit_decay.evaluation.report import Report, write_html
+from uvit_decay.evaluation.report_html import Report, write_html
 from uvit_decay.evaluation.statistics import save_statistics
 from uvit_decay.image_io import labelled_grid, save_image, save_npz, save_pngs
 from uvit_decay.metrics.frechet import Statistics
@@ -44,7 +44,7 @@ def full_disk(limit):
 
 
 def report():
-    return Report("name", "title", {"fid": 1.0}, {}, (), PICTURES, 2, (), None, None)
+    return Report("title", {"fid": 1.0}, {}, (), PICTURES, 2, (), None, None)
 
 
 def store(path):

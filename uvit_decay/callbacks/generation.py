@@ -143,7 +143,7 @@ class GenerationMetrics(Periodic):
                 if self.extractor.needs_labels and task.net.num_classes:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
-                self._save(trainer, values, comparison, float(store.tensor("calls").sum()) / self.num)
+                self._save(trainer, values, comparison, store.nfe)
 
     def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
         """Return the measured time to extract the features of this rank's share of the samples, in seconds."""

@@ -54,6 +54,11 @@ class FeatureStore:
         return self.parts[-1].stop
 
     @property
+    def nfe(self) -> float:
+        """Network evaluations that generated an image, on average; 0 for images that were read."""
+        return float(self.tensor("calls").sum()) / len(self)
+
+    @property
     def lock(self) -> Path:
         """Lock file, held by the program that fills the store."""
         return self.folder.with_name(self.folder.name + ".lock")

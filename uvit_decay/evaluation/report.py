@@ -1,92 +1,79 @@
-"""Report of a comparison: remarks, nearest neighbours, coverage; as JSON and as one HTML file with embedded images."""
+"""Report of a comparison: remarks, nearest neighbours and coverage beside the values, as JSON and HTML."""
 
 from __future__ import annotations
 
-import base64
-import io
-import math
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from importlib.resources import files
+import sys
 from pathlib import Path
-from typing import Any
 
-import jinja2
 import torch
-from jaxtyping import Float, UInt8
-from PIL import Image
 from torch import Tensor
 
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import ImageSource
-from uvit_decay.evaluation.metric_table import displayed
+from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.evaluation.statistics import Reference
-from uvit_decay.image_io import grid_columns, labelled_grid, to_pil
+from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import covered, nearest
-from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.files import check_writable, claimed
 from uvit_decay.runtime.plain import write_json
 
-ALL_CLASSES = 100  # most classes that have a bar each
-EXTREMES = 20  # number of worst, and of best, if there are more classes
-BINS = 10
-THUMBNAIL = 128  # pixels; larger neighbours are shrunk to this size
 COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
 ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check
 FEWEST = 10  # fewest samples and reference images of a class for which coverage is reported
-PIXELATED = 64  # pixels; smaller neighbours are enlarged without smoothing
 
 
-@dataclass(frozen=True)
-class Neighbours:
-    """Samples and, for each, the k nearest reference images, nearest first, with their distances in feature space."""
-
-    samples: UInt8[Tensor, "q c h w"]
-    nearest: UInt8[Tensor, "q k c h w"]
-    distances: Float[Tensor, "q k"]
-
-
-@dataclass(frozen=True)
-class Report:
-    """Contents of a report.
+def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, processes: Processes) -> None:
+    """Extract all features on these processes; rank 0 computes the metrics, prints them and writes the reports.
 
     Args:
-        name: name of the comparison, for keys.
-        title: heading.
-        metrics: values by the names in METRICS; other names are shown as they are. `x_std` is the spread of `x`.
-        protocol: settings of the measurement, plain values by name.
-        remarks: caveats for readers who compare the numbers, one sentence each.
-        samples: images of the sample grid, row by row.
-        columns: number of columns of the grid.
-        class_names: titles of the columns; may be empty.
-        neighbours: images of the memorisation check; None leaves it out.
-        coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out.
+        comparison: comparison, already checked.
+        out: report.json; report.html is written beside it, features of the samples meanwhile.
+        save_samples: an .npz for the samples; None keeps none.
+        processes: processes that share the work.
     """
+    check_writable(out)
+    if save_samples is not None:
+        check_writable(save_samples)
+    with claimed(out, processes.is_main):
+        store, reference = comparison.extract(out.with_suffix(".features"), processes, save_samples is not None)
+        if not processes.is_main:
+            return
+        report = build_report(comparison, store, reference)
+        _write_json(out, comparison, report)
+        write_html(out.with_suffix(".html"), report)
+        if save_samples is not None:
+            save_npz(save_samples, store.iterate("images"), len(store), comparison.samples.labels)
+        store.remove()
+    for name, value in report.metrics.items():
+        print(f"{name} {value:.6g}")
+    for remark in report.remarks:
+        print(f"remark: {remark}", file=sys.stderr)
+    print(f"wrote {out} and {out.with_suffix('.html').name}")
 
-    name: str
-    title: str
-    metrics: dict[str, float]
-    protocol: dict[str, Any]
-    remarks: tuple[str, ...]
-    samples: UInt8[Tensor, "m c h w"]
-    columns: int
-    class_names: tuple[str, ...]
-    neighbours: Neighbours | None
-    coverage: dict[str, float] | None
+
+def _write_json(path: Path, comparison: Comparison, report: Report) -> None:
+    """Write the metrics, under keys that name the comparison, and the whole protocol."""
+    content = {
+        "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
+        "values": report.metrics,
+        "coverage": report.coverage,
+        "protocol": report.protocol,
+        "remarks": report.remarks,
+    }
+    write_json(path, content)
 
 
-def compared(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:
+def build_report(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:
     """Return the report of a comparison whose features have been extracted; call it on the first process."""
     images = torch.cat(list(samples.iterate("images")))[:SHOWN]
     names, columns = _columns(comparison.samples)
-    measured_nfe = float(samples.tensor("calls").sum()) / len(samples)
     return Report(
-        name=comparison.name,
         title=f"{comparison.samples.name} against {comparison.reference_name}",
         metrics=comparison.measure(samples, reference),
-        protocol={**comparison.metadata(), "measured_nfe": measured_nfe},
+        protocol={**comparison.metadata(), "measured_nfe": samples.nfe},
         remarks=remarks(comparison),
         samples=images[: len(images) // columns * columns or len(images)],
         columns=columns,
@@ -155,107 +142,3 @@ def _coverage(comparison: Comparison, samples: FeatureStore, reference: Referenc
         if min(map(len, pair)) >= FEWEST:
             coverage[name] = float(covered(*pair).double().mean())
     return coverage or None
-
-
-def save_json(path: Path, report: Report) -> None:
-    """Write the metrics, under keys that name the comparison, and the whole protocol as JSON."""
-    content = {
-        "metrics": {f"{name}/{report.name}": value for name, value in report.metrics.items()},
-        "values": report.metrics,
-        "coverage": report.coverage,
-        "protocol": report.protocol,
-        "remarks": report.remarks,
-    }
-    write_json(path, content)
-
-
-def write_html(path: Path, report: Report) -> None:
-    """Write the report as one file that needs no others; it replaces `path` when it is complete."""
-    text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(text).render(
-        title=report.title,
-        metrics=list(_metric_rows(report.metrics)),
-        remarks=report.remarks,
-        grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
-        sample_count=len(report.samples),
-        neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
-        pixelated=report.samples.shape[-1] < PIXELATED,
-        coverage=_coverage_bars(report.coverage) if report.coverage else None,
-        protocol={name: _plain(value) for name, value in report.protocol.items()},
-    )
-    with replacing(path) as file:
-        file.write(page.encode())
-
-
-def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
-    for key, value in metrics.items():
-        if key.endswith("_std") and key.removesuffix("_std") in metrics:
-            continue
-        display = displayed().get(key)
-        digits = f".{display.decimals}f" if display else ".4g"
-        shown = f"{value:{digits}}"
-        if (spread := metrics.get(f"{key}_std")) is not None:
-            shown += f" ± {spread:{digits}}"
-        shown = shown.replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not a finite number"
-        title, _, better, phrase = display or (key, None, "", "")
-        yield {"name": title, "value": shown, "better": better, "phrase": phrase}
-
-
-def _data_uri(image: Image.Image) -> str:
-    file = io.BytesIO()
-    image.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-
-
-def _thumbnail(image: Tensor) -> str:
-    small = to_pil(image)
-    small.thumbnail((THUMBNAIL, THUMBNAIL))
-    return _data_uri(small)
-
-
-def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
-    """Return samples and their neighbours as data URIs, the samples nearest to the reference first."""
-    order = neighbours.distances[:, 0].argsort(stable=True).tolist()
-    rows = []
-    for i in order:
-        pairs = zip(neighbours.nearest[i], neighbours.distances[i].tolist(), strict=True)
-        images = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
-        rows.append({"sample": _thumbnail(neighbours.samples[i]), "nearest": images})
-    return rows
-
-
-def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
-    """Return bars of all classes, least covered first; of many, both ends and a histogram of `BINS` bins of [0, 1]."""
-    ranked = sorted(coverage.items(), key=lambda item: item[1])
-    bars = [{"name": name, "percent": f"{100 * share:.1f}"} for name, share in ranked]
-    mean = sum(coverage.values()) / len(coverage)
-    result: dict[str, Any] = {"mean": f"{100 * mean:.1f}", "count": len(bars), "histogram": []}
-    if len(bars) <= ALL_CLASSES:
-        return {**result, "parts": [("Least covered first", bars)]}
-    counts = Counter(min(int(share * BINS), BINS - 1) for share in coverage.values())
-    for i in range(BINS):
-        label = f"{100 * i // BINS}–{100 * (i + 1) // BINS} %"
-        percent = f"{100 * counts[i] / max(counts.values()):.1f}"
-        result["histogram"].append({"label": label, "count": counts[i], "percent": percent})
-    worst, best = bars[:EXTREMES], bars[: -EXTREMES - 1 : -1]
-    return {**result, "parts": [(f"The {EXTREMES} least covered", worst), (f"The {EXTREMES} best covered", best)]}
-
-
-def _plain(value: Any) -> str:
-    """Format a protocol value for display."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_plain(item)}" for name, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_plain(item) for item in value)
-    return str(value)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from uvit_decay.evaluation.metric_table import displayed
-from uvit_decay.evaluation.report import Neighbours, Report, write_html
+from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.runtime.errors import UserError
 
 
@@ -24,7 +24,6 @@ NEIGHBOURS = Neighbours(
     random_images(2, 3, 8, 8), random_images(2, 4, 3, 8, 8), torch.tensor([[5, 6, 7, 8.25], [1, 2, 3, 4]])
 )
 REPORT = Report(
-    name="digits",
     title="Digits, step 2000",
     metrics={"fid": 3.1149, "is": 9.2, "is_std": 0.104, "kid": -0.000123, "precision": 0.71234, "odd one": 12.34567},
     protocol={"n": 2500, "samples": 50_000, "guidance": 1.5, "weights": "EMA", "seed": 2020, "cfg": None, "ok": True},
