@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from uvit_decay.compare.report import compare
 from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
 from uvit_decay.evaluation.options import FeatureOptions, LikelihoodOptions
-from uvit_decay.representations.probe_checkpoint import probe
-from uvit_decay.representations.visualize import features
+from uvit_decay.representations.commands import features, probe
 from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions

@@ -1,6 +1,8 @@
 """Imports run one way: nn, diffusion, data and metrics are islands, and only tasks and above know Lightning."""
 
 import ast
+import subprocess
+import sys
 
 import pytest
 from conftest import ROOT
@@ -16,6 +18,8 @@ FORBIDDEN = {
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
     "representations": {"tasks", "callbacks", "compare", "cli", "decay"},
+    "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation"},  # reads the table of metrics
+    "history.py": ISLANDS | ABOVE | {"decay"},
     "evaluation": {"tasks", "callbacks", "cli"},
     "tasks": {"evaluation", "representations", "compare", "callbacks", "cli"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
@@ -35,6 +39,7 @@ WITHOUT_LIGHTNING = (
     "sampling_options.py",
     "sample_files.py",
     "plots.py",
+    "history.py",
 )
 
 
@@ -50,7 +55,7 @@ def imported(path):
 
 @pytest.mark.parametrize("layer", FORBIDDEN)
 def test_a_layer_imports_nothing_from_above_or_beside_it(layer):
-    files = list((PACKAGE / layer).rglob("*.py"))
+    files = [PACKAGE / layer] if layer.endswith(".py") else list((PACKAGE / layer).rglob("*.py"))
     assert files
     for path in files:
         used = {name.split(".")[1] for name in imported(path) if name.startswith("uvit_decay.")}
@@ -66,3 +71,10 @@ def test_lightning_is_not_imported(place):
 
 def test_sample_imports_no_lightning():
     assert not [name for name in imported(ROOT / "sample.py") if name.split(".")[0] == "lightning"]
+
+
+def test_what_judges_features_and_compares_runs_loads_no_lightning_at_all():
+    modules = [path for room in ("representations", "compare") for path in (PACKAGE / room).glob("[a-z]*.py")]
+    names = [f"uvit_decay.{path.parent.name}.{path.stem}" for path in modules]
+    program = f"import {', '.join(names)}, sys; assert 'lightning' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, pieces, subset
+from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, pieces
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import subset
 
 
 def numbers(n):

@@ -14,7 +14,9 @@ from uvit_decay import checkpoint
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
-from uvit_decay.representations.patch_features import PatchFeatures, on_grid
+from uvit_decay.representations.commands import open_patch_features
+from uvit_decay.representations.options import Visualization
+from uvit_decay.representations.patch_features import on_grid
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 from uvit_decay.tasks import DiffusionTask
@@ -49,7 +51,8 @@ def latent_checkpoint(encoded, tmp_path_factory):
 
 
 def features_of(path, name, batch_size=64, time=0.2):
-    return PatchFeatures.of(checkpoint.load(path), str(name), CPU, time, 3, batch_size, None)
+    options = Visualization(ckpt=path, images=str(name), time=time, seed=3, batch_size=batch_size)
+    return open_patch_features(checkpoint.load(path), options, CPU)
 
 
 def drawn(path):
@@ -187,10 +190,10 @@ def test_images_without_classes_have_no_map(trained, halves, tmp_path, monkeypat
 
 
 def test_images_and_networks_that_do_not_fit_are_refused(trained):
-    wide = checkpoint.load(trained)
+    options, wide = Visualization(ckpt=trained, images="digits:test"), checkpoint.load(trained)
     wide.net.image_size = 16
     with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):
-        PatchFeatures.of(wide, "digits:test", CPU, 0.1, 0, 8, None)
+        open_patch_features(wide, options, CPU)
     without = replace(wide, net=tiny_net(null_label=False))
     with pytest.raises(UserError, match="under the null label"):
-        PatchFeatures.of(without, "digits:test", CPU, 0.1, 0, 8, None)
+        open_patch_features(without, options, CPU)

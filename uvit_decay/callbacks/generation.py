@@ -16,7 +16,6 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.data import ImageData
-from uvit_decay.data.batches import subset
 from uvit_decay.diffusion.nfe import total_nfe
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.generated import GeneratedImages
@@ -32,6 +31,7 @@ from uvit_decay.metrics.extractors import Extractor, load
 from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask

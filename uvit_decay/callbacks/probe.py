@@ -12,9 +12,8 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
-from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.options import TIMES, Probing
-from uvit_decay.representations.probing import Prober, check_probed
+from uvit_decay.representations.probing import Grid, Prober, check_probed, probed_images
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.tasks.diffusion import DiffusionTask
 
@@ -74,7 +73,7 @@ class LinearProbes(Periodic):
         return layer_indices(net.layers, (str(self.watch),))[0]
 
     def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return sum(map(len, self.probing.chosen(trainer.datamodule))) * len(self.probing.times)
+        return sum(map(len, probed_images(self.probing, trainer.datamodule))) * len(self.probing.times)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""

@@ -71,13 +71,6 @@ class Batch(NamedTuple):
         return torch.arange(start, start + len(self.images), device=self.images.device)
 
 
-def subset(images: ImageSet, limit: int, name: str) -> list[int]:
-    """Return all indices, or `limit` random ones fixed by `name`, since the first of a folder are of few classes."""
-    if len(images) <= limit:
-        return list(range(len(images)))
-    return torch.randperm(len(images), generator=generator("subset", name))[:limit].sort().values.tolist()
-
-
 class _Slice(NamedTuple):
     indices: list[int]
     number: int

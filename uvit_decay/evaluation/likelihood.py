@@ -16,7 +16,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.checkpoint import Checkpoint
-from uvit_decay.data.batches import subset
 from uvit_decay.diffusion.likelihood import bits_per_dim, log_likelihood
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.image_sources import ImageSource
@@ -26,7 +25,7 @@ from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.precision import chosen_precision, computing
-from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.random import subset, uniform
 
 LEVEL = 2 / 255  # width of a grey level of pixels in [-1, 1]
 

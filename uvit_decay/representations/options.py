@@ -1,15 +1,15 @@
-"""Settings of the probes, which are a group of command-line options, too; imports no torch."""
+"""Options of the probes and of the figures of features, as groups of a command line; imports no torch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
-from uvit_decay.runtime.errors import MOST_SEED, UserError
-
-if TYPE_CHECKING:
-    from uvit_decay.data import ImageData
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
@@ -41,16 +41,59 @@ class Probing:
     max_test: Most = 10_000
     neighbours: Most = 20
     uniform: Annotated[bool, "--knn-uniform"] = False
-    seed: Annotated[int, Bounds(0, MOST_SEED)] = 0
+    seed: Seed = 0
     batch_size: Most = 256
 
     def __post_init__(self) -> None:
-        if not self.times or not all(0.0 < t < 1.0 for t in self.times):
-            raise UserError(f"probe times must lie in (0, 1), got {list(self.times)}")
+        check_times(self.times)
         check_bounds(type(self), vars(self))
 
-    def chosen(self, data: ImageData) -> tuple[list[int], list[int]]:
-        """Return the indices of the training and the test images."""
-        from uvit_decay.data.batches import subset
 
-        return subset(data.train, self.max_train, "probe train"), subset(data.test, self.max_test, "probe test")
+@dataclass(frozen=True, kw_only=True)
+class Visualization(LoadingOptions):
+    """Which features are drawn, and how.
+
+    Args:
+        ckpt: a .ckpt or .safetensors.
+        images: folder, zip, tar, .npz or data set, such as digits:test.
+        layer: comma-separated numbers or names; default: the middle one.
+        time: noise level in (0, 1).
+        num: images, of which the first 16 are drawn.
+        views: what to draw.
+        masks: folder of PNGs named as the images: values are classes, 255 none.
+        clusters: default: the number of classes in the masks, or 6.
+        neighbours: of a patch in spectral clustering.
+        fit: images that the colours of pca are of.
+        points: images in t-SNE.
+        seed: of noise, k-means and t-SNE.
+        batch_size: images at a time.
+        vae: autoencoder that encodes for latents; default: the checkpoint's.
+        out: t-SNE's has _tsne in its name.
+    """
+
+    ckpt: Path
+    images: Annotated[str, "--pictures"]
+    layer: tuple[str, ...] | None = None
+    time: float = 0.1
+    num: Count = 8
+    views: tuple[Literal["pca", "spectral", "tsne"], ...] = ("pca", "spectral")
+    masks: Path | None = None
+    clusters: Annotated[int, Bounds(2, 255)] | None = None
+    neighbours: Annotated[int, Bounds(1, 2**16)] = 50
+    fit: Count = 256
+    points: Count = 1000
+    seed: Seed = 0
+    batch_size: Count = 64
+    vae: str | None = None
+    out: Path = Path("features.png")
+
+    def __post_init__(self) -> None:
+        check_times((self.time,))
+        if self.masks and "spectral" not in self.views:
+            raise UserError("--masks are compared with spectral clusters: add spectral to --views")
+
+
+def check_times(times: Sequence[float]) -> None:
+    """Raise a UserError unless all times lie in (0, 1), and there is one."""
+    if not times or not all(0.0 < t < 1.0 for t in times):
+        raise UserError(f"probe times must lie in (0, 1), got {list(times)}")

@@ -7,30 +7,41 @@ all layers are trained at once. Every choice, of an l2 penalty or of the best ce
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.data import ImageData
-from uvit_decay.data.batches import ImageSet
-from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.nn.intermediates import HasIntermediates, layer_indices, pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices, pooled_features
+from uvit_decay.plots import heat_map
 from uvit_decay.representations.effective_rank import effective_rank
-from uvit_decay.representations.grid import SCORES, Grid
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import write_json
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.random import normal
+from uvit_decay.runtime.random import normal, subset
+
+if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+    from uvit_decay.data import ImageData
+    from uvit_decay.data.batches import ImageSet
+    from uvit_decay.diffusion.noise_path import NoisePath
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
 CHUNK = 4096  # training samples compared with the test samples at a time
+SCORES = (
+    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
+    *("knn_accuracy", "effective_rank", "dimensions"),
+)
 
 
 def add_noise(
@@ -40,6 +51,11 @@ def add_noise(
     noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
     return path.add_noise(x, noise, t), t
+
+
+def probed_images(probing: Probing, data: ImageData) -> tuple[list[int], list[int]]:
+    """Return the indices of the training and of the test images that are probed, fixed random choices."""
+    return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
 
 def check_probed(net: object, data: ImageData, probing: Probing) -> None:
@@ -56,6 +72,74 @@ def check_probed(net: object, data: ImageData, probing: Probing) -> None:
     layer_indices(net.layers, probing.layers)
     if min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Probe scores: `scores[name]` is (levels, layers), float64, for each name in SCORES; accuracies lie in [0, 1].
+
+    `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it: it is biased
+    upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
+    the images: without centring, what all images have in common outweighs their differences. `layers` are the layers by
+    number: 0 the embeddings, i the output of block i.
+    """
+
+    layers: Mapping[int, Layer]
+    times: tuple[float, ...]
+    scores: Mapping[str, Tensor]
+    protocol: Mapping[str, Any]
+
+    def best(self) -> tuple[int, int]:
+        """Return (level, column) of the cell with the best accuracy on held-out training images."""
+        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.layers))
+
+    def watched(self, number: int) -> dict[str, float]:
+        """Return the scores of layer `number`, averaged over the noise levels."""
+        column = list(self.layers).index(number)
+        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
+        names |= {name: name for name in ("effective_rank", "dimensions")}
+        return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the best cell, and the best test scores of all cells, as plain values."""
+        level, column = self.best()
+        number, layer = list(self.layers.items())[column]
+        values = {name: float(self.scores[name][level, column]) for name in SCORES}
+        return {
+            "layer": number,
+            "name": layer.name,
+            "kind": layer.kind,
+            "t": self.times[level],
+            **values,
+            "best_on_test_accuracy_of_all_cells": float(self.scores["best_on_test_accuracy"].max()),
+            "best_knn_accuracy_of_all_cells": float(self.scores["knn_accuracy"].max()),
+        }
+
+    def _table(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("layer", "name", "kind", "t", *SCORES))
+        for level, t in enumerate(self.times):
+            for column, (number, layer) in enumerate(self.layers.items()):
+                values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
+                writer.writerow([number, layer.name, layer.kind, t, *values])
+        return text.getvalue()
+
+    def save(self, folder: Path, title: str, metadata: Mapping[str, Any] | None = None) -> None:
+        """Write probes.csv and probes.png to `folder`; with `metadata` of the network, probes.json, too."""
+        with replacing(folder / "probes.csv") as file:
+            file.write(self._table().encode())
+        if metadata is not None:
+            write_json(folder / "probes.json", {"best": self.summary(), "protocol": {**self.protocol, **metadata}})
+        heat_map(
+            folder / "probes.png",
+            100 * self.scores["test_accuracy"].T,
+            rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
+            columns=[f"{t:g}" for t in self.times],
+            labels=("noise level t", "features after"),
+            title=title,
+            marked=self.best()[::-1],
+        )
 
 
 @dataclass(frozen=True)
@@ -86,7 +170,7 @@ class Prober:
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
-        train, test = self.probing.chosen(self.data)
+        train, test = probed_images(self.probing, self.data)
         return {
             "data": self.data.name,
             "train": len(train),
@@ -104,11 +188,11 @@ class Prober:
         parts = []
         for layers in self._groups():
             seen, labels, unseen, test_labels = self.features(level, layers)
-            found = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
+            linear = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
             chunks = seen.split(CHUNK, dim=1)
             vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
             knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, **vote)
-            columns = (found.held_out, found.test, found.every_test.amax(1), found.l2, knn, *self._ranks(unseen))
+            columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *self._ranks(unseen))
             parts.append(torch.stack([column.double() for column in columns]))
         return torch.cat(parts, dim=1)
 
@@ -120,10 +204,8 @@ class Prober:
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
-        layers, images = (
-            layer_indices(self.net.layers, self.probing.layers),
-            sum(map(len, self.probing.chosen(self.data))),
-        )
+        layers = layer_indices(self.net.layers, self.probing.layers)
+        images = sum(map(len, probed_images(self.probing, self.data)))
         size = max(1, FEATURES // (4 * images * self.net.dim))
         return [layers[i : i + size] for i in range(0, len(layers), size)]
 
@@ -132,7 +214,7 @@ class Prober:
 
         `level` is the index of the noise level; `layers` are numbers of layers, None for all that are probed.
         """
-        train, test = self.probing.chosen(self.data)
+        train, test = probed_images(self.probing, self.data)
         layers = layer_indices(self.net.layers, self.probing.layers) if layers is None else layers
         seen = self._features(self.data.train, train, "train", level, layers)
         unseen = self._features(self.data.test, test, "test", level, layers)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import torch
@@ -46,6 +46,13 @@ def _hash(key: Sequence[str | int]) -> int:
 def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """Return a torch.Generator seeded by `key` (names and non-negative integers); its stream depends on the device."""
     return torch.Generator(device).manual_seed(_hash(key))
+
+
+def subset(items: Sized, limit: int, name: str) -> list[int]:
+    """Return all indices, or `limit` random ones fixed by `name`: the first images of a folder are of few classes."""
+    if len(items) <= limit:
+        return list(range(len(items)))
+    return torch.randperm(len(items), generator=generator("subset", name))[:limit].sort().values.tolist()
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

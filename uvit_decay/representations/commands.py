@@ -1,0 +1,140 @@
+"""`evaluate.py probe` and `evaluate.py features`: a checkpoint and images, opened by name for what judges features.
+
+What a command needs is imported when it runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uvit_decay.representations.options import Probing, Visualization
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
+
+if TYPE_CHECKING:
+    import torch
+
+    from uvit_decay.checkpoint import Checkpoint
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.representations.patch_features import PatchFeatures
+
+
+def probe(
+    *,
+    ckpt: Path,
+    data: str | None = None,
+    test: str | None = None,
+    precision: PrecisionOption | None = None,
+    out: Path | None = None,
+    loading: LoadingOptions,
+    probing: Probing,
+) -> None:
+    """Linear probes, nearest neighbours, rank: every layer and noise level.
+
+    Args:
+        ckpt: a .ckpt or .safetensors.
+        data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
+        test: test images beside class folders; default: a tenth is held out.
+        precision: of the network; named in names and reports unless float32; default: tf32 on CUDA GPUs, float32
+            elsewhere.
+        out: folder for probes.csv, .json, .png; default: in probes/, a telling name.
+    """
+    from uvit_decay import checkpoint
+    from uvit_decay.evaluation.open_by_name import SETS, open_data
+    from uvit_decay.representations.probing import Prober, check_probed
+    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.precision import chosen_precision
+    from uvit_decay.samples import pick_device
+
+    if probing.layers == ("all",):
+        probing = replace(probing, layers=None)
+    with Processes.launched() as processes:
+        loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
+        if data is None and loaded.data not in SETS:
+            raise UserError(f"{ckpt} was trained on {loaded.data}: name it, or other data, with --data")
+        images = open_data(data or loaded.data, test, loaded.net.image_size, loaded.net.channels)
+        check_probed(loaded.net, images, probing)
+        device = pick_device(loading.device, processes.local_rank)
+        precision = chosen_precision(precision, device)
+        name = f"{ckpt.stem}-step{loaded.step}-{loaded.weights}-{images.name}"
+        out = out or Path("probes") / (name if precision == "float32" else f"{name}-{precision}")
+        check_writable(out, folder=True)
+        about = {"checkpoint": str(ckpt), "step": loaded.step, "weights": loaded.weights}
+        with claimed(out, processes.is_main):
+            grid = Prober(loaded.net.to(device), loaded.path, images, probing, device, precision).grid(processes, True)
+            if grid is not None:
+                grid.save(out, f"Linear probe of {ckpt.name}, test accuracy in %", about)
+    if grid is not None:
+        best = grid.summary()
+        print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
+        print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
+        print(f"wrote probes.csv, probes.json and probes.png in {out}")
+
+
+def features(options: Visualization) -> None:
+    """Patch features as colours, clusters, t-SNE."""
+    from uvit_decay import checkpoint
+    from uvit_decay.nn.intermediates import layer_indices
+    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne
+    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.samples import pick_device
+
+    with Processes.launched() as processes:
+        if not processes.is_main:
+            return
+        check_writable(options.out)
+        loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
+        patches = open_patch_features(loaded, options, pick_device(options.device, processes.local_rank))
+        layers = loaded.net.layers
+        chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (str(len(layers) // 2),))}
+        masks = _open_masks(options.masks, patches.images) if options.masks else None
+        points = choose_points(options, patches.images) if "tsne" in options.views else None
+        with claimed(options.out):
+            if set(options.views) != {"tsne"}:
+                draw_patches(options, patches, chosen, masks)
+            if points:
+                draw_tsne(options, patches, chosen, *points)
+
+
+def open_patch_features(loaded: Checkpoint, options: Visualization, device: torch.device) -> PatchFeatures:
+    """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents.
+
+    Raises:
+        UserError: a network without layers or null label, images that are missing or of another size, --vae for a
+            network of pixels, or an autoencoder that does not fit.
+    """
+    from uvit_decay.autoencoder import decoder
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.nn.intermediates import HasIntermediates
+    from uvit_decay.representations.patch_features import PatchFeatures
+
+    net = loaded.net
+    if not isinstance(net, HasIntermediates):
+        raise UserError(f"{type(net).__name__} has no layers with features")
+    if net.num_classes and not net.null_label:
+        raise UserError("features are read under the null label, which this network was trained without")
+    if options.vae is not None and loaded.latents is None:
+        raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
+    autoencoder = decoder(loaded.latents, options.vae, device) if loaded.latents else None
+    side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
+    channels = 3 if autoencoder else net.channels
+    images = open_images(options.images, channels, side)
+    if images.shape != (channels, side, side):
+        c, h, w = images.shape
+        raise UserError(f"{options.images} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
+    settings = (options.time, options.seed, options.batch_size)
+    return PatchFeatures(net.to(device), loaded.path, images, device, *settings, autoencoder)
+
+
+def _open_masks(folder: Path, images: ImageSource) -> Masks:
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import FileImages
+
+    if not isinstance(images, FileImages):
+        raise UserError("--masks needs images with names: a folder, zip or tar of them")
+    return Masks.of(folder, images.listing)
