@@ -1,0 +1,124 @@
+"""Commands and code of the README and of docs/ run as written, made small, or say what they need that is not here."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, train
+from evaluations import digit_images
+
+from uvit_decay.image_io import save_npz
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [page for page in PAGES if page.name not in ("LOG.md", "extending.md")]  # test_extending.py runs the latter
+TINY = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> tuple[list[str], list[str]]:
+    """Return the commands of a page that run here, and those that a comment says need something else."""
+    lines = [line.partition(" #") for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
+    needy = [command.strip() for command, _, comment in lines if comment.strip().startswith("needs ")]
+    return [command.strip() for command, *_ in lines if command.strip() not in needy], needy
+
+
+def test_the_first_commands_of_the_readme_are_those_of_the_continuous_integration():
+    script = (ROOT / ".ci" / "run").read_text()
+    readme = PAGES[0].read_text()
+    for command in ('pip install -e ".[test]" && pytest', "pip install -e . && python train.py fit"):
+        assert command in readme
+    assert '-e ".[test]"' in script
+    assert "pytest" in script
+
+
+def test_pages_are_linked_and_links_lead_somewhere():
+    linked = set()
+    for page in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            linked.add((page.parent / target).resolve())
+    assert {page.resolve() for page in PAGES} - {ROOT / "README.md"} <= linked
+
+
+def test_the_readme_fits_on_three_screens():
+    assert len(PAGES[0].read_text().splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)
+def test_code_runs(page):
+    for block in blocks(page, "python"):
+        exec(compile(block, page.name, "exec"), {})
+
+
+@pytest.fixture(scope="module")
+def workspace(digit_runs, image_dir, vae, tmp_path_factory) -> Path:
+    """A folder with what the commands name: configs, two runs, images, an autoencoder, samples."""
+    folder = tmp_path_factory.mktemp("workspace")
+    for name in ("configs", "train.py", "sample.py", "evaluate.py", "checkpoints"):
+        (folder / name).symlink_to(ROOT / name)
+    shutil.copytree(digit_runs / "runs", folder / "runs")
+    shutil.copytree(image_dir, folder / "images")
+    shutil.copytree(vae, folder / "vae")
+    shutil.make_archive(str(folder / "images"), "zip", image_dir)
+    save_npz(folder / "samples.npz", [digit_images(200, 20.0)], 200)
+    return folder
+
+
+def smaller(words: list[str]) -> list[str]:
+    """Return the command with options that make it quick; the last word wins."""
+    if "train.py" in words and "--ckpt_path" in words:
+        return [*words, *TINY, "--trainer.max_steps=62"] if "fit" in words else [*words, *TINY]
+    if "train.py" in words:
+        return [*words, *TINY, "--trainer.fast_dev_run=2", "--data.batch_size=4", "--trainer.accelerator=cpu"]
+    if "likelihood" in words:
+        return [*words, "--num=8", "--steps=4"]
+    if "generation" in words and "--ckpt" in words:
+        return [*words, "--num=100", "--steps=2"]
+    return [*words, "--steps=2"] if "sample.py" in words else words
+
+
+def run(words: list[str], workspace: Path, monkeypatch) -> None:
+    """Run a command in the workspace; in this process, unless it starts several."""
+    monkeypatch.chdir(workspace)
+    if words[0] == "torchrun":
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        subprocess.run([*launcher, *words[1:]], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300)
+    elif words[1] == "-m":
+        monkeypatch.setattr(sys, "argv", [words[2], *words[3:]])
+        runpy.run_module(words[2], run_name="__main__")
+    else:
+        paths = [str(path) for word in words if "*" in word for path in sorted(workspace.glob(word))]
+        monkeypatch.setattr(sys, "argv", [*(word for word in words[1:] if "*" not in word), *paths])
+        runpy.run_path(str(ROOT / words[1]), run_name="__main__")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)[0]], ids=lambda page: page.stem)
+def test_commands_run(page, workspace, monkeypatch, capsys):
+    for command in commands(page)[0]:
+        try:
+            run(smaller(shlex.split(command)), workspace, monkeypatch)
+        except BaseException as error:
+            error.add_note(f"{page.name}: {command}\n{capsys.readouterr().err[-2000:]}")
+            raise
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)[1]], ids=lambda page: page.stem)
+def test_options_of_trainings_that_need_more_are_understood(page, tmp_path, monkeypatch, capsys):
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    for command in commands(page)[1]:
+        if "train.py" in command and not command.startswith("for "):
+            with pytest.raises(SystemExit) as stop:
+                train(monkeypatch, tmp_path, *shlex.split(command)[2:], "--print_config")
+            assert not stop.value.code, capsys.readouterr().err
