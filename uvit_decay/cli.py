@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, one_line
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import check_size, flat
@@ -71,14 +71,12 @@ def _load(text: str) -> Any:
 def _limit(trusted: list[str]) -> None:
     """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
     set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
-    try:
+    with explained(f"--trust {' '.join(trusted)}", ValueError):
         set_parsing_settings(
             import_path_denylist=["*", CALLERS],
             import_path_allowlist=[*NAMEABLE, *trusted],
             instantiate_subclass_spec_in_any=False,
         )
-    except ValueError as error:
-        raise UserError(f"--trust {' '.join(trusted)}: {one_line(error)}") from error
 
 
 def _hush() -> None:
@@ -130,10 +128,8 @@ class CLI(LightningCLI):
         own.add_argument("--trust", action="append", default=[])
         found, rest = own.parse_known_args(sys.argv[1:])
         _limit(found.trust)
-        try:
+        with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
-        except UnicodeDecodeError as error:
-            raise UserError(f"a --config is no text file: {one_line(error)}") from error
         self._check(self.config[self.config.subcommand])
 
     def _check(self, config: Namespace) -> None:

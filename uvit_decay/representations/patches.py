@@ -20,7 +20,7 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.random import generator
 
 COLOURS = 3
@@ -242,10 +242,8 @@ def _leading_eigenvectors(matrix: csr_array, count: int) -> Float64[Tensor, "n_p
         return torch.linalg.eigh(torch.from_numpy(matrix.toarray())).eigenvectors.flip(1)[:, :count]
     # ARPACK's default start vector is random; this one makes the result reproducible.
     start = torch.rand(matrix.shape[0], generator=generator("spectral"), dtype=torch.float64)
-    try:
+    with explained(f"the eigenvectors of {matrix.shape[0]} patches were not found", ArpackError):
         values, vectors = eigsh(matrix, k=count, which="LA", v0=start.numpy())
-    except ArpackError as error:
-        raise UserError(f"the eigenvectors of {matrix.shape[0]} patches were not found: {one_line(error)}") from error
     return torch.from_numpy(np.ascontiguousarray(vectors[:, np.argsort(-values)]))
 
 

@@ -45,11 +45,6 @@ class Processes:
         """True on rank 0, which gathers and writes the results."""
         return self.rank == 0
 
-    @property
-    def device(self) -> torch.device:
-        """The GPU of this process, else the CPU."""
-        return torch.device("cuda", self.local_rank) if torch.cuda.is_available() else torch.device("cpu")
-
     @classmethod
     def launched(cls, expected: int | None = None) -> Processes:
         """Initialise the process group of a script started by python, torchrun or accelerate launch.
@@ -77,7 +72,7 @@ class Processes:
             processes.end()
             raise
         if torch.cuda.is_available():
-            torch.cuda.set_device(processes.device)
+            torch.cuda.set_device(processes.local_rank)
         return processes
 
     @classmethod
@@ -183,6 +178,16 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def pick_device(name: str | None, local_rank: int) -> torch.device:
+    """Return the device `name`, else the GPU of this process, else the CPU; raise a UserError if it does not work."""
+    if name is None:
+        name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
+    with explained(f"--device {name}", RuntimeError, AssertionError, ImportError):
+        tried = torch.zeros(1, device=name)
+        tried.item()  # fails on the meta device
+        return tried.device
 
 
 def batches(count: int, batch_size: int, processes: int) -> list[range]:
