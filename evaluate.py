@@ -87,8 +87,8 @@ def generation(
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.open_by_name import open_images, open_reference
     from uvit_decay.evaluation.report import write_reports
-    from uvit_decay.runtime.distributed import Processes
-    from uvit_decay.samples import Samples, pick_device
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.samples import Samples
 
     with Processes.launched() as processes:
         device = pick_device(sampling.device, processes.local_rank)
@@ -132,9 +132,8 @@ def statistics(
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics import save_statistics
-    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable
-    from uvit_decay.samples import pick_device
 
     with Processes.launched() as processes:
         check_writable(out)
@@ -172,9 +171,8 @@ def likelihood(
     from uvit_decay import checkpoint
     from uvit_decay.evaluation.likelihood import measure_likelihood
     from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
-    from uvit_decay.samples import pick_device
 
     with Processes.launched() as processes:
         check_writable(out)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float, to_uint8
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError, explained
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
@@ -165,16 +165,15 @@ def _load(vae: str) -> nn.Module:
     from diffusers import AutoencoderKL, AutoencoderTiny
 
     kinds = {kind.__name__: kind for kind in (AutoencoderKL, AutoencoderTiny)}
-    try:
+    problem = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
+    hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
+    errors = (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError)
+    with explained(f"the autoencoder {vae} {problem}", *errors, hint=hint):
         config = AutoencoderKL.load_config(vae)
         kind = kinds.get(config.get("_class_name"))
         if kind is None:
             raise UserError(f"{vae} is a {config.get('_class_name')}, not one of {', '.join(kinds)}")
         net, info = kind.from_pretrained(vae, output_loading_info=True)
-    except (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError) as error:
-        problem = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
-        hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
-        raise UserError(f"the autoencoder {vae} {problem} ({one_line(error, 120)}): {hint}") from error
     if config.get("latents_mean") or config.get("latents_std"):
         raise UserError(f"the autoencoder {vae} has a mean and deviation for each channel, which is not supported")
     if not isinstance(config.get("scaling_factor", 1.0), float | int):

@@ -17,8 +17,8 @@ from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.image_io import to_uint8
-from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.distributed import cpu_threads, pick_device
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 from uvit_decay.sampling_options import SamplingOptions
 
@@ -153,15 +153,3 @@ class Samples:
         """Limit tiny networks to one CPU thread; more are up to 3 times slower on a busy machine."""
         tiny = self.model.device.type == "cpu" and self.model.pixels
         return cpu_threads(1 if tiny and sum(p.numel() for p in self.model.net.parameters()) < TINY else None)
-
-
-def pick_device(name: str | None, local_rank: int) -> torch.device:
-    """Return the device `name`, else the GPU of this process, else the CPU; raise a UserError if it does not work."""
-    if name is None:
-        name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
-    try:
-        tried = torch.zeros(1, device=name)
-        tried.item()  # fails on the meta device
-        return tried.device
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise UserError(f"--device {name}: {one_line(error)}") from error

@@ -45,10 +45,9 @@ def probe(
     from uvit_decay import checkpoint
     from uvit_decay.evaluation.open_by_name import SETS, open_data
     from uvit_decay.representations.probing import Prober, check_probed
-    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.runtime.precision import chosen_precision
-    from uvit_decay.samples import pick_device
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
@@ -80,9 +79,8 @@ def features(options: Visualization) -> None:
     from uvit_decay import checkpoint
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne
-    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
-    from uvit_decay.samples import pick_device
 
     with Processes.launched() as processes:
         if not processes.is_main:

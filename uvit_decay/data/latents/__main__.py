@@ -14,7 +14,7 @@ from uvit_decay.data.classes import class_list
 from uvit_decay.data.image_files import list_images
 from uvit_decay.data.latents.encode import describe, encode
 from uvit_decay.runtime.command_line import Bounds, run
-from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.sampling_options import Count
 
 
@@ -48,7 +48,7 @@ def encode_images(
         workers: processes that decode images.
     """
     with Processes.launched() as processes:
-        autoencoder = Autoencoder(vae, processes.device, getattr(torch, precision))
+        autoencoder = Autoencoder(vae, pick_device(None, processes.local_rank), getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         settings = {"dtype": dtype, "precision": precision, "batch_size": batch_size, "shard_size": shard_size}
         manifest = describe(listing, autoencoder.space, classes, image_size=image_size, **settings)
