@@ -18,11 +18,11 @@ def test_a_line_is_a_measurement_and_is_read_back(tmp_path):
     path = tmp_path / "probes.jsonl"
     assert history.read(path) == []
     for step in (20, 40):
-        history.append(path, at(step, best_accuracy=0.5, **history.finite({"fid": math.nan})))
+        history.append(path, at(step, best_accuracy=0.5, fid=math.nan))
     first, second = map(json.loads, path.read_text().splitlines())
     assert first.keys() == {"step", "epoch", "images_seen", "values", "metadata"}
     assert second["values"] == {"best_accuracy": 0.5, "fid": None}
-    assert history.read(path) == [at(step, best_accuracy=0.5, fid=None) for step in (20, 40)]
+    assert history.read(path) == [at(step, best_accuracy=0.5, fid=math.nan) for step in (20, 40)]
 
 
 def test_a_run_from_an_earlier_step_replaces_what_was_measured_later(tmp_path):

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from uvit_decay.runtime.errors import UserError
@@ -27,7 +26,7 @@ class Measurement:
         step: optimizer steps before it.
         epoch: passes over the training images before it, with fractions.
         images_seen: training images before it, over all devices.
-        values: the results by name; None stands for NaN or infinity.
+        values: the results by name; NaN and infinity are written as null, which is read as NaN.
         metadata: everything that the values depend on besides the step, as plain values.
     """
 
@@ -55,7 +54,8 @@ def _measurement(line: str, where: str) -> Measurement:
     for name in ("step", "epoch", "images_seen"):
         if getattr(measurement, name) < 0:
             raise UserError(f"{where}: {name} is {getattr(measurement, name)}, below 0")
-    return measurement
+    values = {name: math.nan if value is None else value for name, value in measurement.values.items()}
+    return replace(measurement, values=values)
 
 
 def append(path: Path, measurement: Measurement) -> None:
@@ -72,11 +72,12 @@ def copy_until(step: int, source: Path, target: Path) -> None:
         _write(target, earlier)
 
 
-def finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace NaN and infinity, which JSON does not have, by None."""
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
-
-
 def _write(path: Path, measurements: list[Measurement]) -> None:
     with replacing(path) as file:
-        file.writelines(f"{json.dumps(asdict(measurement))}\n".encode() for measurement in measurements)
+        file.writelines(f"{json.dumps(_plain(measurement))}\n".encode() for measurement in measurements)
+
+
+def _plain(measurement: Measurement) -> dict[str, object]:
+    """Return the measurement with null in place of NaN and infinity, which JSON does not have."""
+    values = {name: value if math.isfinite(value) else None for name, value in measurement.values.items()}
+    return {**asdict(measurement), "values": values}

@@ -56,9 +56,6 @@ class GenerationMetrics(Periodic):
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
-
-    Raises:
-        UserError: a number out of range, too few images, latents without a reference, or an unsuitable reference.
     """
 
     history_file = GENERATION

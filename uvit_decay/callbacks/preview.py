@@ -35,9 +35,6 @@ class Preview(Periodic):
         sampling: null means the task's.
         seed: seed of the noise; image i is that of sample.py with this seed and these classes.
         batch_size: images per batch on each device.
-
-    Raises:
-        UserError: a number out of range, or more than 10,000 images.
     """
 
     def __init__(

@@ -36,10 +36,6 @@ class LinearProbes(Periodic):
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
         batch_size: images per batch on each device.
-
-    Raises:
-        UserError: a time outside (0, 1), data without classes or without a test set, a network without layers or null
-            label, or an unknown layer.
     """
 
     history_file = PROBES

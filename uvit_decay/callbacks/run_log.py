@@ -49,11 +49,7 @@ def continued_folder(trainer: Trainer) -> Path | None:
 
 
 def continue_history(trainer: Trainer, name: str) -> None:
-    """Begin a history with that of the run which this one continues, if any, up to its step; all ranks must call this.
-
-    Raises:
-        UserError: that history is damaged.
-    """
+    """Begin a history with that of the run which this one continues, up to its step; all ranks must call this."""
     earlier = continued_folder(trainer)
     if earlier and not trainer.fast_dev_run:
         folder = run_folder(trainer)
@@ -67,7 +63,7 @@ def record(
     """Append a measurement to the history at `path`, and send `logged` to the loggers; only rank 0 may call this."""
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
     images = step * trainer.datamodule.batch_size
-    measurement = history.Measurement(step, step / batches, images, history.finite(values), metadata)
+    measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
     history.append(path, measurement)
     for logger in trainer.loggers:
         logger.log_metrics(dict(logged), step)
@@ -80,9 +76,6 @@ class RunLogger(TensorBoardLogger):
         experiment: name of the experiment, and of its folder below `save_dir`.
         save_dir: folder of all experiments.
         version: number or name of the run; null takes the next free number.
-
-    Raises:
-        UserError: the folder cannot be written, or that run exists already.
     """
 
     def __init__(self, experiment: str, save_dir: str = "runs", version: int | str | None = None) -> None:

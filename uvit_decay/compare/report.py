@@ -12,7 +12,7 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, Literal, NamedTuple
@@ -83,41 +83,31 @@ def compare(runs: Sequence[Path], by: str = "alpha_min", x: X = "epoch", out: Pa
         by: the option, such as net.schedule.
         x: the x axis of the curves.
         out: the figure, a .png, .pdf or .svg.
-
-    Raises:
-        UserError: a folder is named twice or holds no run with probes, or the option is unknown or ambiguous.
     """
     if out.suffix not in FIGURES:
         raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
     check_writable(out)
-    loaded = read_runs(runs)
+    resolved = [folder.resolve() for folder in runs]
+    for folder in runs:
+        if resolved.count(folder.resolve()) > 1:
+            raise UserError(f"{folder} is named twice")
+    loaded = [Run.read(folder) for folder in runs]
     option = find_option(loaded, by)
     groups = grouped(loaded, option)
     table = rows(groups)
     save_csv(out.with_suffix(".csv"), by, table)
     save_figure(out, by, groups, x)
-    print(f"{markdown(by, table)}\n\n{notes(loaded)}")
+    print(f"{markdown(by, table)}\n")
+    print(f"Last evaluation at step {last_steps(loaded)}; mean +- standard deviation over runs.")
+    print("r: Pearson's correlation of the effective rank and the accuracy of the best probe.")
+    print(f"FID and IS: {measured(loaded) or 'none were measured'}.")
     for remark in remarks(loaded, option):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.csv').name}")
 
 
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs in these folders; raise a UserError if one is named twice."""
-    seen: set[Path] = set()
-    for folder in folders:
-        if folder.resolve() in seen:
-            raise UserError(f"{folder} is named twice")
-        seen.add(folder.resolve())
-    return [Run.read(folder) for folder in folders]
-
-
 def find_option(runs: Sequence[Run], by: str) -> str:
-    """Return the full name of the option `by`, which may be given by its last part or parts.
-
-    Raises:
-        UserError: no option or several match, or a run does not have it.
-    """
+    """Return the full name of the option `by`, which may be given by its last part or parts; all runs must have it."""
     ending = by.replace(".init_args", "")
     names = {name for run in runs for name in run.options}
     found = sorted({ending} & names or {name for name in names if name.endswith(f".{ending}")})
@@ -139,9 +129,14 @@ def grouped(runs: Sequence[Run], option: str) -> dict[str, list[Run]]:
         number = type(value) in (int, float)
         return not number, -value if number else 0.0, str(value)
 
+    return _by(sorted(runs, key=place), lambda run: str(run.options[option]))
+
+
+def _by(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+    """Group runs by a key, in the order of their first occurrence."""
     groups: dict[str, list[Run]] = {}
-    for run in sorted(runs, key=place):
-        groups.setdefault(str(run.options[option]), []).append(run)
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
     return groups
 
 
@@ -210,16 +205,6 @@ def measured(runs: Sequence[Run]) -> str:
     return ", ".join(f"{word} {protocols[0][name]}" for name, word in names.items() if name in protocols[0])
 
 
-def notes(runs: Sequence[Run]) -> str:
-    """Explain the numbers of the table in three lines."""
-    lines = [
-        f"Last evaluation at step {last_steps(runs)}; mean +- standard deviation over runs.",
-        "r: Pearson's correlation of the effective rank and the accuracy of the best probe.",
-        f"FID and IS: {measured(runs) or 'none were measured'}.",
-    ]
-    return "\n".join(lines)
-
-
 def remarks(runs: Sequence[Run], option: str) -> Iterator[str]:
     """Yield a line for everything in which the runs differ besides the option and the seed."""
     for other in sorted({key for run in runs for key in run.options} - {option, *ABOUT_ONE_RUN}):
@@ -227,9 +212,7 @@ def remarks(runs: Sequence[Run], option: str) -> Iterator[str]:
             yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
     yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
     yield from _fid_remarks(runs)
-    twins: dict[str, list[Run]] = {}
-    for run in runs:
-        twins.setdefault(f"seed {run.options.get(SEED)}, {option} {run.options[option]}", []).append(run)
+    twins = _by(runs, lambda run: f"seed {run.options.get(SEED)}, {option} {run.options[option]}")
     for what, same in twins.items():
         if len(same) > 1:
             yield f"{what} is there {len(same)} times, so the spread is not that of seeds: {_names(same)}"
@@ -247,11 +230,10 @@ def _fid_remarks(runs: Sequence[Run]) -> Iterator[str]:
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
     """Yield one line if not all runs have the same value."""
-    having: dict[str, list[Run]] = {}
-    for run, value in values.items():
-        having.setdefault(value if isinstance(value, str) else json.dumps(value, default=str), []).append(run)
-    if len(having) > 1:
-        yield f"{what} differs: {'; '.join(f'{value} in {_names(runs)}' for value, runs in having.items())}"
+    words = {run: value if isinstance(value, str) else json.dumps(value, default=str) for run, value in values.items()}
+    groups = _by(values, words.__getitem__)
+    if len(groups) > 1:
+        yield f"{what} differs: {'; '.join(f'{value} in {_names(runs)}' for value, runs in groups.items())}"
 
 
 def _names(runs: Sequence[Run], most: int = 3) -> str:

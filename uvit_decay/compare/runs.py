@@ -35,11 +35,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Run:
-        """Read the files that train.py wrote to `folder`.
-
-        Raises:
-            UserError: it is no run folder, its files cannot be read, or its probes have not been evaluated yet.
-        """
+        """Read the files that train.py wrote to `folder`; its probes must have been evaluated."""
         options = dict(flat(_configuration(folder)))
         path = folder / PROBES
         probes = [_point(measurement, path) for measurement in read(path)]
@@ -60,8 +56,7 @@ class Run:
     @property
     def last(self) -> Mapping[str, float]:
         """The values of the last evaluation of the probes, with `fid` and `is` as last measured."""
-        measured = {} if self.generation is None else self.generation.values
-        return {**self.probes[-1], **{name: _number(measured.get(name)) for name in ("fid", "is")}}
+        return {**self.probes[-1], **({} if self.generation is None else self.generation.values)}
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -83,13 +78,8 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 def _point(measurement: Measurement, path: Path) -> dict[str, float]:
     """Return a measurement of the probes as a point of the curves."""
-    values = {name: _number(value) for name, value in measurement.values.items()}
-    for name, value in values.items():
+    for name, value in measurement.values.items():
         if value < 0:
             raise UserError(f"{path} is damaged: at step {measurement.step}, {name} is {value}")
     at = {"step": measurement.step, "epoch": measurement.epoch, "images": measurement.images_seen}
-    return {**dict.fromkeys((BEST, RANK), math.nan), **values, **at}
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
+    return {**dict.fromkeys((BEST, KNN, RANK), math.nan), **measurement.values, **at}

@@ -100,22 +100,14 @@ def features(options: Visualization) -> None:
 
 
 def open_patch_features(loaded: Checkpoint, options: Visualization, device: torch.device) -> PatchFeatures:
-    """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents.
-
-    Raises:
-        UserError: a network without layers or null label, images that are missing or of another size, --vae for a
-            network of pixels, or an autoencoder that does not fit.
-    """
+    """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
     from uvit_decay.autoencoder import decoder
     from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.nn.intermediates import HasIntermediates
     from uvit_decay.representations.patch_features import PatchFeatures
+    from uvit_decay.representations.probing import check_network
 
     net = loaded.net
-    if not isinstance(net, HasIntermediates):
-        raise UserError(f"{type(net).__name__} has no layers with features")
-    if net.num_classes and not net.null_label:
-        raise UserError("features are read under the null label, which this network was trained without")
+    check_network(net)
     if options.vae is not None and loaded.latents is None:
         raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
     autoencoder = decoder(loaded.latents, options.vae, device) if loaded.latents else None

@@ -53,11 +53,7 @@ class NearestNeighbours:
         return similar[:, : self.k], labels.gather(1, order)[:, : self.k]
 
     def predicted(self, temperature: float = 0.07, uniform: bool = False) -> Int64[Tensor, "m n2"]:
-        """Return the classes by votes exp(similarity / temperature), or `uniform` votes; ties give the smallest class.
-
-        Raises:
-            UserError: fewer than k training samples so far.
-        """
+        """Return the classes by votes exp(similarity / temperature), or `uniform` votes; ties give the smallest class."""
         if self.near.shape[-1] < self.k:
             raise UserError(f"{self.k} nearest neighbours need as many training samples, got {self.near.shape[-1]}")
         weights = torch.ones_like(self.near) if uniform else (self.near / temperature).exp()
@@ -86,9 +82,6 @@ def knn_accuracy(
         k: number of neighbours.
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
-
-    Raises:
-        UserError: fewer than k training samples, or another number of samples than of labels.
     """
     neighbours, seen = NearestNeighbours(test, k), 0
     for chunk in train:

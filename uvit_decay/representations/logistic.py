@@ -214,9 +214,6 @@ def logistic_grid(
         budget: maximum bytes on `device` in addition to the arguments; a single cell, which needs about 8 n (d + k),
             may exceed it.
         iterations: maximum number of gradients of the first and of the second fit.
-
-    Raises:
-        UserError: fewer than five training samples, or no l2 penalty.
     """
     n, n2, k = len(train_labels), len(test_labels), int(train_labels.max()) + 1
     if n < 5 or not l2_grid:

@@ -29,9 +29,6 @@ class Probing:
         uniform: one vote for each neighbour, instead of DINO's weights.
         seed: of the noise.
         batch_size: images at a time on each device.
-
-    Raises:
-        UserError: a time outside (0, 1), or a number out of range.
     """
 
     times: tuple[float, ...] = TIMES

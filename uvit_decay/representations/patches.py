@@ -68,11 +68,7 @@ class PatchPCA:
         self.shift = self.total = self.outer = torch.zeros(())
 
     def update(self, features: Float[Tensor, "n p d"]) -> None:
-        """Add the patches of the next images, of any float dtype on any device with float64.
-
-        Raises:
-            UserError: fewer than three features, or NaN or infinity among them.
-        """
+        """Add the patches of the next images, finite and of any float dtype, on any device with float64."""
         x = features.detach().double()
         if x.shape[-1] < COLOURS or not x.isfinite().all():
             what = f"only {x.shape[-1]} numbers" if x.shape[-1] < COLOURS else "NaN or infinity"
@@ -88,11 +84,7 @@ class PatchPCA:
         self.outer = self.outer + centred.T @ centred
 
     def colours(self) -> Colours:
-        """Return the colour map of all patches so far.
-
-        Raises:
-            UserError: fewer than two patches.
-        """
+        """Return the colour map of all patches so far, two or more."""
         if self.count < 2:
             raise UserError(f"principal components need two patches or more, got {self.count}")
         offset = self.total / self.count
@@ -132,10 +124,6 @@ def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbour
         clusters: number of clusters of k-means, 2 or more.
         neighbours: maximum number of neighbours in the same image, and in the others.
         seed: seed of k-means.
-
-    Raises:
-        UserError: fewer than two clusters or one neighbour, not more patches than clusters and colours, NaN or
-            infinity among the features, or no two similar patches.
     """
     count, vectors = features.shape[0] * features.shape[1], max(clusters, COLOURS + 1)
     if clusters < 2 or neighbours < 1:
@@ -185,9 +173,6 @@ def segmentation_miou(
         matching: `hungarian` assigns each cluster to one class at most, with the largest number of agreeing pixels;
             pixels of clusters without a class count as missed, and classes without a cluster have IoU 0. `greedy`
             assigns each cluster to its most frequent class, possibly several to one class, with at least that number.
-
-    Raises:
-        UserError: all pixels of the masks are 255.
     """
     valid = masks != IGNORED
     if not valid.any():

@@ -58,12 +58,20 @@ def probed_images(probing: Probing, data: ImageData) -> tuple[list[int], list[in
     return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
 
-def check_probed(net: object, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError if the network cannot be probed on these data."""
+def check_network(net: object) -> None:
+    """Raise a UserError if the network has no features, or none without a label."""
     if not isinstance(net, HasIntermediates):
         raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
     if net.num_classes and not net.null_label:
-        raise UserError("probes read features under the null label: set null_label to true, or remove LinearProbes")
+        raise UserError(
+            "features are read under the null label, which this network was trained without: set null_label to true, "
+            "or remove LinearProbes from the callbacks"
+        )
+
+
+def check_probed(net: object, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError if the network cannot be probed on these data."""
+    check_network(net)
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
             "probes need test images of two classes or more: name some (train.py: --data.test_path, or "

@@ -43,11 +43,7 @@ def _order(count: int) -> list[int]:
 def draw_patches(
     options: Visualization, features: PatchFeatures, layers: Mapping[int, Layer], masks: Masks | None
 ) -> None:
-    """Draw principal components and clusters of patches, one row for each image; print a summary.
-
-    Raises:
-        UserError: features without components or clusters, or masks that do not fit the images.
-    """
+    """Draw principal components and clusters of patches, one row for each image; print a summary."""
     images, order = features.images, _order(len(features.images))
     candidates = range(len(order)) if masks is None else set(masks.members)
     shown = [i for i in order if i in candidates][: options.num]
@@ -120,11 +116,7 @@ def _rgb(images: Tensor) -> Tensor:
 
 
 def choose_points(options: Visualization, images: ImageSource) -> tuple[list[int], list[int]]:
-    """Choose at most CLASSES classes, and images of them.
-
-    Raises:
-        UserError: images without classes, or too few of them.
-    """
+    """Choose at most CLASSES classes, and images of them; a UserError says if there are too few of either."""
     if images.labels is None or len(images.class_names) < 2:
         raise UserError(f"t-SNE colours classes, which {options.images} has not: leave tsne out of --views")
     classes = sorted(_order(len(images.class_names))[:CLASSES])
