@@ -29,7 +29,7 @@ def predicted(train, y, test, sizes, k=20, **options):
     neighbours = NearestNeighbours(test, k)
     for x, part in zip(train.split(sizes, dim=1), y.split(sizes), strict=True):
         neighbours.update(x, part)
-    return neighbours.predicted(**options)
+    return neighbours.predict(**options)
 
 
 def brute_force(train, y, test, k, temperature, uniform):
@@ -98,7 +98,7 @@ def test_of_equally_near_samples_the_first_are_kept(sizes):
         neighbours.update(x, part)
     assert neighbours.labels[0].tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
     assert (neighbours.near == 1).all()
-    assert neighbours.predicted(uniform=True).tolist() == [[0, 1]]  # five votes of one each: the smallest class
+    assert neighbours.predict(uniform=True).tolist() == [[0, 1]]  # five votes of one each: the smallest class
 
 
 def test_lengths_do_not_matter_and_zeros_do_not_crash(data):

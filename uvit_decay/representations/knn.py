@@ -52,8 +52,8 @@ class NearestNeighbours:
         similar, order = similar.sort(dim=1, descending=True, stable=True)
         return similar[:, : self.k], labels.gather(1, order)[:, : self.k]
 
-    def predicted(self, temperature: float = 0.07, uniform: bool = False) -> Int64[Tensor, "m n2"]:
-        """Return the classes by votes exp(similarity / temperature), or `uniform` votes; ties give the smallest class."""
+    def predict(self, temperature: float = 0.07, uniform: bool = False) -> Int64[Tensor, "m n2"]:
+        """Vote for the class by exp(similarity / temperature), or by `uniform` votes; ties give the smallest class."""
         if self.near.shape[-1] < self.k:
             raise UserError(f"{self.k} nearest neighbours need as many training samples, got {self.near.shape[-1]}")
         weights = torch.ones_like(self.near) if uniform else (self.near / temperature).exp()
@@ -89,7 +89,7 @@ def knn_accuracy(
         seen += chunk.shape[1]
     if seen != len(train_labels):
         raise UserError(f"{seen} training samples but {len(train_labels)} labels")
-    return (neighbours.predicted(temperature, uniform).cpu() == test_labels.cpu()).double().mean(dim=1)
+    return (neighbours.predict(temperature, uniform).cpu() == test_labels.cpu()).double().mean(dim=1)
 
 
 def _nearest(similar: Float[Tensor, "n2 b"], k: int) -> tuple[Float[Tensor, "n2 j"], Int64[Tensor, "n2 j"]]:
