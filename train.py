@@ -6,12 +6,14 @@
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and
 all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. Of a class:
 python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config. A class
-that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours.Class.
+that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours.Class. Flags are keys of
+configs, with underscores; hyphens in their place are accepted.
 """
 
 import sys
 from pathlib import Path
 
+from uvit_decay.runtime.command_line import respelled
 from uvit_decay.runtime.errors import user_errors
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
@@ -19,7 +21,7 @@ DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 
 def main() -> None:
     """Run the command line, with configs/digits.yaml if it names no --config."""
-    args = sys.argv[1:]
+    args = sys.argv[1:] = respelled(sys.argv[1:], "-", "_")
     if args in (["-h"], ["--help"]):
         print(__doc__)
         return

@@ -5,6 +5,7 @@ import runpy
 import sys
 
 import pytest
+import yaml
 from conftest import ROOT
 
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
@@ -143,3 +144,11 @@ def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys
     flags = ["--trainer.callbacks", "trusted_callbacks.Mine", "--trust", "trusted_callbacks"]
     train(monkeypatch, tmp_path, *SMALL, *flags)
     assert "mine is called" in capsys.readouterr().out
+
+
+def test_hyphens_are_accepted_in_the_names_of_flags(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "--trainer.max-steps", "3", "--data.batch-size=7", "--print-config")
+    assert stop.value.code == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert (shown["trainer"]["max_steps"], shown["data"]["init_args"]["batch_size"]) == (3, 7)

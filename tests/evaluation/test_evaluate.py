@@ -189,6 +189,8 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         ),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (["--samples", "rgb.npz", *DIGITS], r"arr_0 must be uint8 \(n, h, w, 1\)"),
+        (DIGITS, "either --samples, images that exist, or --ckpt"),
+        (["--samples", "digits:test", "--ckpt", "c.ckpt", *DIGITS], "either --samples, images that exist, or --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--guidance", "3"], "--guidance is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--labels", "random"], "--labels is for the samples of a --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--no-clip"], "--clip is for the samples of a --ckpt"),

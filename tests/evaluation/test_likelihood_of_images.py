@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import tiny_net
+from evaluations import evaluate
 from torch import nn
 
 from uvit_decay.autoencoder import LatentSpace
@@ -111,3 +112,11 @@ def test_what_has_no_likelihood_is_a_user_error(checkpoint, source, options, rea
 def test_options_out_of_range_are_a_user_error(options):
     with pytest.raises(UserError, match=f"^--{next(iter(options)).replace(chr(95), chr(45))} must be at least"):
         LikelihoodOptions(**options)
+
+
+def test_the_command_writes_mean_and_protocol(trained, tmp_path, monkeypatch, capsys):
+    options = ["--images", "digits:test", "--num", "6", "--steps", "2", "--out", "bits.json"]
+    evaluate(monkeypatch, tmp_path, "likelihood", "--ckpt", trained, *options)
+    report = json.loads((tmp_path / "bits.json").read_text())
+    assert f"{report['bits_per_dim']:.4f} +- {report['standard_error']:.4f} bits" in capsys.readouterr().out
+    assert {"solver": "heun", "steps": 2, "num": 6, "step": 12}.items() <= report["protocol"].items()

@@ -1,0 +1,179 @@
+"""`evaluate.py generation`, `statistics` and `likelihood`; what they compute with is imported after --help."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
+from uvit_decay.evaluation.options import FeatureOptions, LikelihoodOptions
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.metrics.extractors import Extractor
+
+GREY = 1  # channels of the digits
+
+
+def _prepare(extractor: Extractor, images: ImageSource, device: torch.device) -> None:
+    """Load the extractor for images of this shape, or train the digit classifier."""
+    from uvit_decay.data import Digits
+    from uvit_decay.metrics.extractors import load
+
+    if extractor.needs_labels:
+        digits = Digits()
+        digits.setup()
+        extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
+    else:
+        load(extractor, images.shape, device)
+
+
+def _check_ending(option: str, path: Path | None, ending: str) -> None:
+    if path is not None and path.suffix.lower() != ending:
+        raise UserError(f"{option} {path}: the name must end in {ending}")
+
+
+def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: SamplingOptions) -> None:
+    """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
+    plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size)
+    changed = [name for name, value in asdict(plain).items() if value != getattr(sampling, name)]
+    given = [name for name, value in {"num": num, "save_samples": save_samples}.items() if value] + changed
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
+
+
+def generation(
+    *,
+    samples: str | None = None,
+    ckpt: Path | None = None,
+    reference: str,
+    out: Path | None = None,
+    num: Annotated[Count | None, "-n"] = None,
+    save_samples: Path | None = None,
+    metrics: MetricOptions,
+    features: FeatureOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """FID, IS, KID, precision and recall, sFID, and a report.
+
+    Args:
+        samples: folder, zip, tar, .npz or data set of images.
+        ckpt: a .ckpt or .safetensors, in place of --samples: its samples, made now.
+        reference: images or statistics to compare with.
+        out: report.json, with report.html beside it; default: a telling name.
+        num: samples of --ckpt; default: 50,000.
+        save_samples: keep the samples of --ckpt, too, as an .npz.
+    """
+    _check_ending("--out", out, ".json")
+    _check_ending("--save-samples", save_samples, ".npz")
+    if (samples is None) == (ckpt is None):
+        raise UserError("generation takes either --samples, images that exist, or --ckpt, whose samples are made now")
+    if samples is not None:
+        _refuse_sampling(num, save_samples, sampling)
+
+    from uvit_decay.evaluation.generated import GeneratedImages
+    from uvit_decay.evaluation.generation import Comparison
+    from uvit_decay.evaluation.open_by_name import open_images, open_reference
+    from uvit_decay.evaluation.report import write_reports
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.samples import Samples
+
+    with Processes.launched() as processes:
+        device = pick_device(sampling.device, processes.local_rank)
+        extractor = features.extractor(metrics.spatial)
+        channels = extractor.channels or GREY
+        if ckpt is None:
+            images = open_images(samples, channels, features.image_size)
+        else:
+            images = Samples.from_options(ckpt, sampling, processes.local_rank)
+            images = GeneratedImages(images, num or 50_000, channels)
+        file, reference_images = open_reference(reference, channels, features.image_size)
+        _prepare(extractor, images, device)
+        fewest = 0 if reference_images is None else min(len(images), len(reference_images))
+        chosen = chosen_metrics(metrics, extractor, fewest)
+        batch_size = sampling.batch_size
+        comparison = Comparison(images, file, reference_images, extractor, chosen, device, batch_size, metrics)
+        comparison.check()
+        write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
+
+
+def statistics(
+    reference: str,
+    *,
+    out: Path,
+    spatial: bool = False,
+    batch_size: Count = 64,
+    device: str | None = None,
+    features: FeatureOptions,
+) -> None:
+    """Mean and covariance of the features of a reference, as an .npz with its metadata.
+
+    Args:
+        reference: folder, zip, tar, .npz, data set or configuration.
+        out: stats.npz.
+        spatial: with those of sFID.
+        batch_size: images at a time.
+        device: cpu, cuda, cuda:1; default: the GPU if there is one.
+    """
+    _check_ending("--out", out, ".npz")
+
+    from uvit_decay.evaluation.extract import Extraction
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.evaluation.statistics import save_statistics
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable
+
+    with Processes.launched() as processes:
+        check_writable(out)
+        where = pick_device(device, processes.local_rank)
+        extractor = features.extractor(spatial)
+        if spatial and "spatial" not in extractor.widths:
+            raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
+        images = open_images(reference, extractor.channels or GREY, features.image_size)
+        _prepare(extractor, images, where)
+        keep = ["features", *(["spatial"] if spatial else [])]
+        store = Extraction(extractor, where, batch_size).run(images, keep, processes)
+        if processes.is_main:
+            about = {"extractor": extractor.fingerprint(), **images.metadata()}
+            save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
+            print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")
+
+
+def likelihood(
+    *,
+    ckpt: Path,
+    images: str,
+    out: Path = Path("likelihood.json"),
+    loading: LoadingOptions,
+    options: LikelihoodOptions,
+) -> None:
+    """Bits per dimension of images under a checkpoint of pixels.
+
+    Args:
+        ckpt: a .ckpt or .safetensors.
+        images: folder, zip, tar, .npz or data set, such as digits:test.
+        out: mean, standard error and protocol.
+    """
+    _check_ending("--out", out, ".json")
+
+    from uvit_decay import checkpoint
+    from uvit_decay.evaluation.likelihood import measure_likelihood
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+
+    with Processes.launched() as processes:
+        check_writable(out)
+        loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
+        source = open_images(images, loaded.net.channels, loaded.net.image_size)
+        device = pick_device(loading.device, processes.local_rank)
+        with claimed(out, processes.is_main):
+            report = measure_likelihood(loaded, source, options, device, processes)
+            if report is not None:
+                report.save(out)
+                print(f"{report.mean:.4f} +- {report.standard_error:.4f} bits per dimension, wrote {out}")
