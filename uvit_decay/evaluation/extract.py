@@ -57,9 +57,6 @@ class Extraction:
             keep: some of FLOATS; "images" keeps all images, "shown" the first ones, as uint8.
             processes: processes that share the work.
             folder: folder of the store; None means the cache of this machine, for references.
-
-        Raises:
-            UserError: images that cannot be read, or what `FeatureStore.open` raises.
         """
         fingerprints = {"images": images.fingerprint(), "extractor": self.extractor.fingerprint()}
         metadata = {**fingerprints, "n": len(images), "keep": list(keep)}

@@ -67,9 +67,6 @@ class FeatureStore:
         """Create the folder, or resume from its parts; return the parts that are missing.
 
         Existing parts are compared with their checksums; a damaged one is reported on stderr and counts as missing.
-
-        Raises:
-            UserError: the folder belongs to something else, or cannot be written.
         """
         check_writable(self.folder, folder=True)
         path = self.folder / "about.json"
@@ -94,11 +91,7 @@ class FeatureStore:
         return True
 
     def add(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Write the tensors of a part: FLOATS of len(part) rows, `images` of at most as many, `calls` of one.
-
-        Raises:
-            UserError: features that are not finite or do not fit those of other parts, or unwritable files.
-        """
+        """Write the tensors of a part: FLOATS of len(part) rows, `images` of at most as many, `calls` of one."""
         self._check(part, tensors)
         save_tensors(self._file(part), tensors, {OWNER: self._owner(part)})
         self._verified.add(part)
@@ -107,11 +100,7 @@ class FeatureStore:
         return f"{part.start} of {self._key}"
 
     def _read(self, part: range) -> dict[str, Tensor]:
-        """Return the tensors of a part, verified at the first read.
-
-        Raises:
-            UserError: the part is damaged, in the place of another one, or does not fit this store.
-        """
+        """Return the tensors of a part, verified at the first read."""
         path, known = self._file(part), part in self._verified
         metadata, tensors = load_tensors(path, verify=not known)
         if metadata.get(OWNER, self._owner(part)) != self._owner(part):

@@ -20,9 +20,6 @@ class GeneratedImages(ImageSource):
         samples: the sequence of samples.
         num: number of samples.
         channels: 3 converts grey images to RGB.
-
-    Raises:
-        UserError: the network generates images of other channels.
     """
 
     prefetch = False  # the network and the extractor share a device

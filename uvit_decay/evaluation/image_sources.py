@@ -69,9 +69,6 @@ class FileImages(ImageSource):
         path: the folder or archive.
         channels: 1 reads images as grey, 3 as RGB.
         image_size: size that images are cropped to, as ADM does; with None they must be squares of one size.
-
-    Raises:
-        UserError: no images, or sizes that differ; later, images that cannot be read.
     """
 
     def __init__(self, path: Path, channels: int, image_size: int | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from uvit_decay.runtime.command_line import Bounds
@@ -72,18 +73,10 @@ class Metric:
     by_default: bool = True
 
 
-def _fid(inputs: Inputs) -> dict[str, float]:
-    return {"fid": _frechet(inputs, "features")}
-
-
-def _sfid(inputs: Inputs) -> dict[str, float]:
-    return {"sfid": _frechet(inputs, "spatial")}
-
-
-def _frechet(inputs: Inputs, kind: str) -> float:
+def _frechet(name: str, kind: str, inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.frechet import frechet_distance
 
-    return frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))
+    return {name: frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))}
 
 
 def _inception_score(inputs: Inputs) -> dict[str, float]:
@@ -113,7 +106,7 @@ FULL_RANK = "the covariance of fewer images than features says little; take more
 METRICS = {
     "fid": Metric(
         {"fid": Value("FID", 2, "lower", "Fréchet distance between the features of samples and reference")},
-        _fid,
+        partial(_frechet, "fid", "features"),
         least=_full_rank,
         advice=FULL_RANK,
     ),
@@ -144,7 +137,7 @@ METRICS = {
     ),
     "sfid": Metric(
         {"sfid": Value("sFID", 2, "lower", "the same with spatial features: composition rather than content")},
-        _sfid,
+        partial(_frechet, "sfid", "spatial"),
         needs="spatial",
         least=_full_rank,
         advice=FULL_RANK,
@@ -192,9 +185,6 @@ def chosen_metrics(options: MetricOptions, extractor: Extractor, images: int) ->
     """Return the names of the metrics to compute: the chosen ones, else all by default that are possible.
 
     `images` is the number of samples or of reference images, whichever is less.
-
-    Raises:
-        UserError: a metric needs what the extractor does not yield.
     """
     widths = extractor.widths
     for name in options.metrics or ():

@@ -27,9 +27,6 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
         name: one of FORMS.
         channels: 1 for grey, 3 for RGB; image files are converted to either, arrays and data sets from grey to RGB.
         image_size: size that image files are cropped to, as ADM does; with None they must be squares of one size.
-
-    Raises:
-        UserError: nothing of that name, or contents of another kind.
     """
     stem, _, split = name.rpartition(":")
     if stem in SETS or stem.endswith((".yaml", ".yml")):

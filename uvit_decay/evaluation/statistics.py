@@ -33,11 +33,7 @@ def save_statistics(path: Path, statistics: dict[str, Statistics], metadata: dic
 
 
 class StatisticsFile:
-    """A file of precomputed statistics; `metadata` is their recorded protocol, empty if the file has none.
-
-    Raises:
-        UserError: a file that cannot be read, or arrays of wrong kinds.
-    """
+    """A file of precomputed statistics; `metadata` is their recorded protocol, empty if the file has none."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

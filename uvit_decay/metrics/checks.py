@@ -8,11 +8,7 @@ from uvit_decay.runtime.errors import UserError
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
-    """Check that `metric` can compare two sets of features (n, d) and (m, d).
-
-    Raises:
-        UserError: the sets differ in d, or contain NaN or infinity.
-    """
+    """Raise a UserError unless two sets of features, (n, d) and (m, d), are as wide as each other and finite."""
     if real.shape[1] != fake.shape[1]:
         raise UserError(
             f"{metric}: the real features have {real.shape[1]} numbers an image, the fake ones {fake.shape[1]}; "

@@ -99,11 +99,7 @@ class Moments(Metric):
         self.outer += x.T @ x
 
     def compute(self) -> Statistics:
-        """Return the statistics over all batches, and with `sync` over all processes.
-
-        Raises:
-            UserError: fewer than two images.
-        """
+        """Return the statistics over all batches, and with `sync` over all processes."""
         n = int(self.n)
         if n < 2:
             raise UserError(f"the Frechet distance needs at least two images on each side, got {n}")

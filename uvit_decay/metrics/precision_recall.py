@@ -53,9 +53,6 @@ def covered(
     """Return which real images are covered, |y - x| < NND_k(x, real) for some fake y (Naeem et al., 2020).
 
     Coverage is their share; the ball is open, as in the authors' code. Computed on the features' device.
-
-    Raises:
-        UserError: k real images or fewer; features that differ in d, or contain NaN or infinity.
     """
     check_features("coverage", real, fake)
     radii = _squared_radii("real", real, k, block)
@@ -72,9 +69,6 @@ def nearest(
 
     Keys at equal distances are ordered by index. Computed on the features' device; a query that is also a key has
     itself as a neighbour, at a distance of exactly 0.
-
-    Raises:
-        UserError: fewer than k keys.
     """
     squared, indices = _nearest_squared(queries, keys, k, block)
     return squared.sqrt(), indices
