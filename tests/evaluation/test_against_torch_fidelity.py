@@ -48,7 +48,7 @@ def test_all_metrics_are_those_of_torch_fidelity_and_of_numpy(files, tmp_path, m
              "--inception-weights", files / "inception.pth", "--protocol", "adm", "--kid-subset", SUBSET, "--allow-few",
              "--metrics", "fid,is,kid,prc,sfid", "--out", "report.json")  # fmt: skip
     report = json.loads((tmp_path / "report.json").read_text())
-    found = report["values"]
+    values = report["values"]
     theirs = torch_fidelity.calculate_metrics(
         input1=str(files / "fake"),
         input2=str(files / "real"),
@@ -65,17 +65,17 @@ def test_all_metrics_are_those_of_torch_fidelity_and_of_numpy(files, tmp_path, m
         verbose=False,
     )
     for name, key in THEIRS.items():
-        assert found[name] == pytest.approx(theirs[key], rel=1e-4, abs=1e-7), name
+        assert values[name] == pytest.approx(theirs[key], rel=1e-4, abs=1e-7), name
     extractor = Inception(str(files / "inception.pth"), "adm")
     extractor.prepare(
         torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), torch.device("cpu")
     )
     sides = [extractor(smooth(*side)).features.double().numpy() for side in ((1, 0.1), (2, 0.0))]
-    assert found["fid"] == pytest.approx(independent_fid(*sides), rel=1e-6)
-    assert found["sfid"] > 0
+    assert values["fid"] == pytest.approx(independent_fid(*sides), rel=1e-6)
+    assert values["sfid"] > 0
     remarks = " ".join(report["remarks"])
-    for said in ("below 10,000", "has not full rank", "Inception weights are not the published ones"):
-        assert said in remarks
+    for words in ("below 10,000", "has not full rank", "Inception weights are not the published ones"):
+        assert words in remarks
 
 
 def independent_fid(a: np.ndarray, b: np.ndarray) -> float:

@@ -42,13 +42,13 @@ def values(folder, name="report.json"):
 
 
 def test_a_folder_a_zip_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_path, monkeypatch, capsys):
-    found = []
+    results = []
     for form in ("pngs", "zipped.zip", "array.npz"):
         evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / form, *DIGITS, "--kid-subset", 50,
                  "--out", "report.json")  # fmt: skip
-        found.append(values(tmp_path))
-    assert found[0] == found[1] == found[2]
-    assert set(found[0]) == {"fid", "is", "is_std", "kid", "kid_std", "precision", "recall"}
+        results.append(values(tmp_path))
+    assert results[0] == results[1] == results[2]
+    assert set(results[0]) == {"fid", "is", "is_std", "kid", "kid_std", "precision", "recall"}
     report = json.loads((tmp_path / "report.json").read_text())
     assert [key for key in report["metrics"] if key.startswith("fid/")] == [
         "fid/array-150_vs_digits-train-1437_small-cnn"
@@ -75,9 +75,9 @@ def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsy
 def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "statistics", "digits:train", "--features", "digits", "--out", "stats.npz")
     assert "1,437 images of digits-train" in capsys.readouterr().out
-    with np.load(tmp_path / "stats.npz") as found:
-        assert (found["mu"].shape, found["sigma"].shape, found["sigma"].dtype) == ((64,), (64, 64), np.float64)
-        about = json.loads(str(found["about"]))
+    with np.load(tmp_path / "stats.npz") as arrays:
+        assert (arrays["mu"].shape, arrays["sigma"].shape, arrays["sigma"].dtype) == ((64,), (64, 64), np.float64)
+        about = json.loads(str(arrays["about"]))
     assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
     base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fid"]
     evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
@@ -106,15 +106,15 @@ def test_a_report_says_how_labels_were_drawn(trained, tmp_path, monkeypatch):
     report = json.loads((tmp_path / "report.json").read_text())
     (key,) = report["metrics"]
     assert key.startswith("fid/last-step12_ema_uvit-dpm2_w2_seed0_random-labels_nfe2-120_vs_")
-    wanted = {"labels": "all 10 classes at random", "clip": False}
-    assert wanted.items() <= report["protocol"]["samples"].items()
+    expected = {"labels": "all 10 classes at random", "clip": False}
+    assert expected.items() <= report["protocol"]["samples"].items()
     labels = np.load(tmp_path / "samples.npz")["arr_1"]
     assert len(set(np.bincount(labels, minlength=10))) > 1
 
 
 @pytest.mark.slow
 def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
-    found = []
+    results = []
     for processes in (1, 2, 3):
         command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", ROOT / "evaluate.py"]
         options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
@@ -122,9 +122,9 @@ def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / str(processes))}
         ended = subprocess.run([*map(str, start)], cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr
-        found.append(values(tmp_path, f"{processes}.json"))
-    for other in found[1:]:
-        assert other == pytest.approx(found[0], rel=1e-9)
+        results.append(values(tmp_path, f"{processes}.json"))
+    for other in results[1:]:
+        assert other == pytest.approx(results[0], rel=1e-9)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
             r"statistics mu \(2048,\) and sigma \(2048, 2048\), small-cnn gives 64",
         ),
         (
-            ["--samples", "digits:test", *DIGITS[2:], "--reference", "told.npz"],
+            ["--samples", "digits:test", *DIGITS[2:], "--reference", "recorded.npz"],
             "has statistics of inception-v3-adm-6726",
         ),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
     np.savez(tmp_path / "plain.npz", mu=np.zeros(64), sigma=np.eye(64))
     np.savez(tmp_path / "other.npz", mu=np.zeros(2048), sigma=np.zeros((2048, 2048)))
     about = np.array(json.dumps({"extractor": "inception-v3-adm-6726825d0123", "n": 9}))
-    np.savez(tmp_path / "told.npz", mu=np.zeros(64), sigma=np.eye(64), about=about)
+    np.savez(tmp_path / "recorded.npz", mu=np.zeros(64), sigma=np.eye(64), about=about)
     line = refused(monkeypatch, tmp_path, capsys, "generation", *options, "--out", "report.json")
     assert re.search(message, line), line
     assert not (tmp_path / "report.json").exists()
@@ -235,11 +235,11 @@ def test_names_and_options_that_would_lose_something_are_refused(tmp_path, monke
 
 def test_features_of_a_reference_are_kept_whatever_the_batch_size(forms, tmp_path, monkeypatch, capsys):
     base = ["generation", "--samples", forms / "array.npz", *DIGITS, "--metrics", "fid", "--out", "report.json"]
-    found = []
+    results = []
     for size in (64, 50):
         evaluate(monkeypatch, tmp_path, *base, "--batch-size", size)
-        found.append(values(tmp_path)["fid"])
-    assert found[0] == pytest.approx(found[1], rel=1e-6)
+        results.append(values(tmp_path)["fid"])
+    assert results[0] == pytest.approx(results[1], rel=1e-6)
     assert len(list((tmp_path / "cache" / "uvit_decay" / "features").glob("*/about.json"))) == 1
 
 

@@ -8,7 +8,7 @@ from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runtime.errors import UserError
 
-PICTURES = torch.ones(4, 3, 2, 2, dtype=torch.uint8)
+IMAGES = torch.ones(4, 3, 2, 2, dtype=torch.uint8)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]
 
 
@@ -30,9 +30,9 @@ def store(tmp_path, features):
 def test_what_is_there_is_used_again(store, features):
     again = FeatureStore(store.folder, {"of": "something"}, PARTS)
     assert again.open() == [PARTS[1]]
-    again.add(PARTS[1], {"features": features[4:8], "images": PICTURES})
+    again.add(PARTS[1], {"features": features[4:8], "images": IMAGES})
     assert torch.equal(again.tensor("features"), features)
-    assert torch.equal(again.tensor("images"), PICTURES)
+    assert torch.equal(again.tensor("images"), IMAGES)
     moments = Moments(5)
     moments.update(features)
     assert torch.equal(again.statistics().cov, moments.compute().cov)
@@ -98,13 +98,13 @@ DAMAGE = {
 def test_a_part_that_is_not_what_was_kept_is_made_anew_with_one_remark(whole, features, damage, capsys):
     path = whole.folder / "000000004.safetensors"
     DAMAGE[damage](path)
-    found = again(whole)
-    assert found.open() == [PARTS[1]]
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert str(path) in said
-    found.add(PARTS[1], {"features": features[4:8]})
-    assert torch.equal(found.tensor("features"), features)
+    reopened = again(whole)
+    assert reopened.open() == [PARTS[1]]
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert str(path) in message
+    reopened.add(PARTS[1], {"features": features[4:8]})
+    assert torch.equal(reopened.tensor("features"), features)
 
 
 def test_a_damaged_part_is_not_read(whole):
@@ -132,9 +132,9 @@ def test_features_that_are_not_finite_are_not_kept(store):
 def test_parts_from_before_there_were_checksums_are_read(whole, features):
     for part in PARTS:
         raw(whole.folder / f"{part.start:09d}.safetensors", features=features[list(part)])
-    found = again(whole)
-    assert found.open() == []
-    assert torch.equal(found.tensor("features"), features)
+    reopened = again(whole)
+    assert reopened.open() == []
+    assert torch.equal(reopened.tensor("features"), features)
 
 
 @pytest.mark.parametrize("content", ["", "[" * 10**5, "3", '"x"', "\xff", "{}"])

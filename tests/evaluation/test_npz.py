@@ -26,14 +26,14 @@ class Classifier(SmallClassifier):
 
 
 def read_images(path):
-    found = ArrayImages(path, 3)
-    return [found.read(range(len(found))).numpy(), found.labels.numpy()]
+    source = ArrayImages(path, 3)
+    return [source.read(range(len(source))).numpy(), source.labels.numpy()]
 
 
 def read_statistics(path):
-    found = StatisticsFile(path)
-    found.check(Classifier())
-    return [*(value.numpy() for value in found.statistics("features")[:2]), np.array(found.metadata["n"])]
+    source = StatisticsFile(path)
+    source.check(Classifier())
+    return [*(value.numpy() for value in source.statistics("features")[:2]), np.array(source.metadata["n"])]
 
 
 READ = {"images": read_images, "statistics": read_statistics}
@@ -52,17 +52,17 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, kind):
 def test_flipped_bits_are_noticed_or_change_nothing(tmp_path, kind, save):
     path = tmp_path / "a.npz"
     save(path, **ARRAYS[kind])
-    wanted, content, noticed, lines = READ[kind](path), path.read_bytes(), 0, set()
+    expected, content, noticed, lines = READ[kind](path), path.read_bytes(), 0, set()
     for place in range(0, len(content), max(len(content) // 150, 1)):
         damaged = bytearray(content)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
         try:
-            found = READ[kind](path)
+            actual = READ[kind](path)
         except UserError as error:
-            found, noticed = wanted, noticed + 1
+            actual, noticed = expected, noticed + 1
             lines.add(str(error))
-        assert all(map(np.array_equal, found, wanted)), place
+        assert all(map(np.array_equal, actual, expected)), place
     assert noticed > 75
     assert all("a.npz" in line and "\n" not in line for line in lines)
 

@@ -36,17 +36,17 @@ def forms(images, tmp_path):
 
 @pytest.mark.parametrize("name", ["folder", "zipped.zip", "array.npz", "packed.npz"])
 def test_the_same_images_in_every_form(forms, images, name):
-    found = open_images(str(forms / name), 3)
-    assert (len(found), found.shape) == (12, (3, 16, 16))
-    assert torch.equal(torch.cat([found.read(range(5)), found.read(range(5, 12))]), images)
-    assert found.fingerprint() == open_images(str(forms / name), 3).fingerprint()
-    assert not found.has_jpegs
+    source = open_images(str(forms / name), 3)
+    assert (len(source), source.shape) == (12, (3, 16, 16))
+    assert torch.equal(torch.cat([source.read(range(5)), source.read(range(5, 12))]), images)
+    assert source.fingerprint() == open_images(str(forms / name), 3).fingerprint()
+    assert not source.has_jpegs
 
 
 def test_an_array_without_compression_is_mapped_and_may_have_labels(forms):
-    found = open_images(str(forms / "array.npz"), 3)
-    assert isinstance(found.array, np.memmap)
-    assert found.labels.tolist() == list(range(12))
+    source = open_images(str(forms / "array.npz"), 3)
+    assert isinstance(source.array, np.memmap)
+    assert source.labels.tolist() == list(range(12))
     assert open_images(str(forms / "packed.npz"), 3).labels is None
 
 
@@ -71,9 +71,9 @@ def test_data_sets_and_configurations(tmp_path):
 def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
     image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
     image.resize((20, 24)).save(forms / "folder" / "z.png")
-    found = open_images(str(forms / "folder"), 3)
+    source = open_images(str(forms / "folder"), 3)
     with pytest.raises(UserError, match=r"z\.png: 20x24, not 16x16: --image-size"):
-        found.read(range(13))
+        source.read(range(13))
     assert open_images(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
     image.resize((20, 24)).save(forms / "folder" / "0.png")
     with pytest.raises(UserError, match=r"0\.png is 20x24, not square: --image-size"):
@@ -138,8 +138,8 @@ def test_references_are_statistics_images_or_both(tmp_path):
     file, reference = open_reference(str(broken_npz(tmp_path, **images)), 3)
     assert file is None
     assert len(reference) == 2
-    np.savez(tmp_path / "told.npz", **numbers, about=np.array(json.dumps({"n": 7})))
-    assert open_reference(str(tmp_path / "told.npz"), 3)[0].statistics("features").n == 7
+    np.savez(tmp_path / "recorded.npz", **numbers, about=np.array(json.dumps({"n": 7})))
+    assert open_reference(str(tmp_path / "recorded.npz"), 3)[0].statistics("features").n == 7
 
 
 def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
@@ -147,14 +147,14 @@ def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
     for i, name in enumerate("ab"):
         (forms / "classes" / name).mkdir()
         save_pngs(forms / "classes" / name, [images[6 * i : 6 * i + 6]])
-    found = []
+    fingerprints = []
     for size, split in ((16, "train"), (8, "train"), (16, "test")):
         data = Images(str(forms / "classes"), holdout=0.5, image_size=size, batch_size=1, memory_gb=0.0)
         data.setup()
-        found.append(
+        fingerprints.append(
             DatasetImages("own", data.train if split == "train" else data.test, 3, data.class_names).fingerprint()
         )
-    assert found[0] != found[1] != found[2] != found[0]
+    assert fingerprints[0] != fingerprints[1] != fingerprints[2] != fingerprints[0]
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])

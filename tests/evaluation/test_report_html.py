@@ -68,13 +68,13 @@ def without_images(text):
 
 
 def decoded(text):
-    found = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)
-    return [Image.open(io.BytesIO(base64.b64decode(part))) for part in found]
+    parts = re.findall(r"data:image/png;base64,([A-Za-z0-9+/=]+)", text)
+    return [Image.open(io.BytesIO(base64.b64decode(part))) for part in parts]
 
 
 def test_everything_is_there(tmp_path):
     texts = Page(written(tmp_path, REPORT)).texts
-    for wanted in (
+    for expected in (
         "Digits, step 2000",
         *REPORT.remarks,
         "Samples",
@@ -82,7 +82,7 @@ def test_everything_is_there(tmp_path):
         "Coverage of the classes",
         "Protocol",
     ):
-        assert wanted in texts
+        assert expected in texts
     assert {"3.11", "9.20 ± 0.10", "−0.00012", "0.712", "12.35"} <= set(texts)
     assert {
         "lower is better",
@@ -117,8 +117,8 @@ def test_the_images_are_inside(tmp_path):
 
 def test_grey_and_large_images(tmp_path):
     large = Neighbours(random_images(1, 1, 300, 300), random_images(1, 2, 1, 300, 300), torch.rand(1, 2))
-    found = decoded(written(tmp_path, replace(REPORT, samples=random_images(4, 1, 8, 8), neighbours=large)))
-    assert [image.size for image in found[1:]] == [(128, 128)] * 3
+    images = decoded(written(tmp_path, replace(REPORT, samples=random_images(4, 1, 8, 8), neighbours=large)))
+    assert [image.size for image in images[1:]] == [(128, 128)] * 3
 
 
 def test_it_needs_nothing_from_outside(tmp_path):

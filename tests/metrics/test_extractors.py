@@ -50,11 +50,11 @@ def test_the_classifier_reads_the_digits(digits):
 
 
 def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
-    found = classifier(digits[2][:7])
-    assert found.features.shape == (7, classifier.widths["features"]) == (7, 64)
-    assert found.logits.shape == (7, 10)
-    assert found.features.dtype == found.logits.dtype == torch.float32
-    assert not found.features.requires_grad
+    outputs = classifier(digits[2][:7])
+    assert outputs.features.shape == (7, classifier.widths["features"]) == (7, 64)
+    assert outputs.logits.shape == (7, 10)
+    assert outputs.features.dtype == outputs.logits.dtype == torch.float32
+    assert not outputs.features.requires_grad
 
 
 def test_features_of_a_image_do_not_depend_on_its_batch(classifier, digits):
@@ -66,10 +66,10 @@ def test_features_of_a_image_do_not_depend_on_its_batch(classifier, digits):
 
 def test_training_is_deterministic_and_leaves_the_global_stream_alone(digits):
     torch.manual_seed(1)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(1)
     first = prepared(digits, steps=20)
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     with torch.inference_mode():  # where Lightning calls it in a validation
         second = prepared(digits, steps=20)
     assert same(first(digits[2]), second(digits[2]))
@@ -89,9 +89,9 @@ def test_the_classifier_is_frozen_in_eval_mode(classifier):
 
 
 def test_autocast_around_the_classifier_changes_nothing(classifier, digits):
-    wanted = classifier(digits[2])
+    expected = classifier(digits[2])
     with torch.autocast("cpu", torch.bfloat16):
-        assert same(classifier(digits[2]), wanted)
+        assert same(classifier(digits[2]), expected)
 
 
 def test_the_classifier_takes_rgb_images(digits):
@@ -122,5 +122,5 @@ with_torch = set(sys.modules)
 import uvit_decay.representations.effective_rank
 print(sorted(set({heavy}) & set(sys.modules) - with_torch))
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[]\n"

@@ -13,7 +13,7 @@ from uvit_decay.runtime.errors import UserError
 CPU = torch.device("cpu")
 NO_LABELS = torch.zeros(0, dtype=torch.int64)
 G = torch.Generator().manual_seed(0)
-PICTURES = torch.randint(256, (5, 3, 8, 8), generator=G, dtype=torch.uint8)
+IMAGES = torch.randint(256, (5, 3, 8, 8), generator=G, dtype=torch.uint8)
 
 
 class Means(nn.Module):
@@ -66,27 +66,27 @@ def scripted(net, path):
 
 def exported(net, path):
     batch = torch.export.Dim("n", min=1)
-    program = torch.export.export(net, (PICTURES,), dynamic_shapes=({0: batch},))
+    program = torch.export.export(net, (IMAGES,), dynamic_shapes=({0: batch},))
     torch.export.save(program, str(path))
     return path
 
 
 def prepared(path):
     extractor = CustomExtractor(str(path))
-    extractor.prepare(PICTURES[:0], NO_LABELS, CPU)
+    extractor.prepare(IMAGES[:0], NO_LABELS, CPU)
     return extractor
 
 
 @pytest.mark.parametrize(("write", "name"), [(scripted, "net.pt"), (exported, "net.pt2"), (scripted, "net.pt2")])
 def test_features_are_those_of_the_file(write, name, tmp_path):
     extractor = prepared(write(Means(), tmp_path / name))
-    found = extractor(PICTURES)
-    torch.testing.assert_close(found.features, PICTURES.float().mean((2, 3)))
-    assert found.logits is found.spatial is None
+    outputs = extractor(IMAGES)
+    torch.testing.assert_close(outputs.features, IMAGES.float().mean((2, 3)))
+    assert outputs.logits is outputs.spatial is None
     assert (extractor.name, extractor.widths, extractor.channels) == (name, {"features": 3}, 3)
     assert not extractor.needs_labels
-    assert not found.features.requires_grad
-    grey = PICTURES[:, :1]
+    assert not outputs.features.requires_grad
+    grey = IMAGES[:, :1]
     assert torch.equal(extractor(grey).features, extractor(grey.expand(-1, 3, -1, -1)).features)
 
 
@@ -94,10 +94,10 @@ def test_features_are_those_of_the_file(write, name, tmp_path):
 def test_logits_may_come_along_and_all_is_float32(write, name, tmp_path):
     extractor = prepared(write(WithLogits(), tmp_path / name))
     with torch.autocast("cpu", torch.bfloat16):
-        found = extractor(PICTURES)
+        outputs = extractor(IMAGES)
     assert extractor.widths == {"features": 3, "logits": 6}
-    assert found.logits.shape == (5, 6)
-    assert found.features.dtype == found.logits.dtype == torch.float32
+    assert outputs.logits.shape == (5, 6)
+    assert outputs.features.dtype == outputs.logits.dtype == torch.float32
 
 
 def test_stylegan_files_are_asked_for_features(tmp_path):

@@ -15,7 +15,7 @@ from uvit_decay.metrics.resize import RESIZE, SIZE
 from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
-NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+NO_IMAGES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def theirs(weights):
 
 def prepared(weights, protocol="adm", **options):
     extractor = Inception(str(weights), protocol, **options)
-    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
     return extractor
 
 
@@ -47,7 +47,7 @@ def photographs():
 
 
 @pytest.fixture(scope="module")
-def found(inception, photographs):
+def outputs(inception, photographs):
     return inception(photographs)
 
 
@@ -81,10 +81,10 @@ def test_the_file_has_the_real_layout(weights):
     assert sum(value.numel() for value in state.values()) == pytest.approx(23.9e6, rel=0.01)
 
 
-def test_adm_is_the_extractor_of_torch_fidelity(theirs, photographs, found):
+def test_adm_is_the_extractor_of_torch_fidelity(theirs, photographs, outputs):
     features, logits = theirs(photographs)
-    assert close(found.features, features)
-    assert close(found.logits, logits)
+    assert close(outputs.features, features)
+    assert close(outputs.logits, logits)
 
 
 def test_pytorch_fid_is_its_preprocessing_before_the_same_network(weights, theirs, photographs):
@@ -97,27 +97,27 @@ def test_pytorch_fid_is_its_preprocessing_before_the_same_network(weights, their
 
 
 def test_protocols_differ(weights, photographs):
-    found = {protocol: prepared(weights, protocol) for protocol in RESIZE}
-    features = [extractor(photographs).features for extractor in found.values()]
+    outputs = {protocol: prepared(weights, protocol) for protocol in RESIZE}
+    features = [extractor(photographs).features for extractor in outputs.values()]
     assert all(not close(a, b, 1e-3) for a, b in itertools.combinations(features, 2))
-    assert len({extractor.fingerprint() for extractor in found.values()}) == len(RESIZE) == 3
+    assert len({extractor.fingerprint() for extractor in outputs.values()}) == len(RESIZE) == 3
 
 
-def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photographs, found):
+def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photographs, outputs):
     _, first_branch = by_hand(theirs, RESIZE["adm"](photographs))
     assert first_branch.shape == (2, 192, 17, 17)
-    assert found.spatial.shape == (2, 2023)
-    assert close(found.spatial.view(2, 17, 17, 7)[:, 3, 5], first_branch[:, :7, 3, 5])
-    assert close(found.spatial, first_branch.permute(0, 2, 3, 1)[..., :7].reshape(2, -1))
-    assert found.spatial.min() == 0
+    assert outputs.spatial.shape == (2, 2023)
+    assert close(outputs.spatial.view(2, 17, 17, 7)[:, 3, 5], first_branch[:, :7, 3, 5])
+    assert close(outputs.spatial, first_branch.permute(0, 2, 3, 1)[..., :7].reshape(2, -1))
+    assert outputs.spatial.min() == 0
 
 
-def test_features_tell_images_apart(found, inception):
-    assert found.features.shape == (2, inception.widths["features"]) == (2, 2048)
-    assert found.logits.shape == (2, 1008)
-    assert {x.dtype for x in found} == {torch.float32}
-    assert not any(x.requires_grad or x.is_inference() for x in found)
-    assert (found.features[0] - found.features[1]).norm() > 0.01 * found.features[0].norm() > 0
+def test_features_tell_images_apart(outputs, inception):
+    assert outputs.features.shape == (2, inception.widths["features"]) == (2, 2048)
+    assert outputs.logits.shape == (2, 1008)
+    assert {x.dtype for x in outputs} == {torch.float32}
+    assert not any(x.requires_grad or x.is_inference() for x in outputs)
+    assert (outputs.features[0] - outputs.features[1]).norm() > 0.01 * outputs.features[0].norm() > 0
     assert not inception.needs_labels
     assert inception.widths["logits"] == 1008
     assert inception.channels == 3
@@ -130,31 +130,31 @@ def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photograp
         inception(photographs[:, :2])
 
 
-def test_images_are_taken_a_few_at_a_time(inception, photographs, found, monkeypatch):
+def test_images_are_taken_a_few_at_a_time(inception, photographs, outputs, monkeypatch):
     monkeypatch.setattr("uvit_decay.metrics.extractors._AT_ONCE", 1)
     parts = inception(photographs)
-    assert all(close(a, b) for a, b in zip(parts, found, strict=True))
+    assert all(close(a, b) for a, b in zip(parts, outputs, strict=True))
     assert [len(x) for x in inception(photographs[:0])] == [0, 0, 0]
 
 
-def test_autocast_and_reduced_precision_around_it_change_nothing(inception, photographs, found):
+def test_autocast_and_reduced_precision_around_it_change_nothing(inception, photographs, outputs):
     torch.set_float32_matmul_precision("medium")
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            assert same(inception(photographs), found)
+            assert same(inception(photographs), outputs)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
-def test_compiled_it_gives_the_same(weights, photographs, found):
+def test_compiled_it_gives_the_same(weights, photographs, outputs):
     compiled = prepared(weights, spatial=True, compile="aot_eager")
-    assert all(close(a, b) for a, b in zip(compiled(photographs), found, strict=True))
+    assert all(close(a, b) for a, b in zip(compiled(photographs), outputs, strict=True))
 
 
 def test_it_is_frozen_in_eval_mode_and_loaded_once(inception):
     net = inception.net
-    inception.prepare(NO_PICTURES, NO_LABELS, CPU)
+    inception.prepare(NO_IMAGES, NO_LABELS, CPU)
     assert inception.net is net
     assert not any(p.requires_grad for p in net.parameters())
     assert not any(module.training for module in net.modules())

@@ -74,8 +74,8 @@ def test_gaussians_with_common_axes_have_a_closed_form(stds1, stds2, shift, rota
     q = rotation(3) if rotated else torch.eye(3, dtype=torch.float64)
     s1, s2 = (torch.tensor(s, dtype=torch.float64) for s in (stds1, stds2))
     mean = torch.ones(3, dtype=torch.float64)
-    found = frechet_distance(gaussian(mean, q * s1**2 @ q.T), gaussian(mean + shift * q[0], q * s2**2 @ q.T))
-    assert found == pytest.approx(shift**2 + (s1 - s2).square().sum().item(), rel=1e-8, abs=1e-12)
+    actual = frechet_distance(gaussian(mean, q * s1**2 @ q.T), gaussian(mean + shift * q[0], q * s2**2 @ q.T))
+    assert actual == pytest.approx(shift**2 + (s1 - s2).square().sum().item(), rel=1e-8, abs=1e-12)
 
 
 def test_gaussians_of_a_known_root_have_a_closed_form():
@@ -83,9 +83,9 @@ def test_gaussians_of_a_known_root_have_a_closed_form():
     cov = rotation(5) * torch.tensor([0.1, 0.5, 1, 2, 9.0]) @ rotation(5).T
     shear = torch.eye(5).double() + 0.4 * torch.tril(torch.ones(5, 5)).double()
     plan = shear @ shear.T
-    wanted = cov.trace() + (plan @ cov @ plan).trace() - 2 * (cov @ plan).trace()
-    found = frechet_distance(gaussian([0.0] * 5, cov), gaussian([0.0] * 5, plan @ cov @ plan))
-    assert found == pytest.approx(wanted.item(), rel=1e-10)
+    expected = cov.trace() + (plan @ cov @ plan).trace() - 2 * (cov @ plan).trace()
+    actual = frechet_distance(gaussian([0.0] * 5, cov), gaussian([0.0] * 5, plan @ cov @ plan))
+    assert actual == pytest.approx(expected.item(), rel=1e-10)
 
 
 @pytest.mark.parametrize("stds", [(1, 2, 3), (1, 2, 0)])
@@ -111,8 +111,8 @@ def test_fewer_images_than_features_need_no_regularisation(n1, n2, d):
     real, fake = features(n1, d, seed=1), features(n2, d, seed=2, shift=0.4)
     (m1, a1), (m2, a2) = ((x.mean(0), (x - x.mean(0)) / (len(x) - 1) ** 0.5) for x in (real.double(), fake.double()))
     cross = torch.linalg.svdvals(a1 @ a2.T).sum()
-    wanted = (m1 - m2).square().sum() + a1.square().sum() + a2.square().sum() - 2 * cross
-    assert distance(real, fake) == pytest.approx(wanted.item(), rel=1e-10)
+    expected = (m1 - m2).square().sum() + a1.square().sum() + a2.square().sum() - 2 * cross
+    assert distance(real, fake) == pytest.approx(expected.item(), rel=1e-10)
     assert distance(real, fake) == pytest.approx(by_eigenvalues(real, fake), rel=1e-5)
 
 
@@ -165,31 +165,31 @@ def test_features_like_those_of_inception_lose_no_digits():
 
 
 def test_moments_are_mean_and_unbiased_covariance():
-    found, (mean, cov) = moments(REAL, 7), statistics(REAL)
-    assert found.n == 80
-    np.testing.assert_allclose(found.mean.numpy(), mean, rtol=1e-12)
-    np.testing.assert_allclose(found.cov.numpy(), cov, rtol=1e-10, atol=1e-14)
+    actual, (mean, cov) = moments(REAL, 7), statistics(REAL)
+    assert actual.n == 80
+    np.testing.assert_allclose(actual.mean.numpy(), mean, rtol=1e-12)
+    np.testing.assert_allclose(actual.cov.numpy(), cov, rtol=1e-10, atol=1e-14)
 
 
 def test_it_is_the_one_of_torch_fidelity():
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 
     theirs = [fid_features_to_statistics(x.double()) for x in (FAKE, REAL)]
-    wanted = fid_statistics_to_metric(*theirs, verbose=False)["frechet_inception_distance"]
-    assert distance(REAL, FAKE) == pytest.approx(wanted, rel=1e-8)
+    expected = fid_statistics_to_metric(*theirs, verbose=False)["frechet_inception_distance"]
+    assert distance(REAL, FAKE) == pytest.approx(expected, rel=1e-8)
 
 
 def test_two_processes_find_what_one_finds(tmp_path):
     """Uneven shards, another number of updates on each rank, a rank without images, and again after a reset."""
-    found = on_two_processes(moments_of_one_of_two, tmp_path)
+    actual = on_two_processes(moments_of_one_of_two, tmp_path)
     mean, cov = statistics(REAL)
     for name in ("uneven", "nothing on rank 1", "again"):
-        assert found[0][name] == found[1][name], name
-        n, total, spread = found[0][name]
+        assert actual[0][name] == actual[1][name], name
+        n, total, spread = actual[0][name]
         assert n == 80
         np.testing.assert_allclose(total, mean, rtol=1e-12)
         np.testing.assert_allclose(spread, cov, rtol=1e-10, atol=1e-14)
-    assert [result["local n"] for result in found] == [10, 70]
+    assert [result["local n"] for result in actual] == [10, 70]
 
 
 def moments_of_one_of_two(rank):
@@ -242,9 +242,9 @@ def test_statistics_that_are_none_are_a_user_error(a, b, reason):
 
 
 def test_autocast_changes_nothing():
-    wanted = distance(REAL, FAKE)
+    expected = distance(REAL, FAKE)
     with torch.autocast("cpu", torch.bfloat16):
-        assert distance(REAL, FAKE) == wanted
+        assert distance(REAL, FAKE) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])

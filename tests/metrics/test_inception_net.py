@@ -13,7 +13,7 @@ from uvit_decay.runtime import download
 from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
-NO_PICTURES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+NO_IMAGES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def refused(path=None):
     """The one line that `path` is refused with."""
     extractor = Inception(None if path is None else str(path))
     with pytest.raises(UserError) as caught:
-        extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+        extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
     assert extractor.net is None
     message = str(caught.value)
     assert "\n" not in message
@@ -69,7 +69,7 @@ def test_counters_of_batches_are_optional_and_half_precision_is_widened(state, t
     path = tmp_path / "weights.pth"
     torch.save({k: v.half() for k, v in state.items() if not k.endswith("num_batches_tracked")}, path)
     extractor = Inception(str(path))
-    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
+    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
     assert {p.dtype for p in extractor.net.state_dict().values()} == {torch.float32}
 
 
@@ -97,12 +97,12 @@ def test_a_flipped_bit_is_noticed_whatever_the_name(weights, tmp_path):
 
 
 def test_a_hash_in_the_name_is_verified(weights, tmp_path):
-    found = hashlib.sha256(weights.read_bytes()).hexdigest()
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     wrong = shutil.copy(weights, tmp_path / "weights-2015-12-05-01234567.pth")
     assert refused(wrong) == (
-        f"the Inception weights {wrong} are damaged or another file: its sha256 is {found}, its name says 01234567"
+        f"the Inception weights {wrong} are damaged or another file: its sha256 is {sha256}, its name says 01234567"
     )
-    right = shutil.copy(weights, tmp_path / f"weights-2015-12-05-{found[:8]}.pth")
+    right = shutil.copy(weights, tmp_path / f"weights-2015-12-05-{sha256[:8]}.pth")
     assert inception_v3.weights_file(str(right)) == right
 
 
@@ -136,11 +136,11 @@ def test_a_damaged_file_in_the_cache_is_refused(cached, weights):
 
 
 def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkeypatch):
-    found = hashlib.sha256(weights.read_bytes()).hexdigest()
-    name = cached.name.replace("6726825d", found[:8])
+    sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
+    name = cached.name.replace("6726825d", sha256[:8])
     monkeypatch.setattr(inception_v3, "URL_INCEPTION_V3", f"https://example.org/{name}")
     cached.parent.mkdir(parents=True)
     shutil.copy(weights, cached.with_name(name))
     extractor = Inception()
-    extractor.prepare(NO_PICTURES, NO_LABELS, CPU)
-    assert extractor.fingerprint() == f"inception-v3-pytorch-fid-{found[:12]}"
+    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+    assert extractor.fingerprint() == f"inception-v3-pytorch-fid-{sha256[:12]}"

@@ -32,8 +32,8 @@ def by_hand(z):
 def test_a_small_case_by_hand():
     """p(y | x) = (3/4, 1/4) and (1/4, 3/4): the KL from (1/2, 1/2) is 3/4 log 3/2 + 1/4 log 1/2, twice."""
     z = torch.tensor([[0.75, 0.25], [0.25, 0.75]]).log()
-    wanted = 1.5**0.75 * 0.5**0.25
-    assert inception_score(z, splits=1) == (pytest.approx(wanted, rel=1e-6), 0.0)
+    expected = 1.5**0.75 * 0.5**0.25
+    assert inception_score(z, splits=1) == (pytest.approx(expected, rel=1e-6), 0.0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 17, 100])
@@ -64,8 +64,8 @@ def test_splits_are_parts_of_a_fixed_order(splits):
     order = np.random.RandomState(2020).permutation(100)  # noqa: NPY002
     cuts = [i * 100 // splits for i in range(splits + 1)]
     scores = [by_hand(z[order[cuts[i] : cuts[i + 1]]]) for i in range(splits)]
-    wanted = (pytest.approx(np.mean(scores), rel=1e-6), pytest.approx(np.std(scores), rel=1e-4))
-    assert inception_score(z, splits) == wanted
+    expected = (pytest.approx(np.mean(scores), rel=1e-6), pytest.approx(np.std(scores), rel=1e-4))
+    assert inception_score(z, splits) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -82,10 +82,10 @@ def test_it_is_the_one_of_torch_fidelity(n, splits, dtype):
 
 def test_the_global_stream_is_left_alone_and_not_read():
     torch.manual_seed(0)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(0)
     first = inception_score(logits(50))
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     assert inception_score(logits(50)) == first
 
 
@@ -108,9 +108,9 @@ def test_numbers_that_are_none_are_a_user_error(value):
 
 
 def test_autocast_changes_nothing():
-    wanted = inception_score(logits(50))
+    expected = inception_score(logits(50))
     with torch.autocast("cpu", torch.bfloat16):
-        assert inception_score(logits(50)) == wanted
+        assert inception_score(logits(50)) == expected
 
 
 def test_bfloat16_logits_are_scored_in_float64():

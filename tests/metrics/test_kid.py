@@ -28,8 +28,8 @@ def by_loops(x, y):
 
 def test_one_subset_of_everything_is_the_definition():
     real, fake = REAL[:30], FAKE[:30]
-    wanted = by_loops(real, fake)
-    assert kernel_distance(real, fake, subsets=1, subset_size=30) == (pytest.approx(wanted, rel=1e-10), 0.0)
+    expected = by_loops(real, fake)
+    assert kernel_distance(real, fake, subsets=1, subset_size=30) == (pytest.approx(expected, rel=1e-10), 0.0)
 
 
 @pytest.mark.parametrize(("subsets", "size"), [(1, 90), (20, 40), (5, 2)])
@@ -37,11 +37,11 @@ def test_it_is_the_one_of_torch_fidelity(subsets, size):
     """In float64, which they leave to the features; and close to what float32 gives them."""
     from torch_fidelity.metric_kid import kid_features_to_metric
 
-    found = kernel_distance(REAL, FAKE, subsets, size)
+    actual = kernel_distance(REAL, FAKE, subsets, size)
     for real, fake, bound in ((REAL.double(), FAKE.double(), 1e-12), (REAL, FAKE, 1e-4)):
         theirs = kid_features_to_metric(fake, real, kid_subsets=subsets, kid_subset_size=size, verbose=False)
-        assert found[0] == pytest.approx(theirs["kernel_inception_distance_mean"], rel=bound)
-        assert found[1] == pytest.approx(theirs["kernel_inception_distance_std"], abs=bound)
+        assert actual[0] == pytest.approx(theirs["kernel_inception_distance_mean"], rel=bound)
+        assert actual[1] == pytest.approx(theirs["kernel_inception_distance_std"], abs=bound)
 
 
 def test_it_is_unbiased():

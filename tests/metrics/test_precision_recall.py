@@ -36,9 +36,9 @@ def by_loop(queries, keys, k):
 def test_nearest_is_a_loop(queries, keys, block):
     """In blocks of any size, and ties by index."""
     distances, indices = nearest(queries, keys, 5, block)
-    wanted, which = by_loop(queries, keys, 5)
+    expected, which = by_loop(queries, keys, 5)
     assert indices.tolist() == which
-    torch.testing.assert_close(distances, torch.tensor(wanted), rtol=2e-7, atol=0)
+    torch.testing.assert_close(distances, torch.tensor(expected), rtol=2e-7, atol=0)
 
 
 def test_all_neighbours_may_be_asked_for():
@@ -57,8 +57,8 @@ def test_close_images_far_from_the_origin_lose_no_digits(gap):
     x = 100 + features(50, 64).double()
     distances, indices = nearest(x + gap, x, 1)
     assert indices[:, 0].tolist() == list(range(50))
-    wanted = ((x + gap) - x).square().sum(1).sqrt().float()
-    torch.testing.assert_close(distances[:, 0], wanted, rtol=1e-5, atol=0)
+    expected = ((x + gap) - x).square().sum(1).sqrt().float()
+    torch.testing.assert_close(distances[:, 0], expected, rtol=1e-5, atol=0)
 
 
 def test_images_that_are_all_alike_are_taken_a_few_at_a_time(monkeypatch):
@@ -76,8 +76,8 @@ def test_precision_and_recall_are_those_of_torch_fidelity(n, m, d, k, dtype):
 
     real, fake = features(n, d, seed=1).to(dtype), features(m, d, seed=2, scale=0.9).to(dtype)
     theirs = prc_features_to_metric(fake, real, prc_neighborhood=k, verbose=False)
-    wanted = (pytest.approx(theirs["precision"], abs=1e-6), pytest.approx(theirs["recall"], abs=1e-6))
-    assert precision_recall(real, fake, k) == wanted
+    expected = (pytest.approx(theirs["precision"], abs=1e-6), pytest.approx(theirs["recall"], abs=1e-6))
+    assert precision_recall(real, fake, k) == expected
 
 
 @pytest.mark.parametrize("block", [9, 64])

@@ -82,20 +82,22 @@ def _frechet(name: str, kind: str, inputs: Inputs) -> dict[str, float]:
 def _inception_score(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.inception_score import inception_score
 
-    return dict(zip(("is", "is_std"), inception_score(inputs.samples.tensor("logits"), SPLITS), strict=True))
+    mean, std = inception_score(inputs.samples.tensor("logits"), SPLITS)
+    return {"is": mean, "is_std": std}
 
 
 def _kid(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.kid import kernel_distance
 
-    subset_size = inputs.options.kid_subset
-    return dict(zip(("kid", "kid_std"), kernel_distance(*inputs.pair(), subset_size=subset_size), strict=True))
+    mean, std = kernel_distance(*inputs.pair(), subset_size=inputs.options.kid_subset)
+    return {"kid": mean, "kid_std": std}
 
 
 def _precision_recall(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.precision_recall import precision_recall
 
-    return dict(zip(("precision", "recall"), precision_recall(*inputs.pair(), k=NEIGHBOURS), strict=True))
+    precision, recall = precision_recall(*inputs.pair(), k=NEIGHBOURS)
+    return {"precision": precision, "recall": recall}
 
 
 def _full_rank(options: MetricOptions, width: int) -> int:

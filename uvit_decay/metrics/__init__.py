@@ -1,4 +1,4 @@
-"""Metrics on tensors: features, Frechet and kernel distances, Inception Score, precision and recall, probes, rank.
+"""Metrics on tensors: feature extractors, Frechet and kernel distances, Inception Score, precision and recall.
 
 Does not import Lightning.
 """
