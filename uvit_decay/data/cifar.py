@@ -118,8 +118,8 @@ class _CIFAR(ImageData):
             raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
         with explained(f"cannot read the files in {folder}", OSError):
             contents = {name: (folder / name).read_bytes() for name in md5s}
-        found = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
-        others = [str(folder / name) for name in md5s if found[name] != md5s[name]]
+        actual = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
+        others = [str(folder / name) for name in md5s if actual[name] != md5s[name]]
         if others:
             warning = f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}"
             rank_zero_only(print)(warning, file=sys.stderr)

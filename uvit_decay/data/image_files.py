@@ -109,12 +109,12 @@ def _check_folders(path: Path, folders: set[str]) -> None:
         outer = {str(parent) for parent in PurePosixPath(folder).parents}.intersection(folders)
         if outer:
             above = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
-            mend = "put every image into a class folder, or none"
-            raise UserError(f"{path}: images both {above} and in {folder} below it, so classes are unclear; {mend}")
+            hint = "put every image into a class folder, or none"
+            raise UserError(f"{path}: images both {above} and in {folder} below it, so classes are unclear; {hint}")
         name = PurePosixPath(folder).name
         if name in seen:
-            mend = f"point at one of them, such as the tree that has {folder}"
-            raise UserError(f"{path}: two folders for one class name, {seen[name]} and {folder}; {mend}")
+            hint = f"point at one of them, such as the tree that has {folder}"
+            raise UserError(f"{path}: two folders for one class name, {seen[name]} and {folder}; {hint}")
         seen[name] = folder
 
 

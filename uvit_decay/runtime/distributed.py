@@ -131,7 +131,7 @@ class Processes:
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
         if 0 < gpus < here:
             hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
-            raise UserError(f"{here} processes on a machine with {gpus} GPUs would wait for each other forever: {hint}")
+            raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
         # accelerate sets this variable, and passes no number to a single process
         if self.size == 1 and expected is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
             raise UserError(

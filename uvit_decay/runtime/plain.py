@@ -93,8 +93,8 @@ def flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         named: dict[str, Any] = {}
         for i, item in enumerate(value):
             of_class = isinstance(item, dict) and "class_path" in item
-            own = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
-            named[f"{own}{i}" if own in named else own] = item
+            key = str(item["class_path"]).rpartition(".")[2] if of_class else str(i)
+            named[f"{key}{i}" if key in named else key] = item
         value = named
     if isinstance(value, dict) and value:
         for key, item in value.items():
@@ -128,10 +128,10 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     if origin is Literal:
         right = type(value) is str and value in args
     if not right or (kind is float and not math.isfinite(value)) or (kind is int and abs(value) >= 2**63):
-        wanted = " or ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", str(kind))
+        expected = " or ".join(map(str, args)) if origin is Literal else getattr(kind, "__name__", str(kind))
         short = isinstance(value, str | float) or (isinstance(value, int) and abs(value) < 2**63)
         shown = f"{str(value)[:60]!r} " if short else ""
-        raise UserError(f"{where} must be {wanted}, it is {shown}({type(value).__name__})")
+        raise UserError(f"{where} must be {expected}, it is {shown}({type(value).__name__})")
     return value
 
 
