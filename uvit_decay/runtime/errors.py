@@ -50,7 +50,7 @@ def explained(what: str | Path, *kinds: type[Exception], hint: str = "") -> Iter
     except kinds as error:
         named = isinstance(error, OSError) and error.strerror and str(error.filename) in str(what)
         reason = error.strerror if named else one_line(error)  # without a second copy of the path
-        raise UserError(f"{what}: {reason}{hint and f'; {hint}'}") from error
+        raise UserError(f"{what}: {reason}" + (f"; {hint}" if hint else "")) from error
 
 
 def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> None:

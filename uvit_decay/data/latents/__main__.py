@@ -50,8 +50,8 @@ def encode_images(
     with Processes.launched() as processes:
         autoencoder = Autoencoder(vae, pick_device(None, processes.local_rank), getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
-        settings = {"dtype": dtype, "precision": precision, "batch_size": batch_size, "shard_size": shard_size}
-        manifest = describe(listing, autoencoder.space, classes, image_size=image_size, **settings)
+        space = autoencoder.space
+        manifest = describe(listing, space, classes, image_size, dtype, precision, batch_size, shard_size)
         done = encode(listing, manifest, autoencoder, target, min(workers, os.cpu_count() or 1), processes)
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30

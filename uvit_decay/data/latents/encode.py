@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,11 +34,19 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
 
 
-def describe(listing: Listing, space: LatentSpace, class_list: str | None, **settings: Any) -> Manifest:
-    """Return the manifest of these images before any is encoded; `settings` are its remaining fields."""
-    size = settings["image_size"]
-    if size < 1 or size % space.factor:
-        raise UserError(f"--image-size {size} is not a multiple of {space.factor}, the autoencoder's factor")
+def describe(
+    listing: Listing,
+    space: LatentSpace,
+    class_list: str | None,
+    image_size: int,
+    dtype: Literal["float16", "bfloat16"],
+    precision: Literal["float32", "bfloat16"],
+    batch_size: int,
+    shard_size: int,
+) -> Manifest:
+    """Return the manifest of these images before any is encoded; see there."""
+    if image_size < 1 or image_size % space.factor:
+        raise UserError(f"--image-size {image_size} is not a multiple of {space.factor}, the autoencoder's factor")
     counts = torch.tensor(listing.labels).bincount(minlength=len(listing.class_names)).tolist()
     return Manifest(
         latents=space,
@@ -48,7 +56,11 @@ def describe(listing: Listing, space: LatentSpace, class_list: str | None, **set
         classes=dict(zip(listing.class_names, counts, strict=False)),  # without classes: one count, no name
         class_list=class_list,
         class_hash=class_hash(listing.class_names),
-        **settings,
+        image_size=image_size,
+        dtype=dtype,
+        precision=precision,
+        batch_size=batch_size,
+        shard_size=shard_size,
     )
 
 
