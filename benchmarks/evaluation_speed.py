@@ -21,7 +21,6 @@ from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
-from uvit_decay.metrics.extractors import load
 from uvit_decay.runtime.distributed import Processes
 
 METRICS = {"fid": "frechet_inception_distance", "is": "inception_score_mean", "kid": "kernel_inception_distance_mean"}
@@ -65,7 +64,7 @@ def ours(
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         extractor = Inception(str(weights), "adm")
-        load(extractor, (3, 1, 1), device)
+        extractor.prepare(torch.zeros(0, 3, 1, 1), torch.zeros(0), device)
         sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
         options = MetricOptions(kid_subset=subset, allow_few=True)
         comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, batch, options)

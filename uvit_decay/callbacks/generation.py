@@ -27,7 +27,7 @@ from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
-from uvit_decay.metrics.extractors import Extractor, load
+from uvit_decay.metrics.extractors import Extractor, prepare
 from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
@@ -97,19 +97,15 @@ class GenerationMetrics(Periodic):
                 raise UserError("generation metrics of latents need a reference: set its init_args.reference")
             self._autoencoder = decoder(data.latents, None, "cpu")
             self._size *= self._autoencoder.space.factor
-        self._prepare_extractor(data, task.device)
+        if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
+            raise UserError(f"{self.extractor.name} features need training images of two classes or more")
+        chosen = subset(data.train, self.max_reference, "reference")
+        shape = (self.extractor.channels, self._size, self._size)
+        prepare(self.extractor, shape, task.device, lambda: data.train[chosen])
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
         comparison.extract_reference(Processes.current())  # caches them for `evaluate`
-
-    def _prepare_extractor(self, data: ImageData, device: torch.device) -> None:
-        if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
-            raise UserError(f"{self.extractor.name} features need training images of two classes or more")
-        if self.extractor.needs_labels:
-            self.extractor.prepare(*data.train[subset(data.train, self.max_reference, "reference")], device)
-        else:
-            load(self.extractor, (self.extractor.channels, self._size, self._size), device)
 
     def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, ImageSource | None]:
         channels = self.extractor.channels

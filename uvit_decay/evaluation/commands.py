@@ -12,25 +12,18 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    import torch
-
-    from uvit_decay.evaluation.image_sources import ImageSource
-    from uvit_decay.metrics.extractors import Extractor
+    from torch import Tensor
 
 GREY = 1  # channels of the digits
 
 
-def _prepare(extractor: Extractor, images: ImageSource, device: torch.device) -> None:
-    """Load the extractor for images of this shape, or train the digit classifier."""
+def _digits() -> tuple[Tensor, Tensor]:
+    """Return images and labels of the training digits, for extractors that need labels."""
     from uvit_decay.data import Digits
-    from uvit_decay.metrics.extractors import load
 
-    if extractor.needs_labels:
-        digits = Digits()
-        digits.setup()
-        extractor.prepare(*digits.train[list(range(len(digits.train)))], device)
-    else:
-        load(extractor, images.shape, device)
+    digits = Digits()
+    digits.setup()
+    return digits.train[list(range(len(digits.train)))]
 
 
 def _check_ending(option: str, path: Path | None, ending: str) -> None:
@@ -80,6 +73,7 @@ def generation(
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.open_by_name import open_images, open_reference
     from uvit_decay.evaluation.report import write_reports
+    from uvit_decay.metrics.extractors import prepare
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.samples import Samples
 
@@ -93,7 +87,7 @@ def generation(
             images = Samples.from_options(ckpt, sampling, processes.local_rank)
             images = GeneratedImages(images, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
-        _prepare(extractor, images, device)
+        prepare(extractor, images.shape, device, _digits)
         fewest = 0 if reference_images is None else min(len(images), len(reference_images))
         chosen = chosen_metrics(metrics, extractor, fewest)
         batch_size = sampling.batch_size
@@ -125,6 +119,7 @@ def statistics(
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.statistics import save_statistics
+    from uvit_decay.metrics.extractors import prepare
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable
 
@@ -135,7 +130,7 @@ def statistics(
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
         images = open_images(reference, extractor.channels or GREY, features.image_size)
-        _prepare(extractor, images, where)
+        prepare(extractor, images.shape, where, _digits)
         keep = ["features", *(["spatial"] if spatial else [])]
         store = Extraction(extractor, where, batch_size).run(images, keep, processes)
         if processes.is_main:
