@@ -1,5 +1,7 @@
 """The samplers that differ in more than their default number of steps, the paths of each, and a known denoiser."""
 
+import jaxtyping
+import pytest
 import torch
 
 from uvit_decay.diffusion.denoiser import Denoiser
@@ -49,3 +51,9 @@ def gaussian(x_t, t, path=PATH):
 
 def run(name, denoise, x, steps, noise=None, path=PATH):
     return list(SAMPLERS[name].run(Denoiser(denoise, path), x, steps, noise or noise_of(x)))
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """No checks of shapes, which take half of the time of thousands of small steps; test_sampling.py keeps them."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 import torch
-from sampler_cases import NAMES, PATHS, sound
+from sampler_cases import NAMES, PATHS, sound, unchecked  # noqa: F401  a fixture
 from small_source import NET, PATH, T, Y, few, images, noise, source
 
 from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
@@ -84,7 +84,7 @@ def test_all_predictions_make_the_same_images(name, told, path, clip):
 
     wanted = image(told)
     atol = SOFT if name == "dopri5" else 1e-4
-    for prediction in get_args(Prediction):
+    for prediction in set(get_args(Prediction)) - {told}:
         assert torch.allclose(image(prediction), wanted, atol=atol * max(1, wanted.abs().max().item())), prediction
 
 

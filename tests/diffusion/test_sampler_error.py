@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 from conftest import ROOT
+from sampler_cases import unchecked  # noqa: F401  a fixture
 
 from uvit_decay.diffusion.noise_path import SDDiscrete
 from uvit_decay.diffusion.samplers import SAMPLERS

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from sampler_cases import MEAN, NAMES, PATH, PATHS, SAME, SOUND, STD, gaussian, noise_of, run, start
+from sampler_cases import MEAN, NAMES, PATH, PATHS, SAME, SOUND, STD, gaussian, noise_of, run, start, unchecked  # noqa: F401  a fixture
 
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
 from uvit_decay.diffusion.ode import T_MIN
@@ -168,7 +168,7 @@ def test_the_network_is_called_as_often_as_promised(name, steps):
     assert max(times) <= 1
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 25, 61, 300, 1000])
+@pytest.mark.parametrize("steps", [1, 2, 3, 25, 61, 1000])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_trajectory_has_one_state_a_step_and_ends_at_zero(name, steps):
     x = start((2, 1, 4, 4))

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from sampler_cases import unchecked  # noqa: F401  a fixture
 
 from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
