@@ -13,8 +13,9 @@ from PIL import Image
 from runs import StopAt, fit
 
 from uvit_decay import history
-from uvit_decay.callbacks import EMA, LastCheckpoint, LinearProbes, Preview
+from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
+from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.sharding import spare_copies
 
@@ -57,28 +58,27 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
         fit(tmp_path / "b", max_steps=3, data=Renamed(32), ckpt_path=checkpoint)
 
 
+TWO = f"""
+import sys; sys.path[:0] = [{str(ROOT / "tests")!r}, {str(ROOT / "tests" / "tasks")!r}]
+from test_training import fit_and_evaluate
+if __name__ == "__main__":
+    fit_and_evaluate(sys.argv[1], devices=2, strategy="ddp")
+"""
+
+
+def fit_and_evaluate(folder, **options):
+    metrics = GenerationMetrics(SmallClassifier(steps=20), num=71)
+    probes = LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50)
+    callbacks = EMA(0.9), Preview(rows=1, columns=5), metrics, probes
+    tiny_trainer(folder, *callbacks, max_steps=20, **options).fit(tiny_task(), Digits(32))
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
-    script = f"""
-import sys; sys.path.insert(0, {str(ROOT / "tests")!r})
-import torch
-from conftest import Losses, tiny_task, tiny_trainer
-from uvit_decay import history
-from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
-from uvit_decay.data import Digits
-from uvit_decay.metrics.extractors import SmallClassifier
-if __name__ == "__main__":
-    devices, folder = int(sys.argv[1]), sys.argv[2]
-    evaluating = (Preview(rows=1, columns=5), GenerationMetrics(SmallClassifier(steps=20), num=71),
-               LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50))
-    strategy = "ddp" if devices > 1 else "auto"
-    trainer = tiny_trainer(folder, EMA(0.9), *evaluating, max_steps=20, devices=devices, strategy=strategy)
-    trainer.fit(tiny_task(), Digits(32))
-"""
-    (tmp_path / "ddp.py").write_text(script)
-    for devices in (1, 2):
-        result = run_script(str(tmp_path / "ddp.py"), str(devices), str(tmp_path / str(devices)), cwd=ROOT)
-        assert result.returncode == 0, result.stderr
+    fit_and_evaluate(tmp_path / "1")
+    (tmp_path / "ddp.py").write_text(TWO)
+    result = run_script(str(tmp_path / "ddp.py"), str(tmp_path / "2"), cwd=ROOT)
+    assert result.returncode == 0, result.stderr
     one, two = (
         torch.load(tmp_path / str(devices) / "checkpoints" / "last.ckpt", weights_only=True) for devices in (1, 2)
     )
@@ -182,12 +182,18 @@ def test_labels_are_dropped_in_training_alone(tmp_path):
     assert not (torch.cat(seen[False]) == 10).any()
 
 
-def spoilt(folder, last, rank):
-    """How a run of two processes ends after the images of one of them are NaN at step `last`."""
+def spoilt(folder, rank):
+    """How runs of two processes end after the images of one of them are NaN at step 4, or 6."""
     torch.set_num_threads(1)
     variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
     variables |= {"RANK": rank, "LOCAL_RANK": rank}
     os.environ |= {name: str(value) for name, value in variables.items()}
+    spare_copies()
+    return {last: ended(folder / str(last), last, rank) for last in (4, 6)}
+
+
+def ended(folder, last, rank):
+    """The error of one of these runs, its steps, and how DDP was set up."""
     found = {"error": "none", "steps": 0}
 
     class Spoil(Callback):
@@ -199,7 +205,6 @@ def spoilt(folder, last, rank):
             if trainer.global_step == last and rank == 1:
                 batch.images.fill_(float("nan"))
 
-    spare_copies()
     try:
         tiny_trainer(folder, Spoil(), max_steps=20, devices=2, strategy="ddp").fit(tiny_task(), Digits(32))
     except UserError as error:
@@ -208,11 +213,12 @@ def spoilt(folder, last, rank):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("last", "steps"), [(4, 5), (6, 10)])
-def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_path, last, steps):
-    for found in on_two_processes(partial(spoilt, tmp_path, last), tmp_path):
-        assert found.pop("error").startswith(f"the loss is not finite at step {last} ")
-        assert found == {"steps": steps, "find_unused": False, "views": True, "sends_buffers": False}
+def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_path):
+    for ends in on_two_processes(partial(spoilt, tmp_path), tmp_path):
+        for last, steps in ((4, 5), (6, 10)):
+            found = ends[str(last)]
+            assert found.pop("error").startswith(f"the loss is not finite at step {last} ")
+            assert found == {"steps": steps, "find_unused": False, "views": True, "sends_buffers": False}
 
 
 def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_path):
