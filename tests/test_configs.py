@@ -235,7 +235,7 @@ def test_a_version_that_is_there_already_is_refused(tmp_path):
     logger = RunLogger("digits", str(tmp_path), version=0)
     logger.log_metrics({"a": 1.0}, 0)
     logger.finalize("success")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         RunLogger("digits", str(tmp_path), version=0)
 
 

@@ -66,7 +66,7 @@ def test_validation_sees_the_average_whatever_the_order_of_callbacks(tmp_path, f
     options = {"limit_val_batches": 1, "val_check_interval": 8, "check_val_every_n_epoch": None}
     tiny_trainer(tmp_path, *callbacks, max_steps=8, **options).fit(task, Digits(32))
     assert same(watch.seen["batch"], ema.shadow)
-    assert all(same(found, ema.shadow) for found in watch.explicit)
+    assert all(same(actual, ema.shadow) for actual in watch.explicit)
     assert not same(parameters(task), ema.shadow)
 
 

@@ -31,10 +31,13 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
             return Features(flat, flat[:, :10] / 100)
 
     fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
-    (found,) = history.read(tmp_path / "generation.jsonl")
-    assert found.values["fid"] > 0
-    assert "label_consistency" not in found.values
-    assert (found.metadata["samples"]["labels"], found.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
+    (line,) = history.read(tmp_path / "generation.jsonl")
+    assert line.values["fid"] > 0
+    assert "label_consistency" not in line.values
+    assert (line.metadata["samples"]["labels"], line.metadata["samples"]["clip"]) == (
+        "all 10 classes in turn",
+        True,
+    )
 
 
 def test_previews_and_probes_work_on_latents(encoded, tmp_path):
@@ -61,10 +64,10 @@ def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir
     with pytest.raises(UserError, match="latents need a reference"):
         fit(tmp_path / "without", GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12), **trained)
     fit(tmp_path, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged), **trained)
-    (found,) = history.read(tmp_path / "generation.jsonl")
-    assert found.values["fid"] > 0
-    assert (found.metadata["samples"]["size"], found.metadata["reference"]["size"]) == ("32x32", "32x32")
-    assert any("not Inception's" in remark for remark in found.metadata["remarks"])
+    (line,) = history.read(tmp_path / "generation.jsonl")
+    assert line.values["fid"] > 0
+    assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
+    assert any("not Inception's" in remark for remark in line.metadata["remarks"])
 
 
 def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image_dir, tmp_path, monkeypatch):

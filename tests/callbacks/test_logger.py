@@ -28,8 +28,8 @@ def test_runs_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path, 
 
     monkeypatch.setattr(TensorBoardLogger, "_get_next_version", together)
     with ThreadPoolExecutor(STARTS) as pool:
-        found = list(pool.map(lambda _: RunLogger("race", str(tmp_path)).version, range(STARTS)))
-    assert sorted(found) == list(range(STARTS))
+        actual = list(pool.map(lambda _: RunLogger("race", str(tmp_path)).version, range(STARTS)))
+    assert sorted(actual) == list(range(STARTS))
     assert len(list((tmp_path / "race").iterdir())) == STARTS
 
 

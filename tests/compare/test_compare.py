@@ -50,11 +50,11 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
 
 def test_pearson_is_numpys(four):
     points = [point for folder in four for point in Run.read(folder).probes]
-    wanted = np.corrcoef([point[RANK] for point in points], [point[BEST] for point in points])[0, 1]
-    assert pearson(points) == pytest.approx(wanted)
+    expected = np.corrcoef([point[RANK] for point in points], [point[BEST] for point in points])[0, 1]
+    assert pearson(points) == pytest.approx(expected)
     assert np.isnan(pearson(points[:2]))
     assert np.isnan(pearson([{RANK: 1.0, BEST: i / 10} for i in range(5)]))
-    assert pearson([*points, {RANK: float("nan"), BEST: 0.5}]) == pytest.approx(wanted)
+    assert pearson([*points, {RANK: float("nan"), BEST: 0.5}]) == pytest.approx(expected)
 
 
 def test_the_history_is_read_whatever_its_order(tmp_path):
@@ -106,7 +106,7 @@ DIFFERENT = {
     "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
     "FID is not of the step of the last evaluation in {1}": {"at": 100},
     "no generation.jsonl, so no FID, in {1}": {"metadata": None},
-    "seed 0, model.net.alpha_min 0.7 is there 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
+    "seed 0, model.net.alpha_min 0.7 occurs 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
 }
 
 
@@ -114,10 +114,10 @@ DIFFERENT = {
 def test_what_differs_is_remarked(line, tmp_path):
     folders = [a_run(tmp_path), a_run(tmp_path, 1, **{"seed": 1, **DIFFERENT[line]})]
     runs = [Run.read(folder) for folder in folders]
-    found = list(remarks(runs, "model.net.alpha_min"))
-    assert line.format(*folders) in found
-    assert all(remark.count("\n") == 0 for remark in found)
-    assert len(found) == 1 or "FID's samples" in line or "last evaluation" in line
+    actual = list(remarks(runs, "model.net.alpha_min"))
+    assert line.format(*folders) in actual
+    assert all(remark.count("\n") == 0 for remark in actual)
+    assert len(actual) == 1 or "FID's samples" in line or "last evaluation" in line
 
 
 def test_a_remark_names_few_runs(four, tmp_path):
@@ -133,7 +133,7 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     older, broken = a_run(tmp_path, 3, {}), a_run(tmp_path, 4)
     (older / "probes.json").write_text("{}")
     (broken / "probes.jsonl").write_text("much")
-    wanted = {
+    expected = {
         tmp_path / "nowhere": "is not there",
         good / "config.yaml": "is a file",
         good.parent: f"is no run folder: name one of its runs, such as {good}",
@@ -142,7 +142,7 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
         older: "is of an earlier version of this project, which wrote no probes.jsonl",
         broken: "probes.jsonl, line 1: Expecting value",
     }
-    for folder, words in wanted.items():
+    for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)
         assert words in line
         assert str(folder) in line

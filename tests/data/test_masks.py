@@ -17,12 +17,12 @@ def test_masks_are_cropped_as_images_are(tmp_path, width, height):
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()
         Image.fromarray(values).save(tmp_path / folder / "a.png")
-    found = Masks.of(tmp_path / "masks", list_images(tmp_path / "images")).read([0], 8)
-    wanted = np.asarray(centre_crop(Image.fromarray(values), 8)).astype(int)
-    assert found.shape == (1, 8, 8)
-    assert (np.abs(found[0].numpy() - wanted) < 25).mean() > 0.6
+    actual = Masks.of(tmp_path / "masks", list_images(tmp_path / "images")).read([0], 8)
+    expected = np.asarray(centre_crop(Image.fromarray(values), 8)).astype(int)
+    assert actual.shape == (1, 8, 8)
+    assert (np.abs(actual[0].numpy() - expected) < 25).mean() > 0.6
     if (width, height) == (8, 8):
-        assert (found[0].numpy() == wanted).all()
+        assert (actual[0].numpy() == expected).all()
 
 
 def test_palettes_are_classes_and_only_images_with_masks_are_taken(tmp_path):
@@ -33,6 +33,6 @@ def test_palettes_are_classes_and_only_images_with_masks_are_taken(tmp_path):
     mask.putpalette([9, 9, 9, 200, 0, 0, 0, 200, 0])
     (tmp_path / "masks" / "right").mkdir(parents=True)
     mask.save(tmp_path / "masks" / "right" / "03.png")
-    found = Masks.of(tmp_path / "masks", list_images(tmp_path / "images"))
-    assert [found.listing.members[i] for i in found.members] == ["right/03.png"]
-    assert (found.read(found.members, 8) == 2).all()
+    actual = Masks.of(tmp_path / "masks", list_images(tmp_path / "images"))
+    assert [actual.listing.members[i] for i in actual.members] == ["right/03.png"]
+    assert (actual.read(actual.members, 8) == 2).all()

@@ -80,12 +80,12 @@ def test_the_two_ways_to_centre_differ():
 @pytest.mark.parametrize("centre", ["sample", "feature"])
 def test_scale_and_order_do_not_matter(centre):
     x = features(15, 8)
-    wanted = effective_rank(x, centre)
+    expected = effective_rank(x, centre)
     g = torch.Generator().manual_seed(1)
     shuffled = x[torch.randperm(15, generator=g)][:, torch.randperm(8, generator=g)]
-    assert effective_rank(shuffled, centre) == pytest.approx(wanted, abs=1e-10)
-    assert effective_rank(1e-4 * x, centre) == pytest.approx(wanted, abs=1e-10)
-    assert effective_rank(x + 5, centre) == pytest.approx(wanted, abs=1e-10)
+    assert effective_rank(shuffled, centre) == pytest.approx(expected, abs=1e-10)
+    assert effective_rank(1e-4 * x, centre) == pytest.approx(expected, abs=1e-10)
+    assert effective_rank(x + 5, centre) == pytest.approx(expected, abs=1e-10)
 
 
 @pytest.mark.parametrize(("n", "d"), SIZES)
@@ -97,10 +97,10 @@ def test_it_lies_between_zero_and_the_number_of_directions(n, d, centre):
 
 def test_float32_and_bfloat16_features_are_computed_in_float64():
     x = features(30, 12).bfloat16()
-    wanted = effective_rank(x.double())
-    assert effective_rank(x.float()) == wanted
+    expected = effective_rank(x.double())
+    assert effective_rank(x.float()) == expected
     with torch.autocast("cpu", torch.bfloat16):
-        assert effective_rank(x) == wanted
+        assert effective_rank(x) == expected
 
 
 @pytest.mark.parametrize(("n", "d"), [*SIZES, (400, 30)])
@@ -109,8 +109,8 @@ def test_a_spectrum_that_falls_fast_is_that_of_the_singular_values(n, d, centre)
     """The smaller Gram matrix loses tiny singular values, and the entropy does not notice."""
     x = features(n, d) * torch.logspace(0, -9, d, dtype=torch.float64)
     centred = x - x.mean(dim=1 if centre == "sample" else 0, keepdim=True)
-    wanted = entropy(torch.linalg.svdvals(centred).square())
-    assert effective_rank(x, centre) == pytest.approx(wanted, abs=1e-8)
+    expected = entropy(torch.linalg.svdvals(centred).square())
+    assert effective_rank(x, centre) == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize("centre", ["sample", "feature"])

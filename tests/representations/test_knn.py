@@ -49,9 +49,9 @@ def brute_force(train, y, test, k, temperature, uniform):
 @pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.07), (20, 1.0), (203, 0.07)])
 def test_classes_are_those_of_brute_force(data, k, temperature, uniform):
     train, y, test, _ = data
-    found = predicted(train, y, test, 50, k, temperature=temperature, uniform=uniform)
+    actual = predicted(train, y, test, 50, k, temperature=temperature, uniform=uniform)
     for m in range(CELLS):
-        assert torch.equal(found[m], brute_force(train[m], y, test[m], k, temperature, uniform))
+        assert torch.equal(actual[m], brute_force(train[m], y, test[m], k, temperature, uniform))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
@@ -63,9 +63,9 @@ def test_classes_are_scikit_learns(data, uniform):
     for m in range(CELLS):
         classifier = KNeighborsClassifier(20, metric="cosine", weights=weights, algorithm="brute")
         classifier.fit(train[m].numpy(), y.numpy())
-        wanted = classifier.predict(test[m].numpy())
-        assert (predicted(train, y, test, 203, uniform=uniform)[m].numpy() == wanted).all()
-        assert accuracy[m].item() == pytest.approx((wanted == y2.numpy()).mean(), abs=1e-12)
+        expected = classifier.predict(test[m].numpy())
+        assert (predicted(train, y, test, 203, uniform=uniform)[m].numpy() == expected).all()
+        assert accuracy[m].item() == pytest.approx((expected == y2.numpy()).mean(), abs=1e-12)
 
 
 def test_more_signal_is_seen_and_none_is_chance(data):
@@ -83,9 +83,9 @@ def test_the_chunks_change_nothing(data, sizes):
 
 def test_few_similarities_at_a_time_change_nothing(data, monkeypatch):
     train, y, test, _ = data
-    wanted = predicted(train, y, test, N)
+    expected = predicted(train, y, test, N)
     monkeypatch.setattr(knn, "SIMILARITIES", 10 * N2)
-    assert torch.equal(predicted(train, y, test, N), wanted)
+    assert torch.equal(predicted(train, y, test, N), expected)
 
 
 @pytest.mark.parametrize("sizes", [1, 3, 10, 40])
@@ -103,9 +103,9 @@ def test_of_equally_near_samples_the_first_are_kept(sizes):
 
 def test_lengths_do_not_matter_and_zeros_do_not_crash(data):
     train, y, test, _ = data
-    wanted = predicted(train, y, test, 50)
+    expected = predicted(train, y, test, 50)
     lengths = torch.logspace(-3, 3, N)[:, None]
-    assert torch.equal(predicted(train * lengths, y, 100 * test, 50), wanted)
+    assert torch.equal(predicted(train * lengths, y, 100 * test, 50), expected)
     assert predicted(0 * train, y, 0 * test, 50).shape == (CELLS, N2)
 
 
@@ -119,9 +119,9 @@ def test_a_near_neighbour_outweighs_many_far_ones():
 def test_half_precision_and_autocast_are_float32_inside(data):
     train, y, test, _ = data
     half, half_test = train.bfloat16(), test.bfloat16()
-    wanted = predicted(half.float(), y, half_test.float(), 50)
+    expected = predicted(half.float(), y, half_test.float(), 50)
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(predicted(half, y, half_test, 50), wanted)
+        assert torch.equal(predicted(half, y, half_test, 50), expected)
 
 
 def test_too_few_samples_and_missing_labels_are_refused(data):

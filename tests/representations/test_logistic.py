@@ -71,14 +71,14 @@ def overlapping():
 
 def test_weights_are_scikit_learns(overlapping):
     train, y, test, y2 = overlapping
-    found = converged(train, y, L2_GRID)
+    actual = converged(train, y, L2_GRID)
     for m in range(3):
         for r, l2 in enumerate(L2_GRID):
-            wanted = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, l2)[1])
-            ours = found[m, r].double()
+            expected = torch.from_numpy(scikit_learn(train[m], y, test[m], y2, l2)[1])
+            ours = actual[m, r].double()
             ours[:, -1] -= ours[:, -1].mean()  # a bias common to all classes is nothing
-            wanted[:, -1] -= wanted[:, -1].mean()
-            assert (ours - wanted).norm() < 0.01 * wanted.norm()
+            expected[:, -1] -= expected[:, -1].mean()
+            assert (ours - expected).norm() < 0.01 * expected.norm()
 
 
 @pytest.mark.parametrize("distance", [3.0, 30.0])
@@ -86,9 +86,9 @@ def test_the_minimum_is_found_from_anywhere(overlapping, distance):
     """There, far off, the curvature has nothing to do with the one that preconditions."""
     train, y, _, _ = overlapping
     problem = logistic.Logistic(train, logistic.Frame.of(train), y, torch.tensor([1.0, 10.0]), CLASSES)
-    wanted = logistic.minimise(problem, problem.start, 300, 1e-6)
-    found = logistic.minimise(problem, distance * noise(*wanted.shape), 300, 1e-6)
-    assert (found - wanted)[..., :-1].norm() < 0.01 * wanted[..., :-1].norm()
+    expected = logistic.minimise(problem, problem.start, 300, 1e-6)
+    actual = logistic.minimise(problem, distance * noise(*expected.shape), 300, 1e-6)
+    assert (actual - expected)[..., :-1].norm() < 0.01 * expected[..., :-1].norm()
 
 
 def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
@@ -99,10 +99,10 @@ def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkey
     scores = torch.einsum("mnd,mrkd->mrkn", frame.coordinates(train), w).log_softmax(dim=2)
     likelihood = scores.gather(2, y.expand(3, 2, 1, -1)).mean(dim=-1).sum()
     penalty = (penalties[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
-    (wanted,) = torch.autograd.grad(penalty - likelihood, w)
-    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+    (expected,) = torch.autograd.grad(penalty - likelihood, w)
+    torch.testing.assert_close(problem.gradient(w.detach()), expected, rtol=1e-4, atol=1e-5)
     monkeypatch.setattr(logistic, "LOGITS", 7 * 3 * 2 * CLASSES)  # seven samples at a time
-    torch.testing.assert_close(problem.gradient(w.detach()), wanted, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(problem.gradient(w.detach()), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_grid_agrees_with_scikit_learn_on_the_digits():
@@ -167,7 +167,7 @@ def test_a_weak_signal_in_many_features_needs_the_larger_l2():
 @pytest.mark.parametrize("cells", [1, 2, 100])
 def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, cells):
     train, y, test, y2 = overlapping
-    wanted = logistic_grid(train, y, test, y2)
+    expected = logistic_grid(train, y, test, y2)
     sizes, accuracies = [], logistic._accuracies
     monkeypatch.setattr(
         logistic, "_accuracies", lambda frame, x, *rest: sizes.append(len(x)) or accuracies(frame, x, *rest)
@@ -176,7 +176,7 @@ def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, c
     scores = logistic_grid(train, y, test, y2, budget=cells * one)
     assert max(sizes) == min(cells, 3)
     for name in GRID_FIELDS[:2]:  # sums over other shapes may turn a sample
-        torch.testing.assert_close(getattr(scores, name), getattr(wanted, name), rtol=0, atol=0.011)
+        torch.testing.assert_close(getattr(scores, name), getattr(expected, name), rtol=0, atol=0.011)
 
 
 def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
@@ -185,10 +185,10 @@ def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
 
 def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
     torch.manual_seed(0)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(0)
     scores = logistic_grid(*overlapping)
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert equal(scores, logistic_grid(*overlapping))
     with torch.inference_mode():
@@ -197,13 +197,13 @@ def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
 
 def test_useless_features_and_absent_classes_do_no_harm():
     train, y, test, y2 = easy()
-    wanted = logistic_grid(train, y, test, y2)
+    expected = logistic_grid(train, y, test, y2)
     for useless in (lambda x: 0 * x[..., :5] + 1e4, lambda x: x, lambda x: 0 * x):
         both = (torch.cat([x, useless(x)], dim=-1) for x in (train, test))
         scores = logistic_grid(next(both), y, next(both), y2)
-        assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+        assert scores.test.item() == pytest.approx(expected.test.item(), abs=0.02)
     scores = logistic_grid(train, 3 * y + 2, test, 3 * y2 + 2)  # 8 of 12 classes have no sample
-    assert scores.test.item() == pytest.approx(wanted.test.item(), abs=0.02)
+    assert scores.test.item() == pytest.approx(expected.test.item(), abs=0.02)
     scores = logistic_grid(torch.zeros_like(train), y, torch.zeros_like(test), y2)
     assert scores.test.item() == pytest.approx((y2 == y.bincount().argmax()).double().mean().item())
     alone = logistic_grid(train, y * 0, test, y2 * 0)

@@ -37,15 +37,15 @@ def planted(n=4, p=25, groups=3, d=16, noise=0.3, seed=0):
 
 def test_axes_are_scikit_learns_whatever_the_batches():
     features = patch_features()
-    wanted = PCA(3, svd_solver="full").fit(features.double().flatten(0, 1).numpy())
+    expected = PCA(3, svd_solver="full").fit(features.double().flatten(0, 1).numpy())
     for size in (1, 7, 20):
-        found = fitted(features, size)
-        torch.testing.assert_close(found.mean, torch.from_numpy(wanted.mean_))
-        cosines = (found.axes * torch.from_numpy(wanted.components_)).sum(1).abs()
+        actual = fitted(features, size)
+        torch.testing.assert_close(actual.mean, torch.from_numpy(expected.mean_))
+        cosines = (actual.axes * torch.from_numpy(expected.components_)).sum(1).abs()
         torch.testing.assert_close(cosines, torch.ones(3, dtype=torch.float64))
-        torch.testing.assert_close(found.explained, torch.from_numpy(wanted.explained_variance_ratio_))
-        torch.testing.assert_close(found.low, fitted(features).low)
-        assert (found.axes.gather(1, found.axes.abs().argmax(1, keepdim=True)) > 0).all()
+        torch.testing.assert_close(actual.explained, torch.from_numpy(expected.explained_variance_ratio_))
+        torch.testing.assert_close(actual.low, fitted(features).low)
+        assert (actual.axes.gather(1, actual.axes.abs().argmax(1, keepdim=True)) > 0).all()
 
 
 def test_a_large_mean_costs_no_digits():
@@ -57,23 +57,23 @@ def test_a_large_mean_costs_no_digits():
 
 def test_colours_fill_the_range_and_one_odd_patch_does_not_matter():
     features = patch_features(p=60)
-    wanted = fitted(features)(features)
-    assert wanted.shape == (20, 60, 3)
-    assert wanted.min() == 0
-    assert wanted.max() == 1
-    saturated = ((wanted == 0) | (wanted == 1)).double().mean(dim=(0, 1))
+    expected = fitted(features)(features)
+    assert expected.shape == (20, 60, 3)
+    assert expected.min() == 0
+    assert expected.max() == 1
+    saturated = ((expected == 0) | (expected == 1)).double().mean(dim=(0, 1))
     assert ((saturated > 0.01) & (saturated < 0.04)).all()
     odd = features.clone()
     odd[0, 0, 0] += 50
-    assert (fitted(odd)(features) - wanted).abs().mean() < 0.02
+    assert (fitted(odd)(features) - expected).abs().mean() < 0.02
 
 
 def test_the_percentiles_of_some_patches_are_nearly_those_of_all(monkeypatch):
     features = patch_features(n=40, p=256)
-    wanted = fitted(features)
+    expected = fitted(features)
     monkeypatch.setattr(patches, "SAMPLED", 256)
-    torch.testing.assert_close(fitted(features).low, wanted.low, rtol=0.1, atol=0)
-    assert torch.equal(fitted(features).axes, wanted.axes)
+    torch.testing.assert_close(fitted(features).low, expected.low, rtol=0.1, atol=0)
+    assert torch.equal(fitted(features).axes, expected.axes)
 
 
 def test_colours_are_those_of_float64_and_do_not_change_with_the_type():
@@ -83,9 +83,9 @@ def test_colours_are_those_of_float64_and_do_not_change_with_the_type():
 
 def test_constant_features_are_grey():
     constant = torch.full((2, 4, 5), 3.0)
-    found = fitted(constant)
-    assert found.explained.tolist() == [0, 0, 0]
-    assert (found(constant) == 0.5).all()
+    actual = fitted(constant)
+    assert actual.explained.tolist() == [0, 0, 0]
+    assert (actual(constant) == 0.5).all()
 
 
 @pytest.mark.parametrize(
@@ -106,19 +106,19 @@ def test_what_has_no_components_is_refused(features, message):
 
 def test_planted_groups_are_found_and_in_all_images_the_same():
     features, labels = planted()
-    found = spectral_clusters(features, 3, neighbours=10)
-    assert found.eigenvectors.shape == (4, 25, 3)
-    assert adjusted_rand_score(labels.flatten(), found.labels.flatten()) == 1
+    actual = spectral_clusters(features, 3, neighbours=10)
+    assert actual.eigenvectors.shape == (4, 25, 3)
+    assert adjusted_rand_score(labels.flatten(), actual.labels.flatten()) == 1
     again = spectral_clusters(features, 3, neighbours=10)
-    assert torch.equal(again.labels, found.labels)
-    assert torch.equal(again.eigenvectors, found.eigenvectors)
+    assert torch.equal(again.labels, actual.labels)
+    assert torch.equal(again.eigenvectors, actual.eigenvectors)
 
 
 def test_lengths_and_a_common_vector_do_not_matter():
     features, _ = planted()
-    found = spectral_clusters(features, 3, neighbours=10)
+    actual = spectral_clusters(features, 3, neighbours=10)
     moved = spectral_clusters(5 * features + 100, 3, neighbours=10)
-    assert adjusted_rand_score(found.labels.flatten(), moved.labels.flatten()) == 1
+    assert adjusted_rand_score(actual.labels.flatten(), moved.labels.flatten()) == 1
 
 
 def test_clusters_are_scikit_learns_on_the_same_graph():
@@ -127,12 +127,12 @@ def test_clusters_are_scikit_learns_on_the_same_graph():
     assert abs(weights - weights.T).max() == 0
     assert weights.diagonal().max() == 0
     assert weights.data.min() > patches.FLOOR / 2
-    wanted = SpectralClustering(3, affinity="precomputed", assign_labels="kmeans", random_state=0).fit(
+    expected = SpectralClustering(3, affinity="precomputed", assign_labels="kmeans", random_state=0).fit(
         weights.toarray()
     )
-    found = spectral_clusters(features, 3, neighbours=10)
-    assert adjusted_rand_score(wanted.labels_, found.labels.flatten()) > 0.9
-    assert adjusted_rand_score(labels.flatten(), found.labels.flatten()) > 0.8
+    actual = spectral_clusters(features, 3, neighbours=10)
+    assert adjusted_rand_score(expected.labels_, actual.labels.flatten()) > 0.9
+    assert adjusted_rand_score(labels.flatten(), actual.labels.flatten()) > 0.8
 
 
 def test_eigenvectors_solve_the_random_walk_and_lanczos_finds_the_same(monkeypatch):
@@ -160,23 +160,23 @@ def test_neighbours_are_brute_forces():
     x = features.double().flatten(0, 1)
     x = torch.nn.functional.normalize(x - x.mean(0), dim=1)
     image = torch.arange(21) // 7
-    wanted = torch.zeros(21, 21, dtype=torch.float64)
+    expected = torch.zeros(21, 21, dtype=torch.float64)
     for i, j in itertools.permutations(range(21), 2):
         rivals = [k for k in range(21) if k != i and (image[k] == image[i]) == (image[j] == image[i])]
         rank = sorted(rivals, key=lambda k: -float(x[i] @ x[k])).index(j)
         if rank < 3 and x[i] @ x[j] > patches.FLOOR:
-            wanted[i, j] = x[i] @ x[j]
-    torch.testing.assert_close(torch.from_numpy(patches._affinity(features, 3).toarray()), (wanted + wanted.T) / 2)
+            expected[i, j] = x[i] @ x[j]
+    torch.testing.assert_close(torch.from_numpy(patches._affinity(features, 3).toarray()), (expected + expected.T) / 2)
 
 
 def test_a_single_image_and_patches_without_neighbours_are_clustered():
     features, labels = planted(n=1, p=60)
     features = features.double()
     features = torch.cat([features, features.mean(dim=(0, 1), keepdim=True)], dim=1)  # the mean: of no direction
-    found = spectral_clusters(features, 3, neighbours=100)
-    assert adjusted_rand_score(labels.flatten(), found.labels[0, :60]) == 1
-    assert found.eigenvectors.isfinite().all()
-    assert found.eigenvectors[0, 60].abs().max() == 0
+    actual = spectral_clusters(features, 3, neighbours=100)
+    assert adjusted_rand_score(labels.flatten(), actual.labels[0, :60]) == 1
+    assert actual.eigenvectors.isfinite().all()
+    assert actual.eigenvectors[0, 60].abs().max() == 0
     with pytest.raises(UserError, match="no patch is like another one"):
         spectral_clusters(torch.ones(2, 10, 4), 2)
 
@@ -213,10 +213,10 @@ def test_renamed_classes_are_found_again():
     _, masks = segments(4, 4)
     names = torch.tensor([7, 100, 3, 254])
     for matching in ("hungarian", "greedy"):
-        found = segmentation_miou(masks, names[masks], matching)
-        assert found.miou == 1
-        assert found.matched.tolist() == names.tolist()
-        assert found.classes.tolist() == [3, 7, 100, 254]
+        actual = segmentation_miou(masks, names[masks], matching)
+        assert actual.miou == 1
+        assert actual.matched.tolist() == names.tolist()
+        assert actual.classes.tolist() == [3, 7, 100, 254]
 
 
 @pytest.mark.parametrize(("clusters", "classes"), [(4, 4), (3, 5), (5, 3)])
@@ -227,13 +227,13 @@ def test_hungarian_is_the_best_of_all_pairings(clusters, classes):
         [names[list(order)] for order in itertools.permutations(range(max(clusters, classes)), clusters)]
     )
     best = max(int((renaming[predicted] == masks).sum()) for renaming in renamings)
-    found = segmentation_miou(predicted, masks)
-    assert int((found.matched[predicted] == masks).sum()) == best
-    wanted = jaccard_score(
-        masks.flatten(), found.matched[predicted].flatten(), average=None, labels=list(range(classes)), zero_division=0
+    actual = segmentation_miou(predicted, masks)
+    assert int((actual.matched[predicted] == masks).sum()) == best
+    expected = jaccard_score(
+        masks.flatten(), actual.matched[predicted].flatten(), average=None, labels=list(range(classes)), zero_division=0
     )
-    torch.testing.assert_close(found.iou, torch.from_numpy(wanted))
-    assert found.miou == pytest.approx(wanted.mean())
+    torch.testing.assert_close(actual.iou, torch.from_numpy(expected))
+    assert actual.miou == pytest.approx(expected.mean())
 
 
 def test_greedy_takes_the_majority():
@@ -250,9 +250,9 @@ def test_what_masks_ignore_does_not_count():
     predicted, masks = segments(4, 4)
     ignored = torch.rand(masks.shape, generator=torch.Generator().manual_seed(5)) < 0.3
     for matching in ("hungarian", "greedy"):
-        wanted = segmentation_miou(predicted[~ignored], masks[~ignored], matching)
-        found = segmentation_miou(predicted, torch.where(ignored, 255, masks), matching)
-        assert found.miou == wanted.miou
-        assert torch.equal(found.matched, wanted.matched)
+        expected = segmentation_miou(predicted[~ignored], masks[~ignored], matching)
+        actual = segmentation_miou(predicted, torch.where(ignored, 255, masks), matching)
+        assert actual.miou == expected.miou
+        assert torch.equal(actual.matched, expected.matched)
     with pytest.raises(UserError, match="no pixel that is not 255"):
         segmentation_miou(predicted, torch.full_like(masks, 255))

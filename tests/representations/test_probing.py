@@ -60,9 +60,9 @@ def test_a_planted_signal_is_found_there_and_nowhere_else():
     grid = planted_grid()
     assert grid.best() == (1, 3)
     for name in ("test_accuracy", "knn_accuracy"):
-        found = grid.scores[name]
-        assert found[1, 3] > 0.9, name
-        elsewhere = found.flatten()[torch.arange(15) != 8]
+        actual = grid.scores[name]
+        assert actual[1, 3] > 0.9, name
+        elsewhere = actual.flatten()[torch.arange(15) != 8]
         assert (elsewhere - 1 / 3).abs().max() < 0.1, name
 
 
@@ -79,9 +79,9 @@ def test_chosen_layers_and_small_memory_give_the_same_cells(monkeypatch):
     assert list(part.layers) == [0, 2]
     monkeypatch.setattr(probing, "FEATURES", 4 * 300 * net.dim)  # one layer at a time
     split = Prober(net, VP(), data, Probing(**small), CPU).grid(Processes())
-    for name, found in whole.scores.items():
-        torch.testing.assert_close(part.scores[name], found[:, [0, 2]])
-        torch.testing.assert_close(split.scores[name], found)
+    for name, actual in whole.scores.items():
+        torch.testing.assert_close(part.scores[name], actual[:, [0, 2]])
+        torch.testing.assert_close(split.scores[name], actual)
 
 
 def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():
@@ -89,9 +89,9 @@ def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():
     data.setup()
     probing = Probing(times=(0.1,), max_train=60, max_test=30)
     exact, half = (Prober(net, VP(), data, probing, CPU, precision) for precision in ("float32", "bf16"))
-    (wanted, *_), (found, *_) = exact.features(0), half.features(0)
-    assert not torch.equal(found, wanted)
-    assert (found - wanted).abs().mean() < 0.02 * wanted.abs().mean()
+    (expected, *_), (actual, *_) = exact.features(0), half.features(0)
+    assert not torch.equal(actual, expected)
+    assert (actual - expected).abs().mean() < 0.02 * expected.abs().mean()
     assert (exact.protocol().get("precision"), half.protocol()["precision"]) == (None, "bf16")
 
 

@@ -68,8 +68,8 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
-        wanted = list(features.net.forward_intermediates(features.path.add_noise(x, noise, t), t))
-    torch.testing.assert_close(states, torch.stack([wanted[i][:, 2:] for i in (1, 2)]))
+        expected = list(features.net.forward_intermediates(features.path.add_noise(x, noise, t), t))
+    torch.testing.assert_close(states, torch.stack([expected[i][:, 2:] for i in (1, 2)]))
 
 
 def test_batches_change_nothing_and_later_blocks_never_run(trained, monkeypatch):
@@ -109,9 +109,9 @@ def test_colours_of_the_first_layer_tell_dark_from_light(trained, halves, tmp_pa
     """The embedded patches of two kinds are two clusters, and these are the masks."""
     options = ["--layer", 0, "--time", 0.001, "--num", 16, "--views", "pca,spectral", "--masks", halves / "masks"]
     evaluate(monkeypatch, tmp_path, "features", "--ckpt", trained, "--images", halves / "images", *options)
-    found = re.findall(r"mIoU (\S+) %, (\w+) matching, 2 clusters, 2 classes, 16 images", capsys.readouterr().out)
-    assert [matching for _, matching in found] == ["greedy", "hungarian"]
-    assert all(float(score) == 100 for score, _ in found)
+    actual = re.findall(r"mIoU (\S+) %, (\w+) matching, 2 clusters, 2 classes, 16 images", capsys.readouterr().out)
+    assert [matching for _, matching in actual] == ["greedy", "hungarian"]
+    assert all(float(score) == 100 for score, _ in actual)
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
@@ -120,8 +120,8 @@ def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, ima
     assert features.images.shape == (3, 32, 32)
     stored = Latents(str(encoded), batch_size=11, num_workers=0)
     stored.setup()
-    wanted = stored.network_input(stored.train[[0, 3]][0])
-    torch.testing.assert_close(features._input(features.images.read([0, 3])), wanted, atol=2e-2, rtol=1e-2)
+    expected = stored.network_input(stored.train[[0, 3]][0])
+    torch.testing.assert_close(features._input(features.images.read([0, 3])), expected, atol=2e-2, rtol=1e-2)
     options = ["--num", 3, "--fit", 10, "--clusters", 2, "--views", "pca,spectral"]
     evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--images", image_dir, *options)
     assert (tmp_path / "features.png").stat().st_size > 1000

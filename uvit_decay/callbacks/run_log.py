@@ -85,7 +85,7 @@ class RunLogger(TensorBoardLogger):
         name = f"version_{version}" if isinstance(version, int) else version  # as TensorBoardLogger names the folder
         # metrics.csv marks a run: CSVLogger would overwrite it.
         if name is not None and Path(save_dir, experiment, name, METRICS).exists():
-            raise UserError(f"version {version} of {experiment} in {save_dir} is there already: choose another")
+            raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._csv: CSVLogger | None = None
 

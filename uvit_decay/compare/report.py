@@ -215,7 +215,7 @@ def remarks(runs: Sequence[Run], option: str) -> Iterator[str]:
     twins = _by(runs, lambda run: f"seed {run.options.get(SEED)}, {option} {run.options[option]}")
     for what, same in twins.items():
         if len(same) > 1:
-            yield f"{what} is there {len(same)} times, so the spread is not that of seeds: {_names(same)}"
+            yield f"{what} occurs {len(same)} times, so the spread is not that of seeds: {_names(same)}"
 
 
 def _fid_remarks(runs: Sequence[Run]) -> Iterator[str]:

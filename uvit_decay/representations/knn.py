@@ -83,12 +83,12 @@ def knn_accuracy(
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
     """
-    neighbours, seen = NearestNeighbours(test, k), 0
+    neighbours, count = NearestNeighbours(test, k), 0
     for chunk in train:
-        neighbours.update(chunk, train_labels[seen : seen + chunk.shape[1]])
-        seen += chunk.shape[1]
-    if seen != len(train_labels):
-        raise UserError(f"{seen} training samples but {len(train_labels)} labels")
+        neighbours.update(chunk, train_labels[count : count + chunk.shape[1]])
+        count += chunk.shape[1]
+    if count != len(train_labels):
+        raise UserError(f"{count} training samples but {len(train_labels)} labels")
     return (neighbours.predict(temperature, uniform).cpu() == test_labels.cpu()).double().mean(dim=1)
 
 

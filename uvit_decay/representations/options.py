@@ -17,7 +17,7 @@ Most = Annotated[int, Bounds(1, 2**31)]
 
 @dataclass(frozen=True)
 class Probing:
-    """How features are probed.
+    """Probes of features.
 
     Args:
         times: comma-separated noise levels in (0, 1).

@@ -7,8 +7,6 @@ all layers are trained at once. Every choice, of an l2 penalty or of the best ce
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -124,14 +122,13 @@ class Grid:
         }
 
     def _table(self) -> str:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(("layer", "name", "kind", "t", *SCORES))
+        """Return the scores as CSV, a line for each cell."""
+        lines = [",".join(("layer", "name", "kind", "t", *SCORES))]
         for level, t in enumerate(self.times):
             for column, (number, layer) in enumerate(self.layers.items()):
                 values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
-                writer.writerow([number, layer.name, layer.kind, t, *values])
-        return text.getvalue()
+                lines.append(",".join((str(number), layer.name, layer.kind, str(t), *values)))
+        return "\n".join(lines) + "\n"
 
     def save(self, folder: Path, title: str, metadata: Mapping[str, Any] | None = None) -> None:
         """Write probes.csv and probes.png to `folder`; with `metadata` of the network, probes.json, too."""
@@ -195,12 +192,12 @@ class Prober:
         """Return the scores of one noise level, (scores, layers), float64."""
         parts = []
         for layers in self._groups():
-            seen, labels, unseen, test_labels = self.features(level, layers)
-            linear = logistic_grid(seen, labels, unseen, test_labels, device=self.device)
-            chunks = seen.split(CHUNK, dim=1)
+            train, labels, test, test_labels = self.features(level, layers)
+            linear = logistic_grid(train, labels, test, test_labels, device=self.device)
+            chunks = train.split(CHUNK, dim=1)
             vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
-            knn = knn_accuracy(chunks, labels, unseen.to(self.device), test_labels, **vote)
-            columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *self._ranks(unseen))
+            knn = knn_accuracy(chunks, labels, test.to(self.device), test_labels, **vote)
+            columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *self._ranks(test))
             parts.append(torch.stack([column.double() for column in columns]))
         return torch.cat(parts, dim=1)
 
@@ -224,9 +221,9 @@ class Prober:
         """
         train, test = probed_images(self.probing, self.data)
         layers = layer_indices(self.net.layers, self.probing.layers) if layers is None else layers
-        seen = self._features(self.data.train, train, "train", level, layers)
-        unseen = self._features(self.data.test, test, "test", level, layers)
-        return seen, self.data.train.labels[train], unseen, self.data.test.labels[test]
+        train_features = self._features(self.data.train, train, "train", level, layers)
+        test_features = self._features(self.data.test, test, "test", level, layers)
+        return train_features, self.data.train.labels[train], test_features, self.data.test.labels[test]
 
     @torch.no_grad()
     def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
