@@ -100,8 +100,8 @@ class GenerationMetrics(Periodic):
         if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
         chosen = subset(data.train, self.max_reference, "reference")
-        shape = (self.extractor.channels, self._size, self._size)
-        prepare(self.extractor, shape, task.device, lambda: data.train[chosen])
+        channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
+        prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[chosen])
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
