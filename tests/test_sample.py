@@ -12,9 +12,11 @@ from PIL import Image
 from sample_script import pixels, sample
 
 
-def test_help_imports_no_more_than_it_needs():
-    code = "import sys; sys.argv = ['sample.py', '--help']; import runpy\n"
-    code += f"try: runpy.run_path({str(ROOT / 'sample.py')!r}, run_name='__main__')\n"
+@pytest.mark.parametrize("words", ["sample.py", "evaluate.py", "evaluate.py generation", "evaluate.py features"])
+def test_help_imports_no_torch(words):
+    script, *rest = words.split()
+    code = f"import sys; sys.argv = {[script, *rest, '--help']}; import runpy\n"
+    code += f"try: runpy.run_path({str(ROOT / script)!r}, run_name='__main__')\n"
     code += "except SystemExit: print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert result.stdout.strip().endswith("False")

@@ -126,8 +126,8 @@ class CLI(LightningCLI):
         """Parse the arguments, and check what Lightning would reject only later."""
         own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         own.add_argument("--trust", action="append", default=[])
-        found, rest = own.parse_known_args(sys.argv[1:])
-        _limit(found.trust)
+        given, rest = own.parse_known_args(sys.argv[1:])
+        _limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
         self._check(self.config[self.config.subcommand])

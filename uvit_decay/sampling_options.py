@@ -19,7 +19,7 @@ PrecisionOption = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True)
 class LoadingOptions:
-    """How a checkpoint is loaded.
+    """Loading of a checkpoint.
 
     Args:
         weights: default: EMA where the checkpoint has them.
@@ -34,7 +34,7 @@ class LoadingOptions:
 
 @dataclass(frozen=True)
 class SamplingOptions(LoadingOptions):
-    """How a checkpoint samples.
+    """Sampling from a checkpoint.
 
     Args:
         classes: comma-separated class numbers; default: all, the first 10 in a grid.

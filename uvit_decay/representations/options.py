@@ -48,7 +48,7 @@ class Probing:
 
 @dataclass(frozen=True, kw_only=True)
 class Visualization(LoadingOptions):
-    """Which features are drawn, and how.
+    """Figures of features.
 
     Args:
         ckpt: a .ckpt or .safetensors.
