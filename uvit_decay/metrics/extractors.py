@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.inception_net import InceptionV3
 
 UInt8Images, Labels = UInt8[Tensor, "n c h w"], Int64[Tensor, " n"]
+TrainingSet = Callable[[], tuple[Tensor, Tensor]]  # reads images and labels
 Program = Callable[[Tensor], Any]
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
@@ -290,12 +291,7 @@ def create_extractor(name: str, options: ExtractorOptions) -> Extractor:
     return EXTRACTORS[name](options) if name in EXTRACTORS else CustomExtractor(name)
 
 
-def prepare(
-    extractor: Extractor,
-    shape: tuple[int, ...],
-    device: torch.device,
-    training_set: Callable[[], tuple[Tensor, Tensor]],
-) -> None:
+def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:
     """Prepare an extractor for images of this `shape` (c, h, w); images and labels are read only if it needs them."""
     nothing = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
     extractor.prepare(*(training_set() if extractor.needs_labels else nothing), device)
