@@ -66,8 +66,8 @@ def ours(
         extractor = Inception(str(weights), "adm")
         extractor.prepare(torch.zeros(0, 3, 1, 1), torch.zeros(0), device)
         sides = open_images(str(samples), 3), None, open_images(str(reference), 3)
-        options = MetricOptions(kid_subset=subset, allow_few=True)
-        comparison = Comparison(*sides, extractor, ("fid", "is", "kid", "prc"), device, batch, options)
+        options = MetricOptions(("fid", "is", "kid", "prc"), subset, allow_few=True)
+        comparison = Comparison(*sides, extractor, device, batch, options)
         store, against = comparison.extract(Path(folder) / "samples", Processes(), show=False)
         return comparison.measure(store, against)
 

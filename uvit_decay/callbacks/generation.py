@@ -21,7 +21,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.generated import GeneratedImages
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource
-from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
+from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics import StatisticsFile
@@ -117,13 +117,12 @@ class GenerationMetrics(Periodic):
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]
     ) -> Comparison:
-        metrics = chosen_metrics(MetricOptions(), self.extractor, 0)
         shape = (3 if self._autoencoder else task.net.channels, self._size, self._size)
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
         images = GeneratedImages(samples, self.num, self.extractor.channels)
-        options = MetricOptions(allow_few=self.allow_few)
-        return Comparison(images, *self._against, self.extractor, metrics, task.device, self.batch_size, options)
+        options = MetricOptions(MetricOptions().chosen(self.extractor, 0), allow_few=self.allow_few)
+        return Comparison(images, *self._against, self.extractor, task.device, self.batch_size, options)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         sampling, processes = self.sampling_for(task), Processes.current()

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from uvit_decay.evaluation.metric_table import MetricOptions, chosen_metrics
+from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.options import FeatureOptions, LikelihoodOptions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions
@@ -88,10 +88,7 @@ def generation(
             images = GeneratedImages(images, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
         prepare(extractor, images.shape, device, _digits)
-        fewest = 0 if reference_images is None else min(len(images), len(reference_images))
-        chosen = chosen_metrics(metrics, extractor, fewest)
-        batch_size = sampling.batch_size
-        comparison = Comparison(images, file, reference_images, extractor, chosen, device, batch_size, metrics)
+        comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
         comparison.check()
         write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
 

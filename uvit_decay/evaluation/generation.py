@@ -29,20 +29,24 @@ class Comparison:
         file: reference statistics, or None.
         reference: reference images, or None; with both, only metrics that need single features use the images.
         extractor: prepared extractor, on `device`.
-        metrics: names in METRICS.
         device: device on which features are extracted.
         batch_size: images at a time; affects numbers only by rounding.
-        options: settings of the metrics.
+        options: choice and settings of the metrics.
     """
 
     samples: ImageSource
     file: StatisticsFile | None
     reference: ImageSource | None
     extractor: Extractor
-    metrics: tuple[str, ...]
     device: torch.device
     batch_size: int = 64
     options: MetricOptions = field(default_factory=MetricOptions)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics; a UserError if one needs what the extractor does not yield."""
+        images = 0 if self.reference is None else min(len(self.samples), len(self.reference))
+        return self.options.chosen(self.extractor, images)
 
     @property
     def reference_name(self) -> str:

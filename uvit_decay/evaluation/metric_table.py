@@ -182,20 +182,19 @@ class MetricOptions:
         """Return whether a chosen metric needs spatial features, which extractors yield on request only."""
         return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
+    def chosen(self, extractor: Extractor, images: int) -> tuple[str, ...]:
+        """Return the names of the chosen metrics, else of all by default that are possible.
 
-def chosen_metrics(options: MetricOptions, extractor: Extractor, images: int) -> tuple[str, ...]:
-    """Return the names of the metrics to compute: the chosen ones, else all by default that are possible.
-
-    `images` is the number of samples or of reference images, whichever is less.
-    """
-    widths = extractor.widths
-    for name in options.metrics or ():
-        if METRICS[name].needs not in widths:
-            raise UserError(f"{name} needs {METRICS[name].needs} of images, which {extractor.name} does not yield")
-    return options.metrics or tuple(
-        name
-        for name, metric in METRICS.items()
-        if metric.by_default
-        and metric.needs in widths
-        and (metric.compares_with != "images" or images >= metric.least(options, widths[metric.needs]))
-    )
+        `images` is the number of samples or of reference images, whichever is less; 0 leaves out what compares images.
+        """
+        widths = extractor.widths
+        for name in self.metrics or ():
+            if METRICS[name].needs not in widths:
+                raise UserError(f"{name} needs {METRICS[name].needs} of images, which {extractor.name} does not yield")
+        return self.metrics or tuple(
+            name
+            for name, metric in METRICS.items()
+            if metric.by_default
+            and metric.needs in widths
+            and (metric.compares_with != "images" or images >= metric.least(self, widths[metric.needs]))
+        )
