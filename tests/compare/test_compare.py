@@ -4,8 +4,6 @@ import csv
 
 import numpy as np
 import pytest
-import yaml
-from conftest import ROOT, run_script
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
@@ -225,130 +223,6 @@ def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
 def test_what_train_leaves_is_read(digit_runs):
     """Real files of real runs."""
     folders = [digit_runs / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
-    runs = [Run.read(folder) for folder in folders]
-    actual = list(remarks(runs, "model.net.alpha_min"))
-    assert line.format(*folders) in actual
-    assert all(remark.count("\n") == 0 for remark in actual)
-    assert len(actual) == 1 or "FID's samples" in line or "last evaluation" in line
-
-
-def test_a_remark_names_few_runs(four, tmp_path):
-    runs = [Run.read(folder) for folder in [*four, a_run(tmp_path, 9, seed=7, batch_size=8)]]
-    assert list(remarks(runs, "model.net.alpha_min")) == [
-        f"data.batch_size differs: 32 in 4 runs; 8 in {runs[-1].folder}"
-    ]
-
-
-def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
-    good = a_run(tmp_path)
-    early, silent = a_run(tmp_path, 1, {}), a_run(tmp_path, 2, {}, probes=False)
-    older, broken = a_run(tmp_path, 3, {}), a_run(tmp_path, 4)
-    (older / "probes.json").write_text("{}")
-    (broken / "probes.jsonl").write_text("much")
-    expected = {
-        tmp_path / "nowhere": "is not there",
-        good / "config.yaml": "is a file",
-        good.parent: f"is no run folder: name one of its runs, such as {good}",
-        early: "has not evaluated its probes yet",
-        silent: "logs no probes: add the callback LinearProbes",
-        older: "is of an earlier version of this project, which wrote no probes.jsonl",
-        broken: "probes.jsonl, line 1: Expecting value",
-    }
-    for folder, words in expected.items():
-        line = refused(monkeypatch, capsys, tmp_path, good, folder)
-        assert words in line
-        assert str(folder) in line
-    (broken / "config.yaml").write_text("a: [")
-    assert "cannot read" in refused(monkeypatch, capsys, tmp_path, broken)
-    (good / "generation.jsonl").write_text("[]")
-    assert "generation.jsonl" in refused(monkeypatch, capsys, tmp_path, good)
-    assert not (tmp_path / "compare.csv").exists()
-
-
-def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoch": 0.1, "images_seen": 96'):
-    return f'{{"step": {step}{rest}, "values": {values}, "metadata": {metadata}}}\n'
-
-
-DAMAGE = {
-    "config.yaml": {
-        "a: &a {b: [*a]}": "cannot read",
-        "- 1": "must be dict",
-        "3: 4": "must be str",
-    },
-    "probes.jsonl": {
-        "{}": "lacks epoch",
-        line(rest=""): "lacks epoch",
-        line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "has the unknown field more",
-        line()[:-9]: "cannot read",
-        line() + line('{"best_accuracy": "much"}'): "line 2: values: best_accuracy must be float, it is 'much'",
-        line(step='"x"'): "step must be int, it is 'x'",
-        line(step="9" * 400): "step must be int",
-        line(step="-3"): "step is -3, below 0",
-        line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
-        line('{"best_accuracy": -0.5}'): "best_accuracy is -0.5",
-        line("[1]"): "values must be dict",
-        "3": "must be dict",
-    },
-    "generation.jsonl": {
-        "[]": "must be dict",
-        line('{"fid": "low"}'): "fid must be float, it is 'low'",
-        line('{"fid": NaN}'): "fid must be float",
-        line(metadata="[1]"): "metadata must be dict",
-        "[" * 3000: "cannot read",
-    },
-}
-
-
-@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]])
-def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_path, monkeypatch, capsys):
-    run = a_run(tmp_path)
-    (run / name).write_text(content)
-    line = refused(monkeypatch, capsys, tmp_path, run)
-    assert DAMAGE[name][content] in line
-    assert str(run / name) in line
-    assert not (tmp_path / "compare.csv").exists()
-
-
-def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
-    """A number beyond floats, a date, a nested list: all that YAML knows."""
-    for i, value in enumerate((10**400, "2026-11-21", [[1]], None)):
-        run = a_run(tmp_path, i, alpha_min=value, seed=i)
-        (run / "config.yaml").write_text((run / "config.yaml").read_text() + f"more: 2026-11-2{i}\n")
-    compare(monkeypatch, tmp_path, *sorted((tmp_path / "digits").iterdir()))
-    assert "more differs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--by", "alpha"], "have no such option"),
-        (["--by", "schedule"], "may be model.net.schedule, model.optim.schedule: name one"),
-        (["--by", "model.net.heads"], "have no such option"),
-        (["--out", "x.csv"], "the figure is a .png"),
-        (["digits/version_0/../version_0"], "is named twice"),
-    ],
-)
-def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
-    run = a_run(tmp_path)
-    assert words in refused(monkeypatch, capsys, tmp_path, run, *args)
-
-
-@pytest.mark.slow
-def test_what_train_leaves_is_read(tmp_path):
-    """Real files of real runs: two seeds of the default, made tiny, with probes every 20 steps."""
-    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    for callback in content["trainer"]["callbacks"]:
-        if callback["class_path"].endswith("LinearProbes"):
-            callback["init_args"] = {"every_n_steps": 20, "times": [0.1], "max_train": 200, "max_test": 100}
-        if callback["class_path"].endswith("GenerationMetrics"):
-            callback["init_args"]["num"] = 100
-    (tmp_path / "small.yaml").write_text(yaml.safe_dump(content))
-    small = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3", "--trainer.max_steps=60"]
-    for seed in (0, 1):
-        args = ["train.py", "fit", "--config=small.yaml", *small, f"--seed_everything={seed}"]
-        trained = run_script(*args, "--trainer.log_every_n_steps=1", cwd=tmp_path)
-        assert trained.returncode == 0, trained.stderr
-    folders = [tmp_path / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
     runs = [Run.read(folder) for folder in folders]
     assert [[point["step"] for point in run.probes] for run in runs] == [[20, 40, 60]] * 2
     assert runs[0].probes[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
