@@ -24,8 +24,8 @@ def test_help_imports_no_torch(words):
 
 def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
     sample(monkeypatch, tmp_path)
-    found, shown = (np.asarray(Image.open(path), float) for path in ("samples.png", ROOT / "docs/digits_samples.png"))
-    assert abs(found - shown).mean() < 0.1
+    sampled, shown = (np.asarray(Image.open(path), float) for path in ("samples.png", ROOT / "docs/digits_samples.png"))
+    assert abs(sampled - shown).mean() < 0.1
 
 
 def test_the_command_of_the_readme_makes_a_grid(trained, tmp_path, monkeypatch):
@@ -126,8 +126,8 @@ def test_an_array_has_the_classes_of_its_images(trained, tmp_path, monkeypatch):
 def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("uvit_decay.samples.estimated_seconds", lambda source, evaluations, *_: evaluations)
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "2")
-    wanted = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
-    assert wanted in capsys.readouterr().err
+    expected = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
+    assert expected in capsys.readouterr().err
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "1")
     assert "about" not in capsys.readouterr().err
 

@@ -66,9 +66,9 @@ def test_a_killed_sampling_goes_on_with_the_missing_images(trained, tmp_path, mo
 
 
 def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
-    for num, made in ((10, 4), (12, 2), (12, 0)):
+    for num, count in ((10, 4), (12, 2), (12, 0)):
         sample(monkeypatch, tmp_path, *half, "--num", num)
-        assert f"wrote p: {made} images, {num - made} were there" in capsys.readouterr().out
+        assert f"wrote p: {count} images, {num - count} were there" in capsys.readouterr().out
     sample(monkeypatch, tmp_path, *half[:-1], "whole.npz", "--num", 12)
     assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))
     names = {f"{i:06d}.png" for i in range(12)}

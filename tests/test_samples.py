@@ -36,7 +36,7 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
     assert torch.equal(together[1:], sampled.images([8, 9]))
     assert sampled.name == "ema_dpm++3_w2_seed5"
     described = json.loads(json.dumps(sampled.metadata()))
-    wanted = {
+    expected = {
         "step": 12,
         "weights": "ema",
         "sampler": "dpm++",
@@ -45,7 +45,7 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
         "guidance": 2.0,
         "seed": 5,
     }
-    assert wanted.items() <= described.items()
+    assert expected.items() <= described.items()
     assert described["labels"] == "all 10 classes in turn"
     some = Samples.from_options(trained, options("--classes", "1,2", "--weights", "raw"))
     assert some.metadata()["labels"] == "classes 1,2 in turn"
@@ -56,14 +56,14 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
 def test_random_labels_are_functions_of_seed_and_number(trained, options, classes):
     flags = ["--steps", "2", "--labels", "random", *classes]
     sampled = Samples.from_options(trained, options(*flags))
-    found = sampled.labels(range(3000))
-    assert sampled.labels([2999, 5]) == [found[2999], found[5]]
-    assert found != Samples.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
-    wanted = [2, 5, 7] if classes else list(range(10))
-    counts = np.array([found.count(label) for label in wanted])
+    labels = sampled.labels(range(3000))
+    assert sampled.labels([2999, 5]) == [labels[2999], labels[5]]
+    assert labels != Samples.from_options(trained, options(*flags, "--seed", "1")).labels(range(3000))
+    drawn = [2, 5, 7] if classes else list(range(10))
+    counts = np.array([labels.count(label) for label in drawn])
     assert counts.sum() == 3000
-    assert 0 < ((counts - 3000 / len(wanted)) ** 2 / (3000 / len(wanted))).sum() < 30  # chi square, 9 or 2 degrees
-    alone = Samples.from_options(trained, options("--steps", "2", "--classes", str(found[5])))
+    assert 0 < ((counts - 3000 / len(drawn)) ** 2 / (3000 / len(drawn))).sum() < 30  # chi square, 9 or 2 degrees
+    alone = Samples.from_options(trained, options("--steps", "2", "--classes", str(labels[5])))
     assert torch.equal(sampled.images([5]), alone.images([5])), "the image is of its label"
     assert "_random-labels" in sampled.name
     assert sampled.metadata()["labels"].endswith("at random")
@@ -104,7 +104,7 @@ def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, option
     lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]
     latent = replace(sampled.checkpoint, latents=SPACE)
     others = [replace(sampled, checkpoint=latent, vae=vae) for vae in (SPACE.vae, "elsewhere/sd-vae-ft-mse")]
-    names = [made.name for made in (sampled, *(replace(sampled, classes=classes) for classes in lists), others[1])]
+    names = [other.name for other in (sampled, *(replace(sampled, classes=classes) for classes in lists), others[1])]
     assert len(set(names)) == len(names)
     assert others[0].name == sampled.name
     assert names[-1].endswith("_vae-sd-vae-ft-mse")

@@ -13,9 +13,13 @@ from uvit_decay.nn import SiT
 
 
 def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, tmp_path, monkeypatch, capsys):
-    for flags, wanted in ((["dpm++"], "dpm++4_w2"), (["dpm++", "--steps", "3"], "dpm++3_w2"), (["ddim"], "ddim25_w2")):
+    for flags, name in (
+        (["dpm++"], "dpm++4_w2"),
+        (["dpm++", "--steps", "3"], "dpm++3_w2"),
+        (["ddim"], "ddim25_w2"),
+    ):
         sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "1", "--sampler", *flags)
-        assert wanted in capsys.readouterr().err
+        assert name in capsys.readouterr().err
 
 
 def tiny_sit_checkpoint(folder):
@@ -68,13 +72,13 @@ def test_clipping_is_asked_for_and_named(trained, tmp_path, monkeypatch, capsys)
     base = ["--ckpt", trained, "-n", "3", "--steps", "2", "--guidance", "9"]
     cases = {"plain": ["dpm++"], "no": ["dpm++", "--no-clip"], "paper": ["uvit-dpm"], "clip": ["uvit-dpm", "--clip"]}
     names = {"plain": "dpm++2_w9", "no": "dpm++2_w9_noclip", "paper": "uvit-dpm2_w9", "clip": "uvit-dpm2_w9_clip"}
-    made = {}
+    images = {}
     for case, flags in cases.items():
         sample(monkeypatch, tmp_path, *base, "--sampler", *flags, "--out", f"{case}.npz")
         assert f"{names[case]}, ema" in capsys.readouterr().err
-        made[case] = pixels(tmp_path / f"{case}.npz")
-    assert not np.array_equal(made["plain"], made["no"])
-    assert not np.array_equal(made["paper"], made["clip"])
+        images[case] = pixels(tmp_path / f"{case}.npz")
+    assert not np.array_equal(images["plain"], images["no"])
+    assert not np.array_equal(images["paper"], images["clip"])
 
 
 def test_precision_is_chosen_and_refused_in_one_line(trained, tmp_path, monkeypatch, capsys):

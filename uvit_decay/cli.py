@@ -124,9 +124,9 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
-        own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        own.add_argument("--trust", action="append", default=[])
-        given, rest = own.parse_known_args(sys.argv[1:])
+        trust_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        trust_parser.add_argument("--trust", action="append", default=[])
+        given, rest = trust_parser.parse_known_args(sys.argv[1:])
         _limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))

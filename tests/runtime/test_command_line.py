@@ -70,17 +70,17 @@ def compare(runs: Sequence[Path], *, by: str = "alpha_min"):
     return runs, by
 
 
-def made(*words):
+def called(*words):
     return parse(make, ["--ckpt", "a.ckpt", *words])()
 
 
 def test_options_have_the_types_and_defaults_of_the_signature():
-    assert made() == (Path("a.ckpt"), None, False, Sampling())
+    assert called() == (Path("a.ckpt"), None, False, Sampling())
     words = ["-n", "7", "--quick", "--weights", "raw", "--seed", "3", "--no-clip", "--classes", "1,2"]
     words += ["--interval", "0,.5", "--trust", "a.B", "--trust", "c.D"]
     sampling = Sampling("raw", ["a.B", "c.D"], 3, False, (1, 2), (0.0, 0.5))
-    assert made(*words) == (Path("a.ckpt"), 7, True, sampling)
-    assert made("--num", "9", "--clip")[1::2] == (9, Sampling(clip=True))
+    assert called(*words) == (Path("a.ckpt"), 7, True, sampling)
+    assert called("--num", "9", "--clip")[1::2] == (9, Sampling(clip=True))
 
 
 def test_subcommands_have_the_options_of_their_functions():
@@ -113,7 +113,7 @@ def test_hyphens_and_underscores_are_one():
 )
 def test_a_wrong_option_is_one_line(words, message):
     with pytest.raises(UserError) as caught:
-        made(*words)
+        called(*words)
     assert str(caught.value).startswith(message)
 
 
