@@ -43,7 +43,7 @@ class FeatureOptions:
     """Features in which images are compared.
 
     Args:
-        features: inception, digits, or a TorchScript or .pt2 file.
+        features: an extractor by its name, such as inception or digits, or a TorchScript or .pt2 file.
         protocol: how Inception's images are resized: pytorch-fid as U-ViT, adm as SiT.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         image_size: crop images of files to this size, as ADM does.

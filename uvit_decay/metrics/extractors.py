@@ -213,7 +213,7 @@ class CustomExtractor(Extractor):
 
     def __init__(self, path: str) -> None:
         if not Path(path).is_file():
-            raise UserError(f"the feature extractor {path} does not exist")
+            raise UserError(f"the feature extractor {path}, none of {', '.join(EXTRACTORS)}, does not exist")
         self.path = Path(path)
         self.name, self.widths = self.path.name, {}
         self._program: Program | None = None
@@ -292,6 +292,8 @@ def create_extractor(name: str, options: ExtractorOptions) -> Extractor:
 
 
 def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:
-    """Prepare an extractor for images of this `shape` (c, h, w); images and labels are read only if it needs them."""
-    nothing = torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
-    extractor.prepare(*(training_set() if extractor.needs_labels else nothing), device)
+    """Prepare an extractor for images of this `shape` (c, h, w), on the images and labels of a set if it needs them."""
+    if extractor.needs_labels:
+        extractor.prepare(*training_set(), device)
+    else:
+        extractor.prepare(torch.zeros(0, *shape, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64), device)
