@@ -197,10 +197,8 @@ class Task(LightningModule):
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if self._speed:
             self.log("train/images_per_second", self._speed)
-            for name in (
-                "train/loss",
-                "train/images_per_second",
-            ):  # `prog_bar` would wait for the device at every batch
+            # Lightning's `prog_bar` would wait for the device at every batch.
+            for name in ("train/loss", "train/images_per_second"):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
             self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
