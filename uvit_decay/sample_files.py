@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uvit_decay.samples import Samples
 
 METADATA = "sampling.json"  # in a folder of samples
+RENAMED = {"evaluations": "nfe"}  # keys of folders written before
 LONG = 60  # seconds; longer runs print their cost before the start
 
 
@@ -120,7 +121,7 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
 
 
 def _check_same(folder: Path, metadata: dict[str, Any]) -> None:
-    stored = read_json(folder / METADATA, dict[str, object])
+    stored = {RENAMED.get(key, key): value for key, value in read_json(folder / METADATA, dict[str, object]).items()}
     for key in (*metadata, *stored):
         ours, theirs = metadata.get(key), stored.get(key)
         if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
