@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import pytest
 from conftest import tiny_task, tiny_trainer
@@ -63,8 +64,33 @@ def test_a_checkpoint_of_no_run_is_continued_without_a_history(tmp_path):
     assert [measurement.step for measurement in history.read(rest / history.PROBES)] == [15, 20]
 
 
-def test_a_damaged_history_is_one_line_before_training(tmp_path):
-    half = a_run(tmp_path, 0, stop=12)
-    (half / history.PROBES).write_text(json.dumps({"step": 5}))
-    with pytest.raises(UserError, match=r"probes.jsonl, line 1 lacks epoch"):
-        a_run(tmp_path, 1, ckpt_path=half / "checkpoints" / "last.ckpt")
+DAMAGED = {
+    "probes.jsonl": {json.dumps({"step": 5}): "probes.jsonl, line 1 lacks epoch"},
+    "metrics.csv": {
+        "step,train/loss\nx,1.0\n": "metrics.csv is damaged: invalid literal",
+        "stap,train/loss\n1,1.0\n": "metrics.csv is damaged: 'step'",
+        "step,train/loss\n1,1.0,2.0\n": "metrics.csv is damaged: '<' not supported",
+        f"step,train/loss\n1,{'x' * 200_000}\n": "metrics.csv is damaged: field larger",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory):
+    return a_run(tmp_path_factory.mktemp("half"), 0, stop=12)
+
+
+@pytest.mark.parametrize(("name", "content"), [(name, content) for name in DAMAGED for content in DAMAGED[name]])
+def test_damaged_logs_are_one_line_before_training(half, tmp_path, name, content):
+    shutil.copytree(half, tmp_path / "x" / "version_0")
+    (tmp_path / "x" / "version_0" / name).write_text(content)
+    with pytest.raises(UserError, match=DAMAGED[name][content]):
+        a_run(tmp_path, 1, ckpt_path=tmp_path / "x" / "version_0" / "checkpoints" / "last.ckpt")
+
+
+def test_half_a_line_of_the_log_is_left_out(tmp_path):
+    source = tmp_path / "metrics.csv"
+    source.write_text("step,train/loss\n1,0.5\n2,0.2")
+    logger = RunLogger("x", str(tmp_path), 0)
+    logger.copy_until(12, source)
+    assert rows(tmp_path / "x" / "version_0") == [{"step": "1", "train/loss": "0.5"}]

@@ -16,10 +16,12 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
 from uvit_decay.history import GENERATION, PROBES
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.plain import read_text
 
 METRICS = "metrics.csv"
+LARGEST = 2**30  # bytes of metrics.csv
 CONTENTS = {
     "checkpoints/last.ckpt": "the checkpoint (raw and EMA weights)",
     "config.yaml": "the whole configuration",
@@ -116,15 +118,14 @@ class RunLogger(TensorBoardLogger):
         """Begin metrics.csv with the rows of another one, `source`, that were logged before optimizer step `step`."""
         if not source.exists():
             return
-        # A killed run may have left half a line at the end.
-        whole = source.read_text().rpartition("\n")[0]
-        for row in csv.DictReader(whole.splitlines()):
-            values = {name: value for name, value in row.items() if value and name != "step"}
-            # Lightning logs a training step under its index, the number of steps before it; evaluations come after it.
-            after = "train/loss" not in values
-            if int(row["step"]) < step + after:
-                self.csv.experiment.log_metrics(values, int(row["step"]))
-        self.csv.save()
+        whole_lines = read_text(source, LARGEST).rpartition("\n")[0]  # a killed run may have left half a line
+        with explained(f"{source} is damaged", ValueError, LookupError, TypeError, csv.Error):
+            for row in csv.DictReader(whole_lines.splitlines()):
+                values = {name: value for name, value in row.items() if value and name != "step"}
+                # Lightning logs a training step under the number of steps before it, an evaluation after a step.
+                if int(row["step"]) < step + ("train/loss" not in values):
+                    self.csv.experiment.log_metrics(values, int(row["step"]))
+            self.csv.save()
 
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
         """Do nothing: config.yaml in the run folder holds all settings."""
@@ -147,7 +148,7 @@ class RunLogger(TensorBoardLogger):
 class Summary(Callback):
     """A message at the end of training: speed, contents of the run folder and the command to sample from it.
 
-    The log of a run that this one continues is copied to the begin of metrics.csv.
+    When training starts, metrics.csv begins with the log of the run that this one continues.
     """
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
