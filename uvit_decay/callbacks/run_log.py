@@ -119,8 +119,10 @@ class RunLogger(TensorBoardLogger):
         if not source.exists():
             return
         whole_lines = read_text(source, LARGEST).rpartition("\n")[0]  # a killed run may have left half a line
-        with explained(f"{source} is damaged", ValueError, LookupError, TypeError, csv.Error):
+        with explained(f"{source} is damaged", ValueError, LookupError, csv.Error):
             for row in csv.DictReader(whole_lines.splitlines()):
+                if None in row:
+                    raise ValueError(f"the row of step {row['step']} has more cells than the header")
                 values = {name: value for name, value in row.items() if value and name != "step"}
                 # Lightning logs a training step under the number of steps before it, an evaluation after a step.
                 if int(row["step"]) < step + ("train/loss" not in values):
