@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import runpy
 import subprocess
@@ -18,11 +19,13 @@ from PIL import Image
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.metrics import SmallClassifier
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
 
 ROOT = Path(__file__).resolve().parent.parent
+CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there must fail at once, not after a timeout
 
 
@@ -115,6 +118,19 @@ def train(monkeypatch, folder, *args):
     runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
 
 
+def trained_once(patch: pytest.MonkeyPatch) -> None:
+    """Train the classifier of digits, whose 300 steps take five seconds, once for all evaluations in this process."""
+    train = SmallClassifier._trained
+
+    def remembered(self, images, labels):
+        key = self.steps, images.numpy().tobytes(), labels.numpy().tobytes()
+        if key not in CLASSIFIERS:
+            CLASSIFIERS[key] = train(self, images, labels)
+        return copy.deepcopy(CLASSIFIERS[key])
+
+    patch.setattr(SmallClassifier, "_trained", remembered)
+
+
 @pytest.fixture(scope="session")
 def digit_runs(tmp_path_factory) -> Path:
     """A folder with runs/digits/version_0 and _1: two seeds of the default, tiny, evaluated at steps 20, 40 and 60."""
@@ -129,6 +145,7 @@ def digit_runs(tmp_path_factory) -> Path:
     small = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3", "--trainer.max_steps=60"]
     for seed in (0, 1):
         with pytest.MonkeyPatch.context() as patch:
+            trained_once(patch)
             options = [*small, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1"]
             train(patch, folder, "fit", "--config=small.yaml", *options)
     return folder

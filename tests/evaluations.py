@@ -5,12 +5,13 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, trained_once
 from sklearn.datasets import load_digits
 
 
 def evaluate(monkeypatch, folder, *args):
     """`python evaluate.py ...` in this process, in `folder`, with a cache of its own there."""
+    trained_once(monkeypatch)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
     monkeypatch.setattr(sys, "argv", [str(ROOT / "evaluate.py"), *map(str, args)])

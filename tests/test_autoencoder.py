@@ -57,16 +57,16 @@ def test_a_copy_on_another_device_leaves_the_first_where_it_is(vae):
 
 
 def test_networks_see_the_scaled_latents_and_decoding_takes_the_scale_back(vae):
-    found = Autoencoder(str(vae))
-    z = found.encode(random_images())[:, :4]
-    x = found.space.mean(found.encode(random_images()))
+    actual = Autoencoder(str(vae))
+    z = actual.encode(random_images())[:, :4]
+    x = actual.space.mean(actual.encode(random_images()))
     torch.testing.assert_close(x, 0.18215 * z)
     with torch.no_grad():
-        wanted = to_uint8(AutoencoderKL.from_pretrained(vae).decode(z).sample)
-    difference = (found.decode(x).int() - wanted.int()).abs()
+        expected = to_uint8(AutoencoderKL.from_pretrained(vae).decode(z).sample)
+    difference = (actual.decode(x).int() - expected.int()).abs()
     assert difference.max() <= 1
-    assert wanted.float().std() > 5  # an image, not one colour: a forgotten scale would show
-    assert (found.decode(z).int() - wanted.int()).abs().max() > 1
+    assert expected.float().std() > 5  # an image, not one colour: a forgotten scale would show
+    assert (actual.decode(z).int() - expected.int()).abs().max() > 1
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
@@ -89,30 +89,30 @@ def test_posterior_samples_have_the_moments_mean_and_variance():
 
 
 def test_slices_change_nothing(vae, monkeypatch):
-    found = Autoencoder(str(vae))
-    x = found.space.mean(found.encode(random_images(5)))
-    whole = found.decode(x)
+    actual = Autoencoder(str(vae))
+    x = actual.space.mean(actual.encode(random_images(5)))
+    whole = actual.decode(x)
     monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 2 * 64 * 64)
     sizes = []
-    found.net.decoder.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
-    assert (found.decode(x).int() - whole.int()).abs().max() <= 1
+    actual.net.decoder.register_forward_hook(lambda module, args, out: sizes.append(len(args[0])))
+    assert (actual.decode(x).int() - whole.int()).abs().max() <= 1
     assert sizes == [2, 2, 1]
 
 
 def test_a_image_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
-    found = Autoencoder(str(vae))
+    actual = Autoencoder(str(vae))
     monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 1)
-    assert found.decode(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 64, 64)
+    assert actual.decode(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 64, 64)
 
 
 def test_a_tiny_autoencoder_has_no_variance_and_no_scale_of_its_own(tiny):
-    found = Autoencoder(str(tiny))
-    moments = found.encode(random_images())
+    actual = Autoencoder(str(tiny))
+    moments = actual.encode(random_images())
     with torch.no_grad():
-        wanted = AutoencoderTiny.from_pretrained(tiny).encode(to_float(random_images())).latents
-    torch.testing.assert_close(found.space.mean(moments), wanted)
-    noise = torch.randn(wanted.shape)
-    torch.testing.assert_close(found.space.sample(moments, noise), wanted, atol=1e-5, rtol=0)
+        expected = AutoencoderTiny.from_pretrained(tiny).encode(to_float(random_images())).latents
+    torch.testing.assert_close(actual.space.mean(moments), expected)
+    noise = torch.randn(expected.shape)
+    torch.testing.assert_close(actual.space.sample(moments, noise), expected, atol=1e-5, rtol=0)
 
 
 def test_the_fingerprint_is_of_the_weights_alone(vae, tmp_path):

@@ -26,9 +26,9 @@ def test_guidance_of_one_is_the_network_itself():
 def test_guidance_is_the_formula(scale):
     x = noise()
     cond, uncond = NET(x, T, Y), NET(x, T, torch.full_like(Y, CLASSES))
-    wanted = uncond + scale * (cond - uncond)
+    expected = uncond + scale * (cond - uncond)
     guided = Guided(NET, scale, CLASSES)(x, T, Y)
-    assert torch.allclose(guided, wanted, atol=1e-5 * max(1, scale))
+    assert torch.allclose(guided, expected, atol=1e-5 * max(1, scale))
     assert (cond - uncond).abs().max() > 0.05
     assert torch.allclose(guided[3], uncond[3], atol=1e-5 * max(1, scale)), "the null label itself is not guided"
 
@@ -84,9 +84,9 @@ def test_guidance_keeps_to_its_interval_and_asks_for_nothing_more():
     )
     for time in (1.0, 0.9, 0.8, 0.3, 0.1, 0.05):
         calls.clear()
-        found = inside.denoise(noise(), time)[0]
+        actual = inside.denoise(noise(), time)[0]
         assert calls == [10 if 0.1 <= time <= 0.8 else 5]
-        assert torch.equal(found, (everywhere if 0.1 <= time <= 0.8 else nowhere).denoise(noise(), time)[0])
+        assert torch.equal(actual, (everywhere if 0.1 <= time <= 0.8 else nowhere).denoise(noise(), time)[0])
 
 
 def test_half_precision_is_guided_in_that_of_the_image():
@@ -95,9 +95,9 @@ def test_half_precision_is_guided_in_that_of_the_image():
 
     both = NET(torch.cat([noise(), noise()]), torch.cat([T, T]), torch.cat([Y, torch.full_like(Y, CLASSES)]))
     cond, uncond = both.bfloat16().float().chunk(2)
-    found = Guided(net, 4.0, CLASSES)(noise(), T, Y)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, uncond + 4 * (cond - uncond), atol=1e-5)
+    actual = Guided(net, 4.0, CLASSES)(noise(), T, Y)
+    assert actual.dtype == torch.float32
+    assert torch.allclose(actual, uncond + 4 * (cond - uncond), atol=1e-5)
 
 
 def test_the_interval_and_the_channels_reach_the_images():

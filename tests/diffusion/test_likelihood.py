@@ -53,16 +53,16 @@ def test_the_likelihood_of_a_round_gaussian_is_exact(path, solver, steps, atol):
     """Its Jacobian is a multiple of one, for which any draw of signs gives the trace; VP ends a little off N(0, I)."""
     root = STD * torch.eye(4)
     x = images(5, root)
-    found = log_likelihood(source(path, root), x, None, range(5), solver=solver, steps=steps)
-    assert torch.allclose(found, exact(x, root), atol=atol + (0.02 if path == VP() else 0))
+    actual = log_likelihood(source(path, root), x, None, range(5), solver=solver, steps=steps)
+    assert torch.allclose(actual, exact(x, root), atol=atol + (0.02 if path == VP() else 0))
 
 
 def test_more_steps_of_heun_are_as_much_better_as_its_order_says():
     root = STD * torch.eye(4)
     x = images(5, root).double()
-    wanted = exact(x.float(), root)
+    expected = exact(x.float(), root)
     errors = [
-        (log_likelihood(source(Linear(), root), x, None, range(5), steps=n) - wanted).abs().max().item()
+        (log_likelihood(source(Linear(), root), x, None, range(5), steps=n) - expected).abs().max().item()
         for n in (10, 20, 40)
     ]
     assert errors[0] / errors[1] == pytest.approx(4, abs=1.2)
@@ -71,10 +71,10 @@ def test_more_steps_of_heun_are_as_much_better_as_its_order_says():
 
 def test_draws_of_signs_are_right_on_average():
     x = images(1, CORRELATED).repeat(400, 1, 1, 1)
-    found = log_likelihood(source(Linear(), CORRELATED), x, None, range(400), steps=50)
-    error = found.std().item() / math.sqrt(400)
+    actual = log_likelihood(source(Linear(), CORRELATED), x, None, range(400), steps=50)
+    error = actual.std().item() / math.sqrt(400)
     assert error > 1e-3, "the trace is an estimate here"
-    assert found.mean().item() == pytest.approx(exact(x[:1], CORRELATED).item(), abs=4 * error)
+    assert actual.mean().item() == pytest.approx(exact(x[:1], CORRELATED).item(), abs=4 * error)
 
 
 @pytest.mark.parametrize(("solver", "steps", "atol"), SOLVERS)

@@ -88,8 +88,10 @@ def test_the_loss_is_the_mean_squared_error_of_each_sample(prediction, labelled)
         x_t = abar.sqrt() * x[i] + (1 - abar).sqrt() * eps[i]
         out = net(x_t[None], t[i : i + 1], y[i : i + 1] if labelled else None)[0]
         target = {"eps": eps, "x": x}[prediction][i]
-        wanted = sum((a - b) ** 2 for a, b in zip(out.flatten().tolist(), target.flatten().tolist(), strict=True)) / 72
-        assert loss[i].item() == pytest.approx(wanted, rel=1e-4)
+        expected = (
+            sum((a - b) ** 2 for a, b in zip(out.flatten().tolist(), target.flatten().tolist(), strict=True)) / 72
+        )
+        assert loss[i].item() == pytest.approx(expected, rel=1e-4)
 
 
 def perfect(path, prediction, x, eps, t):
@@ -170,12 +172,12 @@ def test_the_loss_is_finite_at_both_ends_of_its_interval(prediction, weighting, 
     assert diffusion_loss(lambda x, *_: 0.9 * x, path, prediction, x, None, t, eps, weighting).isfinite().all()
 
 
-@pytest.mark.parametrize(("prediction", "wanted"), [("eps", 1.0), ("x", 0.25)])
-def test_a_silent_network_has_the_power_of_its_target_as_loss(prediction, wanted):
+@pytest.mark.parametrize(("prediction", "expected"), [("eps", 1.0), ("x", 0.25)])
+def test_a_silent_network_has_the_power_of_its_target_as_loss(prediction, expected):
     g = torch.Generator().manual_seed(2)
     x, eps = 0.5 * torch.randn(8, 3, 32, 32, generator=g), torch.randn(8, 3, 32, 32, generator=g)
     loss = diffusion_loss(lambda x, t, y: torch.zeros_like(x), PATH, prediction, x, None, torch.rand(8), eps)
-    assert loss.mean().item() == pytest.approx(wanted, rel=0.03)
+    assert loss.mean().item() == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("prediction", PREDICTIONS)

@@ -36,18 +36,18 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
     )
     scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
     toy = Toy()
-    wanted = x = start((3, 3, 6, 6))
+    expected = x = start((3, 3, 6, 6))
     for timestep in scheduler.timesteps:
         t = torch.full((3,), (timestep.item() + 1) / 1000)
-        wanted = scheduler.step(toy(wanted, t), timestep, wanted).prev_sample
+        expected = scheduler.step(toy(expected, t), timestep, expected).prev_sample
 
     def denoise(x_t, t):
         eps = toy(x_t, t)
         return PATH.x_from_eps(x_t, eps, t), eps
 
-    found = run("dpm++", denoise, x, steps)[-1][1]
-    assert wanted.std() > 0.1
-    assert torch.allclose(found, wanted, atol=2e-3 * wanted.abs().max().item())
+    actual = run("dpm++", denoise, x, steps)[-1][1]
+    assert expected.std() > 0.1
+    assert torch.allclose(actual, expected, atol=2e-3 * expected.abs().max().item())
 
 
 def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
@@ -57,13 +57,13 @@ def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
     x, denoise = start((3, 1, 4, 4)), partial(gaussian, path=Linear())
     scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
     scheduler.set_timesteps(100)
-    wanted = x
+    expected = x
     for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
-        data, eps = denoise(wanted, torch.full((3,), sigma))
-        wanted = scheduler.step(eps - data, timestep, wanted).prev_sample
-    found = run("dpm++", denoise, x, 100, path=Linear())[-1][1]
-    assert torch.allclose(found, wanted, atol=5e-3)
-    assert torch.allclose(found, MEAN + STD * x, atol=2e-2)
+        data, eps = denoise(expected, torch.full((3,), sigma))
+        expected = scheduler.step(eps - data, timestep, expected).prev_sample
+    actual = run("dpm++", denoise, x, 100, path=Linear())[-1][1]
+    assert torch.allclose(actual, expected, atol=5e-3)
+    assert torch.allclose(actual, MEAN + STD * x, atol=2e-2)
 
 
 @pytest.mark.parametrize("steps", [5, 20, 50])
@@ -74,10 +74,10 @@ def test_ddpm_is_the_one_of_diffusers(steps):
     betas = (1 - alpha2[1:] / alpha2[:-1]).tolist()
     scheduler = DDPMScheduler(1000, trained_betas=betas, prediction_type="sample", clip_sample=False)
     scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
-    wanted = x = start((3, 3, 6, 6))
+    expected = x = start((3, 3, 6, 6))
     theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
     for timestep in scheduler.timesteps:
-        data, _ = gaussian(wanted, torch.full((3,), (timestep.item() + 1) / 1000))
-        wanted = scheduler.step(data, timestep, wanted, generator=theirs).prev_sample
-    found = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
-    assert torch.allclose(found, wanted, atol=1e-3)
+        data, _ = gaussian(expected, torch.full((3,), (timestep.item() + 1) / 1000))
+        expected = scheduler.step(data, timestep, expected, generator=theirs).prev_sample
+    actual = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
+    assert torch.allclose(actual, expected, atol=1e-3)

@@ -31,9 +31,9 @@ def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
 
 def test_counting_evaluations_changes_nothing():
     counted = NFECounter(NET)
-    made = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
+    sampled = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
     assert counted.nfe == 2 * 2 * 6
-    assert torch.equal(made, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
+    assert torch.equal(sampled, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
     counted = NFECounter(NET)
     images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counted))
     assert 20 < counted.nfe / 2 < 400

@@ -77,8 +77,8 @@ def test_drift_is_the_slope_of_log_alpha(path):
 def test_diffusion_is_what_the_variance_needs(path):
     h = 1e-5
     slope = (path.sigma(INNER + h).square() - path.sigma(INNER - h).square()) / (2 * h)
-    wanted = slope - 2 * path.drift(INNER) * path.sigma(INNER).square()
-    assert torch.allclose(path.diffusion2(INNER), wanted, rtol=1e-8)
+    expected = slope - 2 * path.drift(INNER) * path.sigma(INNER).square()
+    assert torch.allclose(path.diffusion2(INNER), expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize("path", VPS)
@@ -86,8 +86,8 @@ def test_sigma_is_accurate_in_float32_at_tiny_times(path):
     for t in (1e-7, 1e-5, 1e-4, 1e-3, 1e-2):
         t32 = torch.tensor([t], dtype=torch.float32)
         integral = path.beta_min * t32.item() + 0.5 * (path.beta_max - path.beta_min) * t32.item() ** 2
-        wanted = math.sqrt(-math.expm1(-integral))
-        assert path.sigma(t32).item() == pytest.approx(wanted, rel=5e-7), t
+        expected = math.sqrt(-math.expm1(-integral))
+        assert path.sigma(t32).item() == pytest.approx(expected, rel=5e-7), t
 
 
 def sd_betas(path):
@@ -117,8 +117,8 @@ def test_sd_is_straight_in_log_alpha_between_its_levels(path):
     n = torch.arange(1000, dtype=torch.float64)
     before, after = path.alpha(n / 1000).log(), path.alpha((n + 1) / 1000).log()
     for share in (0.25, 0.7):
-        wanted = (1 - share) * before + share * after
-        assert torch.allclose(path.alpha((n + share) / 1000).log(), wanted, rtol=1e-9, atol=1e-14)
+        expected = (1 - share) * before + share * after
+        assert torch.allclose(path.alpha((n + share) / 1000).log(), expected, rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("path", SDS)
@@ -167,8 +167,8 @@ def test_noised_is_the_sum_of_its_parts_for_each_sample(path):
     x, eps = batch(0), batch(1)
     x_t = path.add_noise(x, eps, TIMES)
     for i in (0, 30, 100):
-        wanted = path.alpha(TIMES)[i] * x[i] + path.sigma(TIMES)[i] * eps[i]
-        assert torch.allclose(x_t[i], wanted, rtol=1e-12)
+        expected = path.alpha(TIMES)[i] * x[i] + path.sigma(TIMES)[i] * eps[i]
+        assert torch.allclose(x_t[i], expected, rtol=1e-12)
     assert torch.equal(x_t[0], x[0])
 
 
@@ -180,8 +180,8 @@ def test_conversions_find_data_and_noise_again(path):
     assert torch.allclose(path.x_from_eps(x_t, eps, t), x, atol=1e-11)
     assert torch.allclose(path.eps_from_x(x_t, x, t), eps, atol=1e-11)
     assert torch.allclose(path.eps_from_score(path.score(eps, t), t), eps, atol=1e-12)
-    for found, wanted in zip(path.x_eps_from_velocity(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
-        assert torch.allclose(found, wanted, atol=1e-11)
+    for actual, expected in zip(path.x_eps_from_velocity(x_t, path.velocity(x, eps, t), t), (x, eps), strict=True):
+        assert torch.allclose(actual, expected, atol=1e-11)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -203,8 +203,8 @@ def test_the_velocity_of_an_interpolant_is_finite_and_tells_all_at_both_ends(pat
     x, eps, t = batch(0), batch(1), torch.full((101,), end, dtype=torch.float64)
     v = path.velocity(x, eps, t)
     assert torch.allclose(v, {Linear(): x - eps, GVP(): math.pi / 2 * (end * x - (1 - end) * eps)}[path], atol=1e-14)
-    for found, wanted in zip(path.x_eps_from_velocity(path.add_noise(x, eps, t), v, t), (x, eps), strict=True):
-        assert torch.allclose(found, wanted, atol=1e-14)
+    for actual, expected in zip(path.x_eps_from_velocity(path.add_noise(x, eps, t), v, t), (x, eps), strict=True):
+        assert torch.allclose(actual, expected, atol=1e-14)
 
 
 def gaussian_truth(path, t, x_t, mean, std):
@@ -225,8 +225,8 @@ def test_velocity_and_score_of_gaussian_data_are_known(path):
     eps = path.eps_from_score(score, INNER)
     x = path.x_from_eps(x_t, eps, INNER)
     assert torch.allclose(path.velocity(x, eps, INNER), velocity, atol=1e-9)
-    found = path.x_eps_from_velocity(x_t, velocity, INNER)
-    assert torch.allclose(path.score(found[1], INNER), score, atol=1e-9)
+    actual = path.x_eps_from_velocity(x_t, velocity, INNER)
+    assert torch.allclose(path.score(actual[1], INNER), score, atol=1e-9)
     alpha = expand(path.alpha(INNER), x_t)
     gain = alpha * std**2 / (alpha**2 * std**2 + expand(path.sigma(INNER), x_t) ** 2)
     assert torch.allclose(x, mean + gain * (x_t - alpha * mean), atol=1e-9)

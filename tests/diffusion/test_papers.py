@@ -38,10 +38,10 @@ def eps(x, t):
         return NET(x, torch.full((COUNT,), t), torch.tensor(LABELS))
 
 
-def made(name, steps, path=PATH):
+def ours(name, steps, path=PATH):
     """What our sampler makes of NET, a network of pixels, as `generate` would."""
-    *_, (_, found) = SAMPLERS[name].run(source(path=path).denoiser(Sampling(name, steps), LABELS), START, steps, noise)
-    return found
+    *_, (_, actual) = SAMPLERS[name].run(source(path=path).denoiser(Sampling(name, steps), LABELS), START, steps, noise)
+    return actual
 
 
 def euler_maruyama(steps):
@@ -58,9 +58,9 @@ def euler_maruyama(steps):
 
 
 def test_uvit_em_is_the_official_euler_maruyama():
-    wanted = euler_maruyama(200)
-    assert wanted.abs().max() > 2, "clipping would show"
-    assert (made("uvit-em", 200) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    expected = euler_maruyama(200)
+    assert expected.abs().max() > 2, "clipping would show"
+    assert (ours("uvit-em", 200) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 def log_snr(t):
@@ -118,9 +118,9 @@ def dpm_solver_fast(steps):
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 48, 49, 50])
 def test_uvit_dpm_is_the_official_dpm_solver(steps):
-    wanted = dpm_solver_fast(steps)
-    assert wanted.abs().max() > 2, "clipping would show"
-    assert (made("uvit-dpm", steps) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    expected = dpm_solver_fast(steps)
+    assert expected.abs().max() > 2, "clipping would show"
+    assert (ours("uvit-dpm", steps) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 # ---- SD's levels, U-ViT-H
@@ -166,12 +166,12 @@ def test_uvit_dpm_plus_is_the_official_dpm_solver_plus_of_the_huge_networks(step
         alpha, sigma, _ = on_levels(t)
         return (x - sigma * eps(x, t)) / alpha
 
-    wanted = START
+    expected = START
     grid = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64).tolist()
     at = 0
     while at < steps:
         order = min(3, steps - at) if steps - at != 3 else 2  # three evaluations that are left are 2 + 1
-        wanted = plus_step(wanted, grid[at : at + order + 1], data)
+        expected = plus_step(expected, grid[at : at + order + 1], data)
         at += order
-    assert wanted.abs().max() > 2, "clipping would show"
-    assert (made("uvit-dpm++", steps, SD) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert expected.abs().max() > 2, "clipping would show"
+    assert (ours("uvit-dpm++", steps, SD) - expected).abs().max() < 1e-5 * expected.abs().max()

@@ -53,39 +53,39 @@ def test_clip_keeps_the_samples_of_a_wild_network_in_range(name):
     assert clipped < free / 3
 
 
-def translated(path, told, wanted):
-    """NET, which predicts `told`, as a network that predicts `wanted`."""
+def translated(path, native, target):
+    """NET, which predicts `native`, as a network that predicts `target`."""
 
     def net(x_t, t, y):
-        x, eps = denoise_fn(NET, path, told, y, clip=False)(x_t, t)
-        return {"x": x, "eps": eps, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[wanted]
+        x, eps = denoise_fn(NET, path, native, y, clip=False)(x_t, t)
+        return {"x": x, "eps": eps, "velocity": path.velocity(x, eps, t), "score": path.score(eps, t)}[target]
 
     return net
 
 
 @pytest.mark.parametrize("clip", [True, False])
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("told", ["eps", "x"])
+@pytest.mark.parametrize("native", ["eps", "x"])
 @pytest.mark.parametrize("name", NAMES)
-def test_all_predictions_make_the_same_images(name, told, path, clip):
+def test_all_predictions_make_the_same_images(name, native, path, clip):
     """From networks of data, noise, velocity and score that are one network, over times at which all have a value."""
-    if not sound(name, path) or (name == "dopri5" and (told, path, clip) != ("x", GVP(), False)):
+    if not sound(name, path) or (name == "dopri5" and (native, path, clip) != ("x", GVP(), False)):
         return  # dopri5 takes its time
     count = 1 if name == "dopri5" else 2
     x, y = noise(count), Y[:count]
 
     def image(prediction):
-        denoise = denoise_fn(translated(path, told, prediction), path, prediction, y, clip)
+        denoise = denoise_fn(translated(path, native, prediction), path, prediction, y, clip)
         denoiser = Denoiser(denoise, path, *sampling_interval(path, "eps", clip))
         steps = SAMPLERS[name].run(
             denoiser, x, 4, lambda i: normal("test", i, rows=torch.arange(count), shape=x.shape[1:])
         )
         return list(steps)[-1][1]
 
-    wanted = image(told)
+    expected = image(native)
     atol = SOFT if name == "dopri5" else 1e-4
-    for prediction in set(get_args(Prediction)) - {told}:
-        assert torch.allclose(image(prediction), wanted, atol=atol * max(1, wanted.abs().max().item())), prediction
+    for prediction in set(get_args(Prediction)) - {native}:
+        assert torch.allclose(image(prediction), expected, atol=atol * max(1, expected.abs().max().item())), prediction
 
 
 @pytest.mark.parametrize("prediction", get_args(Prediction))
@@ -96,18 +96,18 @@ def test_every_prediction_makes_images_with_every_sampler(prediction, path):
     for name in NAMES:
         if sound(name, path):
             for clip in (True, False):
-                made = images(Sampling(name, 3, clip=clip), [0], [1], of=of)
-                assert made.isfinite().all(), (name, clip)
+                sampled = images(Sampling(name, 3, clip=clip), [0], [1], of=of)
+                assert sampled.isfinite().all(), (name, clip)
 
 
 def test_a_bfloat16_network_is_sampled_in_float32():
     def net(x, t, y):
         return NET(x, t, y).bfloat16()
 
-    made = images(Sampling(steps=5), of=source(net))
-    assert made.dtype == torch.float32
-    assert (made - images(Sampling(steps=5))).abs().mean() < 0.02
-    assert not torch.equal(made, made.bfloat16().float())
+    sampled = images(Sampling(steps=5), of=source(net))
+    assert sampled.dtype == torch.float32
+    assert (sampled - images(Sampling(steps=5))).abs().mean() < 0.02
+    assert not torch.equal(sampled, sampled.bfloat16().float())
 
 
 PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)

@@ -52,10 +52,10 @@ def test_the_distance_sees_what_is_wrong():
     [(name, path) for name, path in SOUND if name in ORDERS and (path != SDDiscrete() or name == "euler")],
 )
 def test_the_error_falls_with_the_steps_as_the_order_says(name, path):
-    wanted, within = ORDERS[name]
-    found = benchmark.errors(name, path, start(path, 12), reference(path, 12))
-    assert benchmark.order(found) == pytest.approx(wanted, abs=within), found
-    assert found[-1] < 0.02
+    expected, within = ORDERS[name]
+    actual = benchmark.errors(name, path, start(path, 12), reference(path, 12))
+    assert benchmark.order(actual) == pytest.approx(expected, abs=within), actual
+    assert actual[-1] < 0.02
 
 
 @pytest.mark.parametrize("path", benchmark.PATHS)

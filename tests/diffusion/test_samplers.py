@@ -80,9 +80,9 @@ def test_every_sampler_has_its_case():
 
 @pytest.mark.parametrize(("preset", "name"), SAME.items())
 def test_a_preset_is_a_sampler_with_another_number_of_steps(preset, name):
-    found, wanted = SAMPLERS[preset], SAMPLERS[name]
-    assert found.paper != wanted.paper
-    assert replace(found, steps=wanted.steps, paper=False) == wanted
+    actual, expected = SAMPLERS[preset], SAMPLERS[name]
+    assert actual.paper != expected.paper
+    assert replace(actual, steps=expected.steps, paper=False) == expected
 
 
 @pytest.mark.parametrize(("name", "path"), SOUND)
@@ -119,8 +119,8 @@ CLOSE = [("dpm++", 400, 0.01), ("ddim", 500, 0.02), ("heun", 100, 0.01), ("sit-o
 @pytest.mark.parametrize(("name", "steps", "atol"), CLOSE)
 def test_a_deterministic_sampler_follows_the_exact_flow(name, steps, atol, path):
     x = start((2, 1, 8, 8))
-    found = run(name, partial(gaussian, path=path), x, steps, path=path)[-1][1]
-    assert torch.allclose(found, denoiser(x, 0.0, path).float(), atol=atol)
+    actual = run(name, partial(gaussian, path=path), x, steps, path=path)[-1][1]
+    assert torch.allclose(actual, denoiser(x, 0.0, path).float(), atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -221,10 +221,10 @@ def test_only_stochastic_samplers_draw_noise(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_the_global_stream_is_left_alone(name):
     torch.manual_seed(0)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(0)
     run(name, gaussian, start((2, 1, 4, 4)), 5)
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if SAMPLERS[name].stochastic])

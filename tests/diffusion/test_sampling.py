@@ -62,10 +62,10 @@ def test_images_depend_on_seed_index_and_label(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
     torch.manual_seed(0)
-    wanted = torch.rand(3)
+    expected = torch.rand(3)
     torch.manual_seed(0)
     first = images(Sampling(name, steps=3), range(few(name, 10)))
-    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(torch.rand(3), expected)
     assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
 
 
@@ -86,18 +86,18 @@ def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precis
         return NET(x, t, y)
 
     sampling = Sampling(steps=3, guidance=2.0, precision=precision)
-    made = images(sampling, of=source(net))
+    sampled = images(sampling, of=source(net))
     assert set(seen) == {(torch.float32, torch.bfloat16 if precision == "bf16" else torch.float32)}
-    assert made.dtype == torch.float32
+    assert sampled.dtype == torch.float32
     exact = images(replace(sampling, precision=None))
-    assert torch.equal(made, exact) == (precision != "bf16")
-    assert (made - exact).abs().mean() < 0.05
+    assert torch.equal(sampled, exact) == (precision != "bf16")
+    assert (sampled - exact).abs().mean() < 0.05
     assert sampling.name == "dpm++3_w2" + ("_bf16" if precision == "bf16" else "")
     assert source().in_precision(sampling).metadata()["precision"] == (precision or "float32")
 
 
-@pytest.mark.parametrize(("precision", "wanted"), [(None, "ieee"), ("float32", "ieee"), ("bf16", "tf32")])
-def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat16(precision, wanted):
+@pytest.mark.parametrize(("precision", "expected"), [(None, "ieee"), ("float32", "ieee"), ("bf16", "tf32")])
+def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat16(precision, expected):
     seen = []
 
     def decode(x):
@@ -106,9 +106,9 @@ def test_what_finishes_samples_is_exact_where_the_network_is_and_never_in_bfloat
         return to_uint8(x)
 
     with torch.autocast("cpu", torch.bfloat16):
-        found = generate_uint8(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, decode)
-    assert seen == [(wanted, wanted)]
-    assert torch.equal(found, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
+        actual = generate_uint8(source(), Sampling(steps=2, precision=precision), [3, 1], [0, 1], 0, decode)
+    assert seen == [(expected, expected)]
+    assert torch.equal(actual, to_uint8(images(Sampling(steps=2, precision=precision), [3, 1], [0, 1])))
 
 
 def test_tf32_is_the_default_of_gpus_and_refused_elsewhere():
@@ -197,9 +197,9 @@ def test_samplings_that_make_other_images_have_other_names(pixels):
     samplings += [Sampling(name, 3, clip=clip) for name in ("dpm++", "uvit-em") for clip in (None, True, False)]
     named = {}
     for sampling in samplings:
-        made = images(sampling, [0, 1], [0, 1], of=source(pixels=pixels))
-        assert torch.equal(named.setdefault(sampling.name, made), made), sampling
-    distinct = {made.numpy().tobytes() for made in named.values()}
+        sampled = images(sampling, [0, 1], [0, 1], of=source(pixels=pixels))
+        assert torch.equal(named.setdefault(sampling.name, sampled), sampled), sampling
+    distinct = {sampled.numpy().tobytes() for sampled in named.values()}
     assert len(distinct) >= len(samplings) - 6, "the changes are seen"
 
 
@@ -209,9 +209,11 @@ def _changed(sampling, name, value):
     return dataclasses.replace(sampling, sde=dataclasses.replace(sampling.sde, **{name: value}))
 
 
-@pytest.mark.parametrize(("name", "wanted"), [("dpm++", True), ("ddim", True), ("uvit-em", False), ("sit-ode", False)])
-def test_only_pixels_are_clipped_and_never_as_the_papers_sample(name, wanted):
-    assert source().clips(Sampling(name)) is wanted
+@pytest.mark.parametrize(
+    ("name", "expected"), [("dpm++", True), ("ddim", True), ("uvit-em", False), ("sit-ode", False)]
+)
+def test_only_pixels_are_clipped_and_never_as_the_papers_sample(name, expected):
+    assert source().clips(Sampling(name)) is expected
     assert not source().clips(Sampling("sit-sde", sde=SDE("linear"))), "whatever is integrated"
     assert not source(pixels=False).clips(Sampling(name))
     for clip in (True, False):
@@ -236,8 +238,8 @@ def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
 
 
 def test_each_sampler_has_its_own_number_of_steps():
-    wanted = {"dpm++": 25, "heun": 25, "sit-ode": 125, "sit-sde": 250, "uvit-dpm": 50, "uvit-em": 1000}
-    assert {name: Sampling(name).num_steps for name in wanted} == wanted
+    expected = {"dpm++": 25, "heun": 25, "sit-ode": 125, "sit-sde": 250, "uvit-dpm": 50, "uvit-em": 1000}
+    assert {name: Sampling(name).num_steps for name in expected} == expected
     assert Sampling("sit-sde", 10).num_steps == 10
     assert (Sampling("sit-ode").nfe, Sampling("sit-sde").nfe) == (250, 250)
     assert Sampling("dopri5").nfe is None

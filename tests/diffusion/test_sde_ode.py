@@ -50,7 +50,7 @@ def test_forms_are_those_of_sit():
     t = torch.tensor([0.2, 0.7], dtype=torch.float64)
     for i, tau in enumerate((1 - t).tolist()):
         w_t = (1 - tau) ** 2 / tau + (1 - tau)
-        wanted = {
+        expected = {
             "constant": 1.5,
             "sbdm": 1.5 * w_t,
             "sigma": 1.5 * (1 - tau),
@@ -58,8 +58,8 @@ def test_forms_are_those_of_sit():
             "decreasing": 0.25 * (1.5 * math.cos(math.pi * tau) + 1) ** 2,
             "increasing-decreasing": 1.5 * math.sin(math.pi * tau) ** 2,
         }
-        found = {name: form(Linear(), t, 1.5)[i].item() for name, form in FORMS.items()}
-        assert found == pytest.approx(wanted)
+        actual = {name: form(Linear(), t, 1.5)[i].item() for name, form in FORMS.items()}
+        assert actual == pytest.approx(expected)
     assert FORMS["sigma"](GVP(), t, 2.0)[0].item() == pytest.approx(2 * math.sin(0.1 * math.pi))
     assert set(FORMS) == set(get_args(Form))
 
@@ -88,14 +88,14 @@ def test_last_steps_are_those_of_sit(path):
     t = torch.tensor([h, h], dtype=torch.float64)
     v, score = path.velocity(data, eps, t), path.score(eps, t)
     alpha, sigma = expand(path.alpha(t), x), expand(path.sigma(t), x)
-    wanted = {
+    expected = {
         "mean": x + (v + 1.5 * sigma * score) * h,
         "tweedie": x / alpha + sigma**2 / alpha * score,
         "euler": x + v * h,
     }
-    for rule, result in wanted.items():
-        found = SDE(norm=1.5, last_step=rule)._last(denoiser(path), x, h)
-        assert torch.allclose(found, result, rtol=1e-9), rule
+    for rule, result in expected.items():
+        actual = SDE(norm=1.5, last_step=rule)._last(denoiser(path), x, h)
+        assert torch.allclose(actual, result, rtol=1e-9), rule
 
 
 def test_the_grid_of_the_sde_is_that_of_sit():
@@ -140,17 +140,17 @@ def test_one_step_of_each_method_is_its_formula(path):
 def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
     """dx = (f x - g^2 score) dt + g dW on linspace(1, 1e-3, steps), 0, with no noise on the last interval."""
     of, steps = denoiser(path), 20
-    x = wanted = start(3, 1, 4, 4)
+    x = expected = start(3, 1, 4, 4)
     times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
     for i, (now, after) in enumerate(itertools.pairwise(times)):
         t = torch.full((3,), now)
-        _, eps = of.fn(wanted, t)
+        _, eps = of.fn(expected, t)
         g2 = expand(path.diffusion2(t), x)
-        wanted = wanted + (expand(path.drift(t), x) * wanted - g2 * path.score(eps, t)) * (after - now)
+        expected = expected + (expand(path.drift(t), x) * expected - g2 * path.score(eps, t)) * (after - now)
         if after:
-            wanted = wanted + (g2 * (now - after)).sqrt() * noise_of(x)(i)
-    found = list(SAMPLERS["euler-maruyama"].run(of, x, steps, noise_of(x)))[-1][1]
-    assert torch.allclose(found, wanted, atol=1e-5 * wanted.abs().max().item())
+            expected = expected + (g2 * (now - after)).sqrt() * noise_of(x)(i)
+    actual = list(SAMPLERS["euler-maruyama"].run(of, x, steps, noise_of(x)))[-1][1]
+    assert torch.allclose(actual, expected, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("path", [Linear(), GVP()])
@@ -180,11 +180,11 @@ def test_an_sde_out_of_range_is_a_user_error(options, reason):
 def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
     times = []
     x = start(2, 1, 3, 3, dtype=torch.float64)
-    found = list(SAMPLERS["sit-ode"].run(denoiser(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
+    actual = list(SAMPLERS["sit-ode"].run(denoiser(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
     assert len(times) == 250 == SAMPLERS["sit-ode"].nfe(SAMPLERS["sit-ode"].steps)
     assert times[::2] == pytest.approx([1 - i / 125 for i in range(125)])
     assert times[1::2] == pytest.approx([1 - i / 125 for i in range(1, 126)])
-    assert torch.allclose(found, MEAN + STD * x, atol=2e-4)
+    assert torch.allclose(actual, MEAN + STD * x, atol=2e-4)
 
 
 @pytest.mark.parametrize(("low", "path"), [(0.0, Linear()), (0.0, GVP()), (1e-3, Linear()), (1e-3, VP())])
@@ -197,8 +197,8 @@ def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
     assert max(times) <= 0.9991
     scale = torch.tensor([0.999])
     std = (path.alpha(scale).square() * STD**2 + path.sigma(scale).square()).sqrt()
-    wanted = MEAN + STD / std * (x - path.alpha(scale) * MEAN)
-    assert torch.allclose(states[-1][1], wanted, atol=0.03)  # of rtol 1e-3, over many steps
+    expected = MEAN + STD / std * (x - path.alpha(scale) * MEAN)
+    assert torch.allclose(states[-1][1], expected, atol=0.03)  # of rtol 1e-3, over many steps
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if form != "sbdm"])  # which these paths refuse

@@ -113,11 +113,12 @@ def test_a_report_says_how_labels_were_drawn(trained, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
-    results = []
-    for processes in (1, 2, 3):
+def test_one_two_and_three_processes_find_the_same(trained, tmp_path, monkeypatch):
+    options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
+    evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "1.json")
+    results = [values(tmp_path, "1.json")]
+    for processes in (2, 3):
         command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", ROOT / "evaluate.py"]
-        options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
         start = [sys.executable, *command, "generation", *options, "--out", f"{processes}.json"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / str(processes))}
         ended = subprocess.run([*map(str, start)], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -128,20 +129,9 @@ def test_one_two_and_three_processes_find_the_same(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
-    options = [
-        "--ckpt",
-        trained,
-        "--num",
-        "240",
-        "--steps",
-        "100",
-        "--sampler",
-        "euler",
-        *DIGITS,
-        "--metrics",
-        "fid,is",
-    ]
+def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path, monkeypatch):
+    sampling = ["--ckpt", trained, "--num", "240", "--steps", "100", "--sampler", "euler"]
+    options = [*sampling, *DIGITS, "--metrics", "fid,is"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, str(ROOT / "evaluate.py"), "generation", *map(str, options), "--out"]
     killed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
@@ -161,7 +151,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path):
         time.sleep(0.01)
     assert all(part.stat().st_mtime == 1 for part in parts)  # none was made anew
     assert resumed.wait() == 0, resumed.stderr.read()
-    subprocess.run([*command, "undisturbed.json"], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "undisturbed.json")
     assert values(tmp_path, "killed.json") == values(tmp_path, "undisturbed.json")
 
 

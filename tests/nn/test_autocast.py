@@ -15,14 +15,14 @@ def autocast():
 
 def dtypes_under_autocast(net, arguments):
     """Of what each module gives, and of what each norm of a block gets, in a forward and a backward pass."""
-    found = defaultdict(set)
+    actual = defaultdict(set)
     for name, module in net.named_modules():
-        module.register_forward_hook(lambda *call, name=name: found[name].add(call[-1].dtype))
+        module.register_forward_hook(lambda *call, name=name: actual[name].add(call[-1].dtype))
         if name.endswith(("norm1", "norm2")):
-            module.register_forward_pre_hook(lambda _, args, name=name: found[f"{name} gets"].add(args[0].dtype))
+            module.register_forward_pre_hook(lambda _, args, name=name: actual[f"{name} gets"].add(args[0].dtype))
     with autocast():
         net(*arguments).square().mean().backward()
-    return found
+    return actual
 
 
 @each_kind
@@ -31,17 +31,17 @@ def dtypes_under_autocast(net, arguments):
 def test_embeddings_stream_and_head_are_float32_and_the_branches_are_not(checkpointing, schedule, kind):
     options = dict(mlp_time_embed=True) if kind is UVIT else dict()
     net = kind.loaded(alpha_min=0.7, schedule=schedule, checkpointing=checkpointing, **options)
-    found = dtypes_under_autocast(net, kind.inputs())
+    actual = dtypes_under_autocast(net, kind.inputs())
     blocks = [stage.name for stage in net.layers[1:]]
     for block in blocks:
         for branch in ("attn", "mlp"):
-            assert found[f"{block}.{branch}"] == {torch.bfloat16}
+            assert actual[f"{block}.{branch}"] == {torch.bfloat16}
         for name in (block, f"{block}.norm1 gets", f"{block}.norm2 gets"):
-            assert found[name] == {torch.float32}, name
-    ends = [name for name in found if not name.startswith(tuple(blocks))]
+            assert actual[name] == {torch.float32}, name
+    ends = [name for name in actual if not name.startswith(tuple(blocks))]
     assert len(ends) >= 6
     for name in ends:
-        assert found[name] == {torch.float32}, name
+        assert actual[name] == {torch.float32}, name
 
 
 def test_a_patch_embedding_keeps_every_digit():
