@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home, check_writable
 from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
-FLOATS = ("features", "logits", "spatial")  # float32 (n, d)
+FLOATS = Features._fields  # float32 (n, d)
 OWNER = "whose"  # metadata key of a part: its place and its store
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
