@@ -167,5 +167,6 @@ def likelihood(
         with claimed(out, processes.is_main):
             report = measure_likelihood(loaded, source, options, device, processes)
             if report is not None:
+                report.metadata["checkpoint"] = str(ckpt)
                 report.save(out)
                 print(f"{report.mean:.4f} +- {report.standard_error:.4f} bits per dimension, wrote {out}")
