@@ -21,7 +21,7 @@ from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.options import LikelihoodOptions
 from uvit_decay.image_io import to_float
-from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.distributed import Processes, batches, cpu_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.precision import chosen_precision, computing
@@ -78,7 +78,8 @@ def measure_likelihood(
     model, precision = checkpoint.source(device), chosen_precision(options.precision, device)
 
     def work(part: range) -> Tensor:
-        with computing(device, precision):
+        # A CPU gains nothing from more threads at these sizes, and loses much where it is busy.
+        with computing(device, precision), cpu_threads(1 if device.type == "cpu" else None):
             return _bits(model, images, [chosen[i] for i in part], options)
 
     parts = processes.map_ordered(batches(len(chosen), options.batch_size, processes.size), work)
