@@ -1,9 +1,11 @@
-"""Judge generated images: python evaluate.py generation --samples X --reference Y [--metrics fid,is,kid,prc,sfid] ...
+"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, figures of features, likelihoods, runs.
 
-X is a folder, zip or tar of images, or an .npz; with --ckpt and --num the samples of a checkpoint are judged as they
-are made. Y is one of these too, a data set such as cifar100:train, one of a configuration (configs/digits.yaml:train),
-or an .npz of statistics, which `python evaluate.py statistics Y --out stats.npz` writes. On several GPUs:
-torchrun --nproc_per_node 8 -- evaluate.py ...
+    python evaluate.py generation --samples X --reference Y        # FID, IS, KID, precision and recall
+    python evaluate.py probe --ckpt runs/.../last.ckpt             # every layer and noise level
+    torchrun --nproc_per_node 8 -- evaluate.py ...                 # on several GPUs
+
+X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100:train, or one of a configuration
+(configs/digits.yaml:train); Y may be an .npz of statistics, and --ckpt with --num evaluates samples as they are made.
 """
 
 from uvit_decay.compare.report import compare
