@@ -27,7 +27,7 @@ class LikelihoodOptions:
     """
 
     solver: Literal["heun", "dopri5"] = "heun"
-    steps: Annotated[int, Bounds(1, 1000)] = 100
+    steps: Annotated[int, Bounds(1, 100_000)] = 500
     labels: Literal["own", "null"] = "own"
     num: Annotated[int, Bounds(2, MOST_IMAGES)] = 1000
     seed: Seed = 0
