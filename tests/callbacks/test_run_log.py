@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from conftest import tiny_task, tiny_trainer
+from lightning.pytorch import Callback
 from runs import StopAt
 
 from uvit_decay import history
@@ -86,6 +87,18 @@ def test_damaged_logs_are_one_line_before_training(half, tmp_path, name, content
     (tmp_path / "x" / "version_0" / name).write_text(content)
     with pytest.raises(UserError, match=DAMAGED[name][content]):
         a_run(tmp_path, 1, ckpt_path=tmp_path / "x" / "version_0" / "checkpoints" / "last.ckpt")
+    assert not (tmp_path / "x" / "version_1").exists()  # `compare` would take copied histories for a run
+
+
+class FailsAtOnce(Callback):
+    def on_train_batch_start(self, *_):
+        raise ValueError("no memory")
+
+
+def test_a_resumed_run_that_fails_before_any_result_leaves_no_folder(half, tmp_path):
+    with pytest.raises(ValueError, match="no memory"):
+        a_run(tmp_path, 1, FailsAtOnce(), ckpt_path=half / "checkpoints" / "last.ckpt")
+    assert not (tmp_path / "x" / "version_1").exists()
 
 
 def test_half_a_line_of_the_log_is_left_out(tmp_path):

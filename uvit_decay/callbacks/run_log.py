@@ -90,6 +90,7 @@ class RunLogger(TensorBoardLogger):
             raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._csv: CSVLogger | None = None
+        self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
 
     @property
     def csv(self) -> CSVLogger:
@@ -110,6 +111,7 @@ class RunLogger(TensorBoardLogger):
         return number
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self._logged = True
         super().log_metrics(metrics, step)
         self.csv.log_metrics(metrics, step)
 
@@ -142,8 +144,10 @@ class RunLogger(TensorBoardLogger):
         """Close both loggers; remove the folder of a run that failed before it wrote any result."""
         super().finalize(status)
         self.csv.finalize(status)
+        copied = ("config.yaml", METRICS, PROBES, GENERATION)
         names = [path.name for path in Path(self.log_dir).glob("*")]
-        if status == "failed" and all(name == "config.yaml" or name.startswith("events.out.") for name in names):
+        nothing_new = all(name in copied or name.startswith("events.out.") for name in names)
+        if status == "failed" and nothing_new and not self._logged:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import flat, read_yaml
 
 BEST, ON_TEST, KNN, RANK = "best_accuracy", "best_on_test_accuracy", "watched_knn", "watched_effective_rank"
-PROTOCOL = ("n", "samples", "reference", "extractor", "is_splits")  # metadata that FID and IS depend on
+OUTCOMES = ("measured_nfe", "remarks")  # metadata of samples that their metrics do not depend on
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class Run:
     def protocol(self) -> dict[str, Any]:
         """Everything that FID and IS depend on, flat; empty if they were not measured."""
         metadata = {} if self.generation is None else self.generation.metadata
-        return dict(flat({name: metadata[name] for name in PROTOCOL if name in metadata}))
+        return dict(flat({name: value for name, value in metadata.items() if name not in OUTCOMES}))
 
 
 def _configuration(folder: Path) -> dict[str, Any]:
