@@ -99,7 +99,7 @@ def test_slices_change_nothing(vae, monkeypatch):
     assert sizes == [2, 2, 1]
 
 
-def test_a_image_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
+def test_an_image_larger_than_a_slice_is_decoded_alone(vae, monkeypatch):
     actual = Autoencoder(str(vae))
     monkeypatch.setattr(autoencoder, "SLICE_PIXELS", 1)
     assert actual.decode(torch.zeros(2, 4, 8, 8)).shape == (2, 3, 64, 64)

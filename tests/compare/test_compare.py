@@ -100,6 +100,10 @@ def test_any_option_compares(four, tmp_path):
 DIFFERENT = {
     "data.batch_size differs: 32 in {0}; 64 in {1}": {"batch_size": 64},
     "the step of the last evaluation differs: 180 in {0}; 120 in {1}": {"evaluations": {60: (0.5, 1.0), 120: (0.6, 3)}},
+    "the step of the first evaluation differs: 60 in {0}; 120 in {1}": {
+        "evaluations": {120: (0.6, 3.0), 180: (0.8, 4.0)},
+        "ckpt_path": "moved/last.ckpt",
+    },
     "FID's n differs: 1000 in {0}; 500 in {1}": {"metadata": {**METADATA, "n": 500}},
     "FID's bins differs: absent in {0}; 8 in {1}": {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
     "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},

@@ -79,7 +79,7 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 65000), (65000, 1), (2, 10000)])
-def test_a_image_that_would_grow_without_bound_is_refused(width, height):
+def test_an_image_that_would_grow_without_bound_is_refused(width, height):
     rows = (b"\0" + bytes(width)) * height
     words = f"x: {width}x{height} is too long to be scaled to 256 on its shorter side"
     with pytest.raises(UserError, match=words):

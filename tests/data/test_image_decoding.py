@@ -210,7 +210,7 @@ def test_crop_is_that_of_adm(size):
             assert (ours.transpose(1, 2, 0) == adm_crop(image, size)).all(), (width, height)
 
 
-def test_crop_of_a_image_that_fits_changes_nothing():
+def test_crop_of_an_image_that_fits_changes_nothing():
     image = Image.fromarray(noise(33, 33, 3))
     assert (np.asarray(centre_crop(image, 33)) == np.asarray(image)).all()
     assert (np.asarray(image) == adm_crop(image, 33)).all()

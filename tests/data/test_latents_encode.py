@@ -106,7 +106,7 @@ def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_a_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
+def test_an_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
     image_dir, vae, tmp_path, workers
 ):
     folder = tmp_path / "images"

@@ -57,7 +57,7 @@ def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
     assert not outputs.features.requires_grad
 
 
-def test_features_of_a_image_do_not_depend_on_its_batch(classifier, digits):
+def test_features_of_an_image_do_not_depend_on_its_batch(classifier, digits):
     images = digits[2][:20]
     whole = classifier(images).features
     parts = torch.cat([classifier(part).features for part in images.split(7)])

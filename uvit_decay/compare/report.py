@@ -210,6 +210,8 @@ def remarks(runs: Sequence[Run], option: str) -> Iterator[str]:
     for other in sorted({key for run in runs for key in run.options} - {option, *ABOUT_ONE_RUN}):
         if not other.startswith("trainer.logger"):
             yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
+    # It does where a run was continued from a checkpoint whose history was not at hand.
+    yield from _differing("the step of the first evaluation", {run: int(run.probes[0]["step"]) for run in runs})
     yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
     yield from _fid_remarks(runs)
     twins = _by(runs, lambda run: f"seed {run.options.get(SEED)}, {option} {run.options[option]}")

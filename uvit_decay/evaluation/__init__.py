@@ -1,1 +1,1 @@
-"""Evaluation: image sources, cached features, metrics with their protocol, probes, comparisons of runs, reports."""
+"""Evaluation of generated images: sources, cached features, the table of metrics, reports; and likelihoods."""

@@ -1,1 +1,1 @@
-"""Representations: probes over layers and noise levels, and pictures of patch features."""
+"""Representations: probes over layers and noise levels, and figures of patch features."""
