@@ -165,7 +165,7 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path, monkeypatch
         (["--samples", "digits:test", *DIGITS, "--metrics", "fid,best"], "--metrics takes some of fid,is,kid,prc,sfid"),
         (
             ["--samples", "digits:test", *DIGITS, "--metrics", "sfid"],
-            "sfid needs spatial of images, which small-cnn does not yield",
+            "--metrics sfid needs spatial, which small-cnn does not yield",
         ),
         (["--samples", "few.npz", *DIGITS, "--metrics", "kid"], "--kid-subset"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "nan.npz"], "the statistics of features hold NaN"),

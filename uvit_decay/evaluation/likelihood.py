@@ -69,9 +69,6 @@ def measure_likelihood(
         options: solver, number of images, labels.
         device: device of the network.
         processes: processes that share the images.
-
-    Raises:
-        UserError: a network of latents, images of another shape, fewer than two, or without the labels to use.
     """
     check_likelihood(checkpoint, images, options)
     chosen = subset(images, options.num, "likelihood")

@@ -190,7 +190,7 @@ class MetricOptions:
         widths = extractor.widths
         for name in self.metrics or ():
             if METRICS[name].needs not in widths:
-                raise UserError(f"{name} needs {METRICS[name].needs} of images, which {extractor.name} does not yield")
+                raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
         return self.metrics or tuple(
             name
             for name, metric in METRICS.items()

@@ -60,9 +60,6 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         test: path of test images, if `name` is a path of images.
         image_size: size that images are cropped to, the network's.
         channels: channels of the images, the network's.
-
-    Raises:
-        UserError: nothing of that name, `test` beside a data set, or data of another size than the network takes.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:

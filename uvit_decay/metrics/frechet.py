@@ -33,9 +33,6 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
     The trace of the root is the sum of the singular values of S_1^(1/2) S_2^(1/2). Eigenvalues of S that are 0 up to
     rounding are left out, so that fewer images than features need no regularisation and lose no accuracy.
-
-    Raises:
-        UserError: the statistics differ in d, contain NaN or infinity, or a `cov` is not a covariance.
     """
     check_statistics("the Frechet distance: the first statistics", a)
     check_statistics("the Frechet distance: the second statistics", b)

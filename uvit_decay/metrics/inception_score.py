@@ -20,9 +20,6 @@ def inception_score(logits: Float[Tensor, "n k"], splits: int = 10) -> tuple[flo
 
     Order and parts are torch-fidelity's: NumPy's permutation of seed 2020, cut at i n // splits. Computed on the CPU,
     one part at a time.
-
-    Raises:
-        UserError: fewer images than splits; NaN or infinity.
     """
     n = len(logits)
     if n < splits:

@@ -28,9 +28,6 @@ def kernel_distance(
 
     The subsets are torch-fidelity's for the fake images as its input 1 and the real ones as its input 2. The mean is
     unbiased and can be negative.
-
-    Raises:
-        UserError: subsets larger than a set or of one image; features that differ in d, or contain NaN or infinity.
     """
     check_features("the kernel distance", real, fake)
     if subset_size < 2:

@@ -33,9 +33,6 @@ def precision_recall(
 
     Precision is the share of fake y with |y - x| <= NND_k(x, real) for some real x; recall is the same with the sides
     exchanged. Computed on the features' device.
-
-    Raises:
-        UserError: k images or fewer on a side; features that differ in d, or contain NaN or infinity.
     """
     check_features("precision and recall", real, fake)
     real_radii, fake_radii = (_squared_radii(side, x, k, block) for side, x in (("real", real), ("fake", fake)))
