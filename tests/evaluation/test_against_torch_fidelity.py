@@ -31,14 +31,6 @@ def smooth(seed: int, shift: float) -> torch.Tensor:
     return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
-@pytest.fixture(autouse=True)
-def two_threads():
-    """Inception is the one network of the tests that is faster on two."""
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
     """Weights, and two folders of images."""
