@@ -130,7 +130,7 @@ def test_one_two_and_three_processes_find_the_same(trained, tmp_path, monkeypatc
 
 @pytest.mark.slow
 def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path, monkeypatch):
-    sampling = ["--ckpt", trained, "--num", "240", "--steps", "100", "--sampler", "euler"]
+    sampling = ["--ckpt", trained, "--num", "240", "--steps", "50", "--sampler", "euler"]
     options = [*sampling, *DIGITS, "--metrics", "fid,is"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
     command = [sys.executable, str(ROOT / "evaluate.py"), "generation", *map(str, options), "--out"]
