@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, run_script, save_tiny_vae
 from PIL import Image
+from sample_script import sample
 
 SMALL = [
     "--model.net.dim=16",
@@ -102,7 +103,7 @@ def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launc
 
 
 @pytest.mark.slow
-def test_images_become_latents_a_network_and_images_again(image_dir, tmp_path):
+def test_images_become_latents_a_network_and_images_again(image_dir, tmp_path, monkeypatch, capsys):
     vae = save_tiny_vae(tmp_path / "vae")
     encode = ["-m", "uvit_decay.data.latents", "encode", str(image_dir), "latents", "--vae", "vae"]
     encode += ["--image-size", "64"]
@@ -117,12 +118,12 @@ def test_images_become_latents_a_network_and_images_again(image_dir, tmp_path):
     checkpoint = str(tmp_path / "runs" / "imagenet100_uvit_m_cond" / "version_0" / "checkpoints" / "last.ckpt")
     for out, options in (("own.npz", []), ("other.npz", ["--vae", str(save_tiny_vae(tmp_path / "other", seed=1))])):
         flags = ["--ckpt", checkpoint, "--num", "3", "--steps", "3", "--out", out]
-        sampled = run_script("sample.py", *flags, *options, cwd=tmp_path)
-        assert sampled.returncode == 0, sampled.stderr
+        sample(monkeypatch, tmp_path, *flags, *options)
     own, other = (np.load(tmp_path / name)["arr_0"] for name in ("own.npz", "other.npz"))
     assert own.shape == other.shape == (3, 64, 64, 3)
     assert not np.array_equal(own, other)
     vae.rename(tmp_path / "moved")
-    refused = run_script("sample.py", "--ckpt", checkpoint, cwd=tmp_path)
-    assert refused.returncode == 2
-    assert "with --vae" in refused.stderr.splitlines()[-1]
+    with pytest.raises(SystemExit) as stop:
+        sample(monkeypatch, tmp_path, "--ckpt", checkpoint)
+    assert stop.value.code == 2
+    assert "with --vae" in capsys.readouterr().err.splitlines()[-1]
