@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -144,6 +145,9 @@ def test_another_scale_is_refused_with_both_values(vae, tmp_path):
     other = changed(vae, tmp_path / "other", scaling_factor=0.13025)
     with pytest.raises(UserError, match=r"scale 0\.18215 .* 0\.13025"):
         decoder(Autoencoder(str(vae)).space, str(other), "cpu")
+    imported = replace(Autoencoder(str(vae)).space, vae=str(other), sha256="")
+    with pytest.raises(UserError, match=r"scale 0\.18215 .* its autoencoder now 0\.13025"):  # no --vae was given
+        decoder(imported, None, "cpu")
 
 
 def test_weights_that_changed_meanwhile_are_refused_unless_they_are_named(tmp_path):

@@ -152,3 +152,10 @@ def test_hyphens_are_accepted_in_the_names_of_flags(tmp_path, monkeypatch, capsy
     assert stop.value.code == 0
     shown = yaml.safe_load(capsys.readouterr().out)
     assert (shown["trainer"]["max_steps"], shown["data"]["init_args"]["batch_size"]) == (3, 7)
+
+
+def test_a_flag_without_its_value_is_one_line(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "--trust")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: --trust: expected one argument\n"

@@ -156,7 +156,7 @@ def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> 
         )
     # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates.
     keys = ("channels", "factor") if autoencoder.is_tiny else ("channels", "factor", "scale", "shift")
-    space.check_same(autoencoder.space, "the checkpoint", "--vae", keys)
+    space.check_same(autoencoder.space, "the checkpoint", "--vae" if vae else "its autoencoder now", keys)
     return autoencoder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import sys
@@ -21,6 +20,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
+from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
@@ -124,7 +124,7 @@ class CLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
-        trust_parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[])
         given, rest = trust_parser.parse_known_args(sys.argv[1:])
         _limit(given.trust)

@@ -24,7 +24,7 @@ class LoadingOptions:
     Args:
         weights: default: EMA where the checkpoint has them.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
-        trust: network class from elsewhere to allow.
+        trust: network class from elsewhere to allow; may be given again for more.
     """
 
     weights: Literal["ema", "raw"] | None = None
@@ -51,7 +51,7 @@ class SamplingOptions(LoadingOptions):
         seed: of the noise and of random labels.
         batch_size: images at a time; changes no image.
         vae: autoencoder that decodes latents, hub id or folder; default: the checkpoint's.
-        precision: of the network; named in names and reports unless float32; default: tf32 on CUDA GPUs, float32
+        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
             elsewhere.
     """
 

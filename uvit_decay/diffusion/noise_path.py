@@ -4,7 +4,7 @@ Notation: x data, eps standard normal noise, t in [0, 1] with t = 0 data and t =
 
     x_t = alpha_t x + sigma_t eps.
 
-The velocity is that of the denoiser from noise to data, from t = 1 to t = 0:
+The velocity is that of the flow from noise to data, from t = 1 to t = 0:
 
     v = -dx_t / dt = -(alpha_t' x + sigma_t' eps).
 
@@ -104,7 +104,7 @@ class NoisePath(ABC):
 
 
 class Interpolant(NoisePath):
-    """NoisePath with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
+    """Path with alpha_1 = 0 and bounded derivatives, whose velocity is finite on all of [0, 1] (abstract).
 
     The drift is infinite at t = 1, where eps and the score do not determine x.
     """

@@ -38,7 +38,7 @@ def probe(
         ckpt: a .ckpt or .safetensors.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
-        precision: of the network; named in names and reports unless float32; default: tf32 on CUDA GPUs, float32
+        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
             elsewhere.
         out: folder for probes.csv, .json, .png; default: in probes/, a telling name.
     """

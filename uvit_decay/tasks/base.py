@@ -16,8 +16,8 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 9. Schedule: it sets the learning rate of the next step.
 10. EMA: the average is updated with the new weights.
 11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
-12. History: previews, metrics and probes that are due run on the EMA weights if the run keeps them; if one fails, the
-    checkpoint of this step is already saved. At logged steps the clock of train/images_per_second restarts afterwards.
+12. Evaluation: previews, metrics and probes that are due run on the EMA weights if the run keeps them; if one fails,
+    the checkpoint of this step is already saved. At logged steps the clock of train/images_per_second restarts then.
     Validation follows if it is due.
 """
 
