@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, remove_remains, replacing
-from uvit_decay.runtime.plain import read_json
+from uvit_decay.runtime.files import check_writable, remove_remains
+from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.sampling_options import LARGEST_GRID
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
         _check_same(folder, metadata)
         remove_remains(folder)
     else:
-        with replacing(folder / METADATA) as file:
-            file.write(json.dumps(metadata, indent=1).encode())
+        write_json(folder / METADATA, metadata)
     existing = {path.name for path in folder.glob("*.png")}
     names = [png_name(i) for i in range(num)]
     if more := existing.difference(names):

@@ -7,8 +7,7 @@ import pytest
 import torch
 from inception_files import random_weights
 
-from uvit_decay.metrics import Inception
-from uvit_decay.metrics import inception_net as inception_v3
+from uvit_decay.metrics import Inception, inception_net
 from uvit_decay.runtime import download
 from uvit_decay.runtime.errors import UserError
 
@@ -103,7 +102,7 @@ def test_a_hash_in_the_name_is_verified(weights, tmp_path):
         f"the Inception weights {wrong} are damaged or another file: its sha256 is {sha256}, its name says 01234567"
     )
     right = shutil.copy(weights, tmp_path / f"weights-2015-12-05-{sha256[:8]}.pth")
-    assert inception_v3.weights_file(str(right)) == right
+    assert inception_net.weights_file(str(right)) == right
 
 
 @pytest.fixture
@@ -120,7 +119,7 @@ def cached(monkeypatch, tmp_path):
 
 def test_without_file_and_network_the_line_tells_where_to_put_it(cached):
     message = refused()
-    assert message.startswith(f"no Inception weights: cannot download {inception_v3.URL_INCEPTION_V3}: no network; ")
+    assert message.startswith(f"no Inception weights: cannot download {inception_net.URL_INCEPTION_V3}: no network; ")
     assert f"put it at {cached}, or" in message
     assert "--inception-weights PATH" in message
     assert "init_args.weights" in message
@@ -138,7 +137,7 @@ def test_a_damaged_file_in_the_cache_is_refused(cached, weights):
 def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkeypatch):
     sha256 = hashlib.sha256(weights.read_bytes()).hexdigest()
     name = cached.name.replace("6726825d", sha256[:8])
-    monkeypatch.setattr(inception_v3, "URL_INCEPTION_V3", f"https://example.org/{name}")
+    monkeypatch.setattr(inception_net, "URL_INCEPTION_V3", f"https://example.org/{name}")
     cached.parent.mkdir(parents=True)
     shutil.copy(weights, cached.with_name(name))
     extractor = Inception()

@@ -99,9 +99,8 @@ class GenerationMetrics(Periodic):
             self._size *= self._autoencoder.space.factor
         if self.extractor.needs_labels and (data.latents or len(data.class_names) < 2):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
-        chosen = subset(data.train, self.max_reference, "reference")
         channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
-        prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[chosen])
+        prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[self._chosen(data)])
         self._against = self._open_reference(data)
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
@@ -111,8 +110,11 @@ class GenerationMetrics(Periodic):
         channels = self.extractor.channels
         if self.reference is not None:
             return open_reference(self.reference, channels, self._size)
-        chosen = subset(data.train, self.max_reference, "reference")
-        return None, DatasetImages(f"{data.name}-train", data.train, channels, data.class_names, chosen)
+        return None, DatasetImages(f"{data.name}-train", data.train, channels, data.class_names, self._chosen(data))
+
+    def _chosen(self, data: ImageData) -> list[int]:
+        """Return the indices of the training images in the reference, on which a classifier is trained, too."""
+        return subset(data.train, self.max_reference, "reference")
 
     def _comparison(
         self, task: DiffusionTask, sampling: Sampling, weights: str, decode: Callable[[Tensor], Tensor]

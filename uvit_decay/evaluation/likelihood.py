@@ -6,7 +6,6 @@ within its level (uniform dequantisation), which makes the mean an upper bound o
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from uvit_decay.evaluation.options import LikelihoodOptions
 from uvit_decay.image_io import to_float
 from uvit_decay.runtime.distributed import Processes, batches, cpu_threads
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import write_json
 from uvit_decay.runtime.precision import chosen_precision, computing
 from uvit_decay.runtime.random import subset, uniform
 
@@ -50,8 +49,7 @@ class LikelihoodReport:
     def save(self, path: Path) -> None:
         """Write mean, standard error and metadata as JSON."""
         content = {"bits_per_dim": self.mean, "standard_error": self.standard_error, "protocol": self.metadata}
-        with replacing(path) as file:
-            file.write((json.dumps(content, indent=2) + "\n").encode())
+        write_json(path, content)
 
 
 def measure_likelihood(
