@@ -1,4 +1,4 @@
-"""What the references of U-ViT and SiT have in common: the layout and function of attention, random weights, inputs."""
+"""What the references of the networks have in common: layout and function of attention, random weights, inputs."""
 
 import math
 
@@ -26,7 +26,7 @@ def random_values(shapes, seed):
             state[name] = 0.1 * values + (1.0 if name.endswith("weight") else 0.0)
         elif name.endswith("bias"):
             state[name] = (0.3 if "adaLN" in name else 0.1) * values
-        elif name in ("pos_embed", "label_emb.weight", "y_embedder.embedding_table.weight"):
+        elif name.endswith(("pos_embed", "_token", "label_emb.weight", "y_embedder.embedding_table.weight")):
             state[name] = 0.5 * values
         else:
             state[name] = values / math.sqrt(math.prod(shape[1:]))
