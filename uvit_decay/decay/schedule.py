@@ -38,12 +38,13 @@ class Shortcuts:
     learnable: bool = False
 
 
-def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float = 1.0) -> Tensor:
+def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
     """Return alpha x + beta f (Eq. 3), with beta = 1 as one fused multiply-add in place of the ordinary addition.
 
-    `alpha` is a number, or a scalar tensor if it is learned. x and f have the same shape; the dtype is their promotion.
+    `alpha` is a number, or a scalar tensor if it is learned; `beta` a number, or a tensor that broadcasts to f. x and f
+    have the same shape; the dtype is their promotion.
     """
-    if beta != 1.0:
+    if isinstance(beta, Tensor) or beta != 1.0:
         f = beta * f
     if isinstance(alpha, Tensor):
         return torch.addcmul(f, alpha.to(x.dtype), x)

@@ -1,6 +1,8 @@
-"""Denoiser networks in pure torch, independent of diffusion and of Lightning."""
+"""Networks in pure torch, independent of diffusion and of Lightning: denoisers, encoders and masked autoencoders."""
 
+from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
+from uvit_decay.nn.vit import ViT
 
-__all__ = ["SiT", "UViT"]
+__all__ = ["MAE", "SiT", "UViT", "ViT"]

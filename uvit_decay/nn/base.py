@@ -22,6 +22,7 @@ class DecayedNet(nn.Module):
     num_classes: int
     null_label: bool
     checkpointing: bool
+    class_token = False  # whether the first token is one
     shortcuts: decay.Shortcuts
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
@@ -37,32 +38,39 @@ class DecayedNet(nn.Module):
         self.register_load_state_dict_pre_hook(_check_alphas)
 
     def run_blocks(
-        self, tokens: Tensor, blocks: Sequence[nn.Module], skips: int, *conditions: Tensor
+        self, tokens: Tensor, blocks: Sequence[nn.Module], skips: int, *conditions: Tensor, keep: Tensor | None = None
     ) -> Iterator[Tensor]:
         """Yield `tokens`, then the state after each block.
 
         The last `skips` blocks read the states after the first ones, last in, first out: a long skip at each height.
+        `keep` (2 L, b) multiplies the output of every branch, for stochastic depth.
         """
         yield tokens
         unread: list[Tensor] = []
         for k, block in enumerate(blocks):
             skip = unread.pop() if k >= len(blocks) - skips else None
-            tokens = self._run_block(block, k, tokens, skip, *conditions)
+            tokens = self.run_block(block, tokens, skip, *conditions, *self._weights(k, keep))
             if k < skips:
                 unread.append(tokens)
             yield tokens
 
-    def _run_block(self, block: nn.Module, k: int, *inputs: Tensor | None) -> Tensor:
-        """Return block(*inputs, alphas, betas) with the shortcut weights of block k.
-
-        With `checkpointing`, training recomputes the block in the backward pass instead of storing its activations.
-        """
+    def _weights(self, k: int, keep: Tensor | None) -> tuple[Sequence[float | Tensor], Sequence[float | Tensor]]:
+        """Return the alphas and the betas of block k."""
         pair = slice(2 * k, 2 * k + 2)
         alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
         betas = self.shortcuts.betas[pair]
+        if keep is None:
+            return alphas, betas
+        return alphas, [beta * kept[:, None, None] for beta, kept in zip(betas, keep[pair], strict=True)]
+
+    def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
+        """Return block(*inputs).
+
+        With `checkpointing`, training recomputes the block in the backward pass instead of storing its activations.
+        """
         if self.checkpointing and self.training and torch.is_grad_enabled():
-            return checkpoint(block, *inputs, alphas, betas, use_reentrant=False)
-        return block(*inputs, alphas, betas)
+            return checkpoint(block, *inputs, use_reentrant=False)
+        return block(*inputs)
 
     def null_labels(self, count: int, device: torch.device) -> Tensor:
         """Return the null label `count` times, (count,) int64; raise a UserError if the network has none."""

@@ -1,11 +1,12 @@
-"""Pre-norm transformer blocks with decayed shortcuts: U-ViT's `Block` and SiT's `AdaLNBlock`, with the official names.
+"""Pre-norm transformer blocks with decayed shortcuts: `Block` of U-ViT, ViT and MAE, `AdaLNBlock` of SiT.
 
-The residual stream x keeps its dtype, float32 under autocast; only the outputs of branches are in autocast's dtype.
-b = batch, n = tokens, d = width.
+Names are the official ones. The residual stream x keeps its dtype, float32 under autocast; only the outputs of branches
+are in autocast's dtype. b = batch, n = tokens, d = width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -20,6 +21,7 @@ from uvit_decay.runtime.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]
 SkipMerge = Literal["add", "concat"]
+Pair = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 
 
 class Attention(nn.Module):
@@ -58,12 +60,18 @@ class Block(nn.Module):
     """
 
     def __init__(
-        self, dim: int, heads: int, mlp_ratio: float = 4.0, qkv_bias: bool = False, skip: bool = False
+        self,
+        dim: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = False,
+        skip: bool = False,
+        eps: float = 1e-5,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim)
+        self.norm1 = nn.LayerNorm(dim, eps)
         self.attn = Attention(dim, heads, qkv_bias)
-        self.norm2 = nn.LayerNorm(dim)
+        self.norm2 = nn.LayerNorm(dim, eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
 
@@ -71,8 +79,8 @@ class Block(nn.Module):
         self,
         x: Tokens,
         skip: Tokens | None,
-        alphas: tuple[float | Tensor, float | Tensor],
-        betas: tuple[float, float] = (1.0, 1.0),
+        alphas: Pair = (1.0, 1.0),
+        betas: Pair = (1.0, 1.0),
     ) -> Tokens:
         """Apply x <- alpha x + beta f(x) for attention, then for the MLP.
 
@@ -114,8 +122,8 @@ class AdaLNBlock(nn.Module):
         x: Tokens,
         skip: Tokens | None,
         c: Float[Tensor, "b d"],
-        alphas: tuple[float | Tensor, float | Tensor],
-        betas: tuple[float, float] = (1.0, 1.0),
+        alphas: Pair,
+        betas: Pair = (1.0, 1.0),
     ) -> Tokens:
         """Apply x <- alpha x + beta gate f(x) for attention, then for the MLP.
 

@@ -1,4 +1,4 @@
-"""Patch embedding of images and its inverse; embeddings of time, label and position.
+"""Scale of pixel values, patches of images and their embedding; embeddings of time, label and position.
 
 b = batch, c = channels, h and w = patches down and across, p = patch size, d = width, n = h * w tokens (row-major).
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange
@@ -14,6 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError
+
+Pixels = Literal["imagenet", "unit"]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
@@ -41,6 +45,11 @@ class PatchEmbed(nn.Module):
     def forward(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b n d"]:
         with without_autocast(x):
             return rearrange(self.proj(x), "b d h w -> b (h w) d")
+
+
+def patchify(x: Float[Tensor, "b c H W"], patch: int) -> Float[Tensor, "b n k"]:
+    """Return the patches of images as tokens of k = p * p * c values, ordered (row, column, channel)."""
+    return rearrange(x, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
 
 
 def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H W"]:
@@ -97,3 +106,40 @@ def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
     angles = torch.arange(side, dtype=torch.float64)[:, None] * frequencies
     waves = torch.cat([angles.sin(), angles.cos()], dim=-1).float()
     return torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=-1)
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """Scale of the pixel values in which a network computes: (value - mean) / std for values in [0, 1], by channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, pixels: Pixels, channels: int) -> PixelScale:
+        """Return the scale of this name: ImageNet's mean and standard deviation, or [-1, 1] for any channels."""
+        if pixels not in get_args(Pixels):
+            raise UserError(f"pixels must be {' or '.join(get_args(Pixels))}, got {pixels!r}")
+        if pixels == "unit":
+            return cls((0.5,) * channels, (0.5,) * channels)
+        if channels != 3:
+            raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}: set pixels unit")
+        return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+    def enter(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
+        """Return images of [-1, 1] in this scale."""
+        return self._map(x, [(0.5 / std, (0.5 - mean) / std) for mean, std in self._channels()])
+
+    def leave(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
+        """Return images of this scale in [-1, 1], the inverse of `enter`."""
+        return self._map(x, [(2.0 * std, 2.0 * mean - 1.0) for mean, std in self._channels()])
+
+    def _channels(self) -> list[tuple[float, float]]:
+        return list(zip(self.mean, self.std, strict=True))
+
+    def _map(self, x: Tensor, factors: list[tuple[float, float]]) -> Tensor:
+        """Return a x + b, with numbers a and b for each channel, and no copy of them to the device."""
+        if len(set(factors)) == 1:
+            (a, b), *_ = factors
+            return x if (a, b) == (1.0, 0.0) else a * x + b
+        return torch.stack([a * x[:, c] + b for c, (a, b) in enumerate(factors)], dim=1)

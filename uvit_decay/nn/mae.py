@@ -1,0 +1,264 @@
+"""Masked autoencoder (He et al., CVPR 2022) with decayed identity shortcuts in its encoder.
+
+Wiring `official` is the published network: the decoder reads the projected latent, with mask tokens at the removed
+patches. Wiring `decayed` is that of the decay's authors: the decoder starts from positions alone and reads the image
+through SkipLayers, one for every second block of the encoder (Sec. 4 of the paper); the encoder has no final norm, and
+residual branches start at 0. Both parts of it are options of their own, for the rows of the paper's Table 3. Names,
+shapes and initialisation are those of the published codes: their state_dicts load with strict=True, apart from
+SkipLayers that no decoder block reads, and with alpha_min = 1 the function is the same. The decoder is never decayed.
+
+b = batch, n = patches, v = visible patches, d = width of the encoder, e = width of the decoder, k = p * p * c values
+of a patch, L = depth of the encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from einops import repeat
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from uvit_decay import decay
+from uvit_decay.nn.block import Block, Tokens
+from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
+from uvit_decay.nn.vit import EPS, Encoder, positions
+from uvit_decay.runtime.errors import UserError, check_whole
+
+Wiring = Literal["official", "decayed"]
+DecoderInput = Literal["latent", "positions"]
+
+
+class Masking(NamedTuple):
+    """Random masks: `visible` (b, v) are indices of kept patches, `restore` (b, n) the inverse of the whole shuffle."""
+
+    visible: Int[Tensor, "b v"]
+    restore: Int[Tensor, "b n"]
+
+    @property
+    def mask(self) -> Float[Tensor, "b n"]:
+        """1 at removed patches, 0 at visible ones."""
+        return (self.restore >= self.visible.shape[1]).float()
+
+
+class SkipLayer(nn.Module):
+    """Long skip from an encoder block to a decoder block: y + W2 SiLU(W1 [s, y]), with a mask token of its own.
+
+    s are the encoder's tokens, 0 at the class token and the mask token at removed patches.
+    """
+
+    def __init__(self, dim: int, decoder_dim: int) -> None:
+        super().__init__()
+        self.mask_token = nn.Parameter(torch.empty(1, 1, dim))
+        self.fc = nn.Sequential(
+            nn.Linear(dim + decoder_dim, decoder_dim), nn.SiLU(), nn.Linear(decoder_dim, decoder_dim)
+        )
+
+    def forward(self, state: Tokens, y: Tokens, restore: Int[Tensor, "b n"]) -> Tokens:
+        """Merge the encoder's `state` [class, visible patches] into the decoder's tokens y [class, patches]."""
+        s = unshuffled(state[:, 1:], self.mask_token, restore)
+        s = torch.cat([torch.zeros_like(s[:, :1]), s], dim=1)
+        return y + self.fc(torch.cat([s, y], dim=-1))
+
+
+class MAE(Encoder):
+    """Masked autoencoder net(x, noise) -> (prediction, mask) for images (b, c, h, w) of about [-1, 1].
+
+    Args:
+        image_size: height and width in pixels.
+        patch_size: side of a patch.
+        channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
+        dim: width d of the encoder, a multiple of 4.
+        depth: blocks L of the encoder; even with skips.
+        heads: attention heads of the encoder.
+        mlp_ratio: hidden width of the MLPs over the width, in encoder and decoder.
+        decoder_dim: width e of the decoder, a multiple of 4.
+        decoder_depth: blocks of the decoder.
+        decoder_heads: attention heads of the decoder.
+        alpha_min: weight of the encoder's deepest identity shortcut, in (0, 1]; 1 is the ordinary encoder.
+        schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
+        granularity: one alpha for each residual branch, or one for both branches of a block.
+        index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
+        branches: decay both kinds of residual branches, or only one.
+        wiring: `official` or `decayed` (the authors'); it decides the next four options where they are null.
+        skips: SkipLayers from every second block of the encoder; the decoder's first block reads the last one.
+        decoder_input: the projected `latent` with mask tokens, or `positions` alone, which needs skips.
+        norm: layer norm of the encoder's output, part of the latent.
+        zero_init: initialise residual branches, skips and the prediction to 0.
+        norm_pix: predict patches that are normalised one by one.
+        pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
+        checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        patch_size: int = 16,
+        channels: int = 3,
+        dim: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        mlp_ratio: float = 4.0,
+        decoder_dim: int = 512,
+        decoder_depth: int = 8,
+        decoder_heads: int = 16,
+        alpha_min: float = 1.0,
+        schedule: decay.Schedule = "linear",
+        granularity: decay.Granularity = "branch",
+        index: decay.Index = "code",
+        branches: decay.Branches = "both",
+        wiring: Wiring = "official",
+        skips: bool | None = None,
+        decoder_input: DecoderInput | None = None,
+        norm: bool | None = None,
+        zero_init: bool | None = None,
+        norm_pix: bool = True,
+        pixels: Pixels = "imagenet",
+        checkpointing: bool = False,
+    ) -> None:
+        config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        config |= _decoder_options(wiring, skips, decoder_input, norm, zero_init)
+        _check_decoder(config)
+        super().__init__(config)
+        self.pos_embed.requires_grad_(False)
+        if config["norm"]:
+            self.norm = nn.LayerNorm(dim, EPS)
+
+        if config["decoder_input"] == "latent":
+            self.mask_token = nn.Parameter(torch.empty(1, 1, decoder_dim))
+            self.decoder_embed = nn.Linear(dim, decoder_dim)
+        else:
+            self.decoder_cls_token = nn.Parameter(torch.empty(1, 1, decoder_dim))
+            self.decoder_embed = nn.Linear(decoder_dim, decoder_dim)
+        self.decoder_pos_embed = nn.Parameter(positions(image_size // patch_size, decoder_dim), requires_grad=False)
+        sizes = (decoder_dim, decoder_heads, mlp_ratio)
+        self.decoder_blocks = nn.ModuleList([Block(*sizes, qkv_bias=True, eps=EPS) for _ in range(decoder_depth)])
+        # The authors also build those that no decoder block reads, which DistributedDataParallel refuses.
+        count = min(depth // 2, decoder_depth) if config["skips"] else 0
+        self.skip = nn.ModuleList([SkipLayer(dim, decoder_dim) for _ in range(count)])
+        self.decoder_norm = nn.LayerNorm(decoder_dim, EPS)
+        self.decoder_pred = nn.Linear(decoder_dim, patch_size**2 * channels)
+        self.init_weights()
+        if config["zero_init"]:
+            self._zero_init()
+
+    def _zero_init(self) -> None:
+        """Zero the last linear maps of all residual branches and skips, and the prediction (Sec. 3 of the paper)."""
+        for block in (*self.blocks, *self.decoder_blocks):
+            block.zero_init()
+        for linear in (self.decoder_pred, *(layer.fc[2] for layer in self.skip)):
+            nn.init.zeros_(linear.weight)
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], noise: Float[Tensor, "b n"], mask_ratio: float = 0.75
+    ) -> tuple[Float[Tensor, "b n k"], Float[Tensor, "b n"]]:
+        """Return the predicted patches, in the scale of `targets`, and the mask, 1 at removed patches.
+
+        `noise` is uniform; patches with the smallest values stay visible.
+        """
+        masking = self.masking(noise, mask_ratio)
+        states = self._encode(x, masking.visible)
+        y = self._decoder_tokens(states[-1], masking.restore)
+        for i, block in enumerate(self.decoder_blocks):
+            if i < len(self.skip):
+                y = self.skip[i](states[len(self.blocks) - 2 * i], y, masking.restore)
+            y = self.run_block(block, y, None)
+        with without_autocast(y):
+            return self.decoder_pred(self.decoder_norm(y))[:, 1:], masking.mask
+
+    def masking(self, noise: Float[Tensor, "b n"], mask_ratio: float) -> Masking:
+        """Return the masks: of n patches the floor(n (1 - mask_ratio)) with the smallest noise stay visible."""
+        kept = visible_patches(noise.shape[1], mask_ratio)
+        order = noise.argsort(dim=1, stable=True)
+        return Masking(order[:, :kept], order.argsort(dim=1))
+
+    def _encode(self, x: Tensor, visible: Int[Tensor, "b v"]) -> list[Tokens]:
+        """Return the states [class, visible patches] after the embeddings and after every block."""
+        tokens = self.embed(x)
+        index = repeat(visible + 1, "b v -> b v d", d=self.dim)
+        return list(self.run_blocks(torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1), self.blocks, 0))
+
+    def _decoder_tokens(self, state: Tokens, restore: Int[Tensor, "b n"]) -> Float[Tensor, "b _ e"]:
+        """Return the input [class, patches] of the decoder's blocks."""
+        if self.config["decoder_input"] == "positions":
+            start = torch.cat([self.decoder_cls_token, self.decoder_pos_embed[:, 1:]], dim=1)
+            return self.decoder_embed(start).to(start.dtype).expand(len(state), -1, -1)
+        y = self.decoder_embed(self.norm(state) if self.config["norm"] else state).to(state.dtype)
+        patches = unshuffled(y[:, 1:], self.mask_token, restore)
+        return torch.cat([y[:, :1], patches], dim=1) + self.decoder_pos_embed
+
+    def targets(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n k"]:
+        """Return the patches that the network predicts, each with mean 0 and variance 1 if `norm_pix`."""
+        patches = patchify(self.scale.enter(x), self.patch_size)
+        if not self.config["norm_pix"]:
+            return patches
+        mean, std = _moments(patches)
+        return (patches - mean) / std
+
+    def reconstruction_loss(
+        self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"], mask: Float[Tensor, "b n"]
+    ) -> Float[Tensor, ""]:
+        """Return the mean squared error of the removed patches."""
+        error = (prediction - self.targets(x)).square().mean(dim=-1)
+        return (error * mask).sum() / mask.sum()
+
+    def reconstruct(self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"]) -> Float[Tensor, "b c h w"]:
+        """Return predicted patches as images of about [-1, 1]; normalised ones get mean and variance of those of x."""
+        if self.config["norm_pix"]:
+            mean, std = _moments(patchify(self.scale.enter(x), self.patch_size))
+            prediction = prediction * std + mean
+        return self.scale.leave(unpatchify(prediction, self.channels))
+
+
+def visible_patches(patches: int, mask_ratio: float) -> int:
+    """Return the number of patches that stay visible; raise a UserError unless there are visible and removed ones."""
+    if not 0.0 < mask_ratio < 1.0:
+        raise UserError(f"mask_ratio must lie in (0, 1), got {mask_ratio}: the paper removes 0.75")
+    kept = int(patches * (1 - mask_ratio))
+    if not 0 < kept < patches:
+        raise UserError(f"mask_ratio {mask_ratio} of {patches} patches leaves {kept} visible: some must stay, not all")
+    return kept
+
+
+def unshuffled(
+    visible: Float[Tensor, "b v d"], mask_token: Float[Tensor, "1 1 d"], restore: Int[Tensor, "b n"]
+) -> Float[Tensor, "b n d"]:
+    """Return tokens of all patches in the order of the image: visible ones, and the mask token at the others."""
+    removed = mask_token.to(visible.dtype).expand(len(visible), restore.shape[1] - visible.shape[1], -1)
+    index = repeat(restore, "b n -> b n d", d=visible.shape[2])
+    return torch.cat([visible, removed], dim=1).gather(1, index)
+
+
+def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], Float[Tensor, "b n 1"]]:
+    """Return mean and standard deviation of each patch: the unbiased variance plus 1e-6, as published."""
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+    return mean, (variance + 1e-6).sqrt()
+
+
+def _decoder_options(
+    wiring: Wiring, skips: bool | None, decoder_input: DecoderInput | None, norm: bool | None, zero_init: bool | None
+) -> dict[str, Any]:
+    """Return the options of the decoder, those of the wiring in place of None."""
+    if wiring not in get_args(Wiring):
+        raise UserError(f"wiring must be {' or '.join(get_args(Wiring))}, got {wiring!r}")
+    decayed = wiring == "decayed"
+    given = {"skips": skips, "decoder_input": decoder_input, "norm": norm, "zero_init": zero_init}
+    usual = {"skips": decayed, "decoder_input": "positions" if decayed else "latent"}
+    usual |= {"norm": not decayed, "zero_init": decayed}
+    return {name: usual[name] if value is None else value for name, value in given.items()}
+
+
+def _check_decoder(config: Mapping[str, Any]) -> None:
+    check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
+    check_whole(1, 1000, decoder_depth=config["decoder_depth"])
+    if config["decoder_input"] not in get_args(DecoderInput):
+        known = " or ".join(get_args(DecoderInput))
+        raise UserError(f"decoder_input must be {known}, got {config['decoder_input']!r}")
+    if config["decoder_input"] == "positions" and not config["skips"]:
+        raise UserError("a decoder of positions without skips sees no image: set decoder_input latent, or skips")
+    if config["decoder_input"] == "positions" and config["norm"]:
+        raise UserError("norm is part of the latent, which a decoder of positions does not read: set norm false")
+    if config["skips"] and config["depth"] % 2:
+        raise UserError(f"skips start from every second block, so depth must be even, got {config['depth']}")

@@ -1,0 +1,177 @@
+"""Vision transformer with decayed identity shortcuts: the encoder of an MAE, with a linear classifier or without one.
+
+Names and shapes are those of timm's and of MAE's code: an official state_dict loads with strict=True, and with
+alpha_min = 1 the function is the same. Tokens are [class, patches]; positions are initialised with fixed sines and
+cosines. alpha runs over the 2 depth residual branches in execution order. Blocks, their norms and the heads are those
+of MAE (He et al., CVPR 2022): eps 1e-6, biases in the attention, exact GELU.
+
+b = batch, n = patches, d = width, L = depth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uvit_decay import decay
+from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.block import Block, Tokens
+from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
+from uvit_decay.nn.intermediates import Layer
+from uvit_decay.runtime.errors import UserError
+
+HeadPool = Literal["cls", "mean"]
+EPS = 1e-6  # of all layer norms
+DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")  # arguments of `decay.shortcuts`
+
+
+class Encoder(DecayedNet):
+    """Embeddings, tokens [class, patches] and decayed blocks (abstract); `config` are the arguments of the subclass."""
+
+    null_label = False
+    num_prefix_tokens = 1
+    class_token = True
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        check_sizes({"num_classes": 0, **config})
+        self.config, self.checkpointing = config, config["checkpointing"]
+        self.image_size, self.patch_size = config["image_size"], config["patch_size"]
+        self.channels, self.dim = config["channels"], config["dim"]
+        self.scale = PixelScale.of(config["pixels"], self.channels)
+
+        self.patch_embed = PatchEmbed(self.image_size, self.patch_size, self.channels, self.dim)
+        self.cls_token = nn.Parameter(torch.empty(1, 1, self.dim))
+        self.pos_embed = nn.Parameter(positions(self.image_size // self.patch_size, self.dim))
+        sizes = (self.dim, config["heads"], config["mlp_ratio"])
+        self.blocks = nn.ModuleList([Block(*sizes, qkv_bias=True, eps=EPS) for _ in range(config["depth"])])
+        self.layers = (
+            Layer("embeddings", "embeddings"),
+            *(Layer(f"blocks.{i}", "encoder") for i in range(len(self.blocks))),
+        )
+        self.record_shortcuts(decay.shortcuts(len(self.blocks), **{name: config[name] for name in DECAY}))
+
+    def init_weights(self) -> None:
+        """Initialise as MAE: xavier-uniform linear maps with biases 0, class and mask tokens normal(0, 0.02)."""
+        init_linears(self, nn.init.xavier_uniform_)
+        nn.init.xavier_uniform_(self.patch_embed.proj.weight.detach().flatten(1))  # a view: one linear map of a patch
+        for name, parameter in self.named_parameters():
+            if name.endswith(("cls_token", "mask_token")):
+                nn.init.normal_(parameter, std=0.02)
+
+    def layer_id(self, name: str) -> int:
+        """Return the depth of a parameter for layer-wise learning rates: 0 embeddings, i + 1 block i, L + 1 others."""
+        if name in ("cls_token", "pos_embed") or name.startswith("patch_embed."):
+            return 0
+        return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else len(self.blocks) + 1
+
+    def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Tokens]:
+        """Yield the token states [class, patches] after the embeddings and after every block (`layers`), not normed."""
+        return self.run_blocks(self.embed(x), self.blocks, 0)
+
+    def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
+        """Return the embedded tokens [class, patches] with their positions."""
+        patches = self.patch_embed(self.scale.enter(x)) + self.pos_embed[:, 1:]
+        return torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), patches], dim=1)
+
+
+class ViT(Encoder):
+    """Vision transformer net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
+
+    Args:
+        image_size: height and width in pixels.
+        patch_size: side of a patch.
+        channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
+        dim: width d of the tokens, a multiple of 4.
+        depth: number of blocks L.
+        heads: attention heads.
+        mlp_ratio: hidden width of the MLPs over d.
+        num_classes: K classes of the linear head; 0 is an encoder without head.
+        pool: what the head reads: the class token (`cls`) after `norm`, or the mean of patch tokens after `fc_norm`.
+        norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has none); the
+            `fc_norm` of `mean` is always there.
+        batch_norm: batch norm without weights before the head, as in MAE's linear probe.
+        alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary network.
+        schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
+        granularity: one alpha for each residual branch, or one for both branches of a block.
+        index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
+        branches: decay both kinds of residual branches, or only one.
+        zero_init: initialise residual branches to output 0.
+        pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
+        checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+    """
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        patch_size: int = 16,
+        channels: int = 3,
+        dim: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        mlp_ratio: float = 4.0,
+        num_classes: int = 0,
+        pool: HeadPool = "cls",
+        norm: bool = True,
+        batch_norm: bool = False,
+        alpha_min: float = 1.0,
+        schedule: decay.Schedule = "linear",
+        granularity: decay.Granularity = "branch",
+        index: decay.Index = "code",
+        branches: decay.Branches = "both",
+        zero_init: bool = False,
+        pixels: Pixels = "imagenet",
+        checkpointing: bool = False,
+    ) -> None:
+        config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        if pool not in get_args(HeadPool):
+            raise UserError(f"pool must be {' or '.join(get_args(HeadPool))}, got {pool!r}")
+        super().__init__(config)
+        self.num_classes, self.pool = num_classes, pool
+        if norm and pool == "cls":
+            self.norm = nn.LayerNorm(dim, EPS)
+        if num_classes:
+            if pool == "mean":
+                self.fc_norm = nn.LayerNorm(dim, EPS)
+            linear = nn.Linear(dim, num_classes)
+            batch_normed = (nn.BatchNorm1d(dim, eps=1e-6, affine=False), linear)
+            self.head = nn.Sequential(*batch_normed) if batch_norm else linear
+        self.init_weights()
+        if zero_init:
+            for block in self.blocks:
+                block.zero_init()
+
+    @property
+    def linear_head(self) -> nn.Linear:
+        """The linear layer of the classifier."""
+        return self.head[1] if self.config["batch_norm"] else self.head
+
+    def forward(
+        self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
+    ) -> Float[Tensor, "b classes"]:
+        """Return logits; `keep` multiplies the outputs of the 2 L branches, for stochastic depth."""
+        if not self.num_classes:
+            raise UserError("this encoder has no classifier: set num_classes")
+        features = self.pooled(x, keep)
+        with without_autocast(features):
+            return self.head(features)
+
+    def pooled(
+        self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
+    ) -> Float[Tensor, "b d"]:
+        """Return what the head reads: the normed class token, or the normed mean of the patch tokens."""
+        for state in self.run_blocks(self.embed(x), self.blocks, 0, keep=keep):
+            tokens = state
+        if self.pool == "cls":
+            return self.norm(tokens)[:, 0] if self.config["norm"] else tokens[:, 0]
+        mean = tokens[:, 1:].mean(dim=1)
+        return self.fc_norm(mean) if self.num_classes else mean
+
+
+def positions(side: int, dim: int) -> Float[Tensor, "1 n d"]:
+    """Return fixed positions of a class token, 0, and of side * side patches."""
+    return torch.cat([torch.zeros(1, dim), sincos_positions(side, dim)])[None]
