@@ -22,13 +22,14 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.block import Block, Tokens
+from uvit_decay.nn.block import Block
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_whole
 
 Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
+Visible = Float[Tensor, "b seen d"]  # tokens [class, visible patches]
 
 
 class Masking(NamedTuple):
@@ -46,7 +47,7 @@ class Masking(NamedTuple):
 class SkipLayer(nn.Module):
     """Long skip from an encoder block to a decoder block: y + W2 SiLU(W1 [s, y]), with a mask token of its own.
 
-    s are the encoder's tokens, 0 at the class token and the mask token at removed patches.
+    s are the encoder's tokens, with the mask token at removed patches.
     """
 
     def __init__(self, dim: int, decoder_dim: int) -> None:
@@ -56,11 +57,11 @@ class SkipLayer(nn.Module):
             nn.Linear(dim + decoder_dim, decoder_dim), nn.SiLU(), nn.Linear(decoder_dim, decoder_dim)
         )
 
-    def forward(self, state: Tokens, y: Tokens, restore: Int[Tensor, "b n"]) -> Tokens:
+    def forward(
+        self, state: Visible, y: Float[Tensor, "b all e"], restore: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b all e"]:
         """Merge the encoder's `state` [class, visible patches] into the decoder's tokens y [class, patches]."""
-        s = unshuffled(state[:, 1:], self.mask_token, restore)
-        s = torch.cat([torch.zeros_like(s[:, :1]), s], dim=1)
-        return y + self.fc(torch.cat([s, y], dim=-1))
+        return y + self.fc(torch.cat([unshuffled(state, self.mask_token, restore), y], dim=-1))
 
 
 class MAE(Encoder):
@@ -174,20 +175,19 @@ class MAE(Encoder):
         order = noise.argsort(dim=1, stable=True)
         return Masking(order[:, :kept], order.argsort(dim=1))
 
-    def _encode(self, x: Tensor, visible: Int[Tensor, "b v"]) -> list[Tokens]:
+    def _encode(self, x: Tensor, visible: Int[Tensor, "b v"]) -> list[Visible]:
         """Return the states [class, visible patches] after the embeddings and after every block."""
         tokens = self.embed(x)
         index = repeat(visible + 1, "b v -> b v d", d=self.dim)
-        return list(self.run_blocks(torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1), self.blocks, 0))
+        return list(self.run_blocks(torch.cat([tokens[:, :1], tokens.gather(1, index)], dim=1), [*self.blocks], 0))
 
-    def _decoder_tokens(self, state: Tokens, restore: Int[Tensor, "b n"]) -> Float[Tensor, "b _ e"]:
+    def _decoder_tokens(self, state: Visible, restore: Int[Tensor, "b n"]) -> Float[Tensor, "b all e"]:
         """Return the input [class, patches] of the decoder's blocks."""
         if self.config["decoder_input"] == "positions":
             start = torch.cat([self.decoder_cls_token, self.decoder_pos_embed[:, 1:]], dim=1)
             return self.decoder_embed(start).to(start.dtype).expand(len(state), -1, -1)
         y = self.decoder_embed(self.norm(state) if self.config["norm"] else state).to(state.dtype)
-        patches = unshuffled(y[:, 1:], self.mask_token, restore)
-        return torch.cat([y[:, :1], patches], dim=1) + self.decoder_pos_embed
+        return unshuffled(y, self.mask_token, restore) + self.decoder_pos_embed
 
     def targets(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n k"]:
         """Return the patches that the network predicts, each with mean 0 and variance 1 if `norm_pix`."""
@@ -223,12 +223,12 @@ def visible_patches(patches: int, mask_ratio: float) -> int:
 
 
 def unshuffled(
-    visible: Float[Tensor, "b v d"], mask_token: Float[Tensor, "1 1 d"], restore: Int[Tensor, "b n"]
-) -> Float[Tensor, "b n d"]:
-    """Return tokens of all patches in the order of the image: visible ones, and the mask token at the others."""
-    removed = mask_token.to(visible.dtype).expand(len(visible), restore.shape[1] - visible.shape[1], -1)
-    index = repeat(restore, "b n -> b n d", d=visible.shape[2])
-    return torch.cat([visible, removed], dim=1).gather(1, index)
+    state: Visible, mask_token: Float[Tensor, "1 1 d"], restore: Int[Tensor, "b n"]
+) -> Float[Tensor, "b all d"]:
+    """Return tokens [class, all patches] of a state [class, visible patches], with the mask token at removed ones."""
+    removed = mask_token.to(state.dtype).expand(len(state), restore.shape[1] + 1 - state.shape[1], -1)
+    index = repeat(restore, "b n -> b n d", d=state.shape[2])
+    return torch.cat([state[:, :1], torch.cat([state[:, 1:], removed], dim=1).gather(1, index)], dim=1)
 
 
 def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], Float[Tensor, "b n 1"]]:
@@ -238,7 +238,7 @@ def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], F
 
 
 def _decoder_options(
-    wiring: Wiring, skips: bool | None, decoder_input: DecoderInput | None, norm: bool | None, zero_init: bool | None
+    wiring: str, skips: bool | None, decoder_input: str | None, norm: bool | None, zero_init: bool | None
 ) -> dict[str, Any]:
     """Return the options of the decoder, those of the wiring in place of None."""
     if wiring not in get_args(Wiring):

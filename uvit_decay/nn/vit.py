@@ -71,7 +71,7 @@ class Encoder(DecayedNet):
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Tokens]:
         """Yield the token states [class, patches] after the embeddings and after every block (`layers`), not normed."""
-        return self.run_blocks(self.embed(x), self.blocks, 0)
+        return self.run_blocks(self.embed(x), [*self.blocks], 0)
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
         """Return the embedded tokens [class, patches] with their positions."""
@@ -164,7 +164,7 @@ class ViT(Encoder):
         self, x: Float[Tensor, "b c h w"], keep: Float[Tensor, "branches b"] | None = None
     ) -> Float[Tensor, "b d"]:
         """Return what the head reads: the normed class token, or the normed mean of the patch tokens."""
-        for state in self.run_blocks(self.embed(x), self.blocks, 0, keep=keep):
+        for state in self.run_blocks(self.embed(x), [*self.blocks], 0, keep=keep):
             tokens = state
         if self.pool == "cls":
             return self.norm(tokens)[:, 0] if self.config["norm"] else tokens[:, 0]

@@ -1,0 +1,215 @@
+"""MAE and ViT against the published functions, written again in mae_reference."""
+
+import mae_reference as reference
+import pytest
+import torch
+from mae_reference import SMALL, inputs, standardised
+
+from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn.mae import visible_patches
+from uvit_decay.nn.sizes import create_model
+from uvit_decay.runtime.errors import UserError
+
+HEADS = {"heads": SMALL["heads"], "decoder_heads": SMALL["decoder_heads"]}
+OFFICIAL = dict(wiring="official")
+DECAYED = dict(wiring="decayed", alpha_min=0.6)
+WIRINGS = pytest.mark.parametrize(
+    "options", [OFFICIAL, dict(alpha_min=0.7), DECAYED], ids=["official", "decay", "decayed"]
+)
+SIZES = [  # name, options, total, trainable parameters (facts of the published classes; only SkipLayers that are read)
+    ("mae-s/16", "official", 47_578_240, 47_401_728),
+    ("mae-b/16", "official", 111_907_840, 111_655_680),
+    ("mae-1024x12/16", "official", 178_387_200, 178_084_608),
+    ("mae-768x18/16", "official", 154_435_072, 154_182_912),
+    ("mae-l/16", "official", 329_541_888, 329_239_296),
+    ("mae-h/14", "official", 657_074_508, 656_613_964),
+    ("mae-s/16", "decayed", 51_976_832, 51_800_320),
+    ("mae-b/16", "decayed", 117_291_008, 117_038_848),
+    ("mae-1024x12/16", "decayed", 184_426_752, 184_124_160),
+    ("mae-768x18/16", "decayed", 162_576_128 - 919_296, 162_323_968 - 919_296),
+    ("mae-l/16", "decayed", 341_885_184 - 4_202_496, 341_582_592 - 4_202_496),
+    ("mae-h/14", "decayed", 675_589_964 - 9_455_616, 675_129_420 - 9_455_616),
+]
+
+
+def small(**options):
+    torch.manual_seed(0)
+    return MAE(**SMALL | options)
+
+
+def loaded(dtype=torch.float64, **options):
+    """A network with random weights in the layout of its file, and these weights."""
+    net = small(**options).to(dtype)
+    layout = reference.mae_shapes(**SMALL, wiring=options.get("wiring", "official"))
+    state = {name: value.to(dtype) for name, value in reference.random_values(layout, 0).items()}
+    net.load_state_dict({name: value for name, value in state.items()}, strict=True)
+    return net, state
+
+
+@WIRINGS
+def test_prediction_mask_and_loss_are_those_of_the_published_function(options):
+    net, state = loaded(**options)
+    x, noise = (value.double() for value in inputs(**SMALL))
+    prediction, mask = net(x, noise)
+    alphas = list(net.shortcuts.alphas)
+    theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **HEADS)
+    assert torch.equal(mask, their_mask.to(mask))
+    torch.testing.assert_close(prediction, theirs, rtol=1e-9, atol=1e-9)
+    loss = reference.loss(standardised(x), theirs, their_mask, SMALL["patch_size"])
+    torch.testing.assert_close(net.reconstruction_loss(x, prediction, mask.double()), loss, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_targets_are_patches_and_reconstruction_inverts_them(norm_pix):
+    net, (x, _) = small(norm_pix=norm_pix), inputs(**SMALL)
+    theirs = reference.targets(standardised(x), SMALL["patch_size"], norm_pix)
+    torch.testing.assert_close(net.targets(x), theirs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(net.reconstruct(x, net.targets(x)), x, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "wiring", "total", "trainable"), SIZES)
+def test_published_sizes_have_the_published_numbers_of_parameters(name, wiring, total, trainable):
+    with torch.device("meta"):
+        net = create_model(name, wiring=wiring)
+    assert sum(p.numel() for p in net.parameters()) == total
+    assert sum(p.numel() for p in net.parameters() if p.requires_grad) == trainable
+
+
+@pytest.mark.parametrize(("wiring", "count"), [("official", 254), ("decayed", 282)])
+def test_the_base_size_has_the_published_tensors(wiring, count):
+    with torch.device("meta"):
+        names = {name: value.shape for name, value in create_model("mae-b/16", wiring=wiring).state_dict().items()}
+    assert names.pop("alphas") == (24,)
+    assert names == {name: torch.Size(s) for name, s in reference.mae_shapes(wiring, **reference.BASE).items()}
+    assert len(names) == count
+
+
+@pytest.mark.parametrize("depth", [4, 18, 24, 32])
+@WIRINGS
+def test_every_trained_parameter_gets_a_gradient_so_that_ddp_finds_none_unused(options, depth):
+    net = small(**options | dict(depth=depth, decoder_depth=8, zero_init=False))
+    x, noise = inputs(**SMALL)
+    net.reconstruction_loss(x, *net(x, noise)).backward()
+    without = [name for name, p in net.named_parameters() if p.requires_grad and p.grad is None]
+    assert not without
+    assert all(p.grad is None for p in net.parameters() if not p.requires_grad)
+
+
+def test_residual_branches_skips_and_prediction_of_the_decayed_wiring_start_at_zero():
+    net, (x, noise) = small(**DECAYED), inputs(**SMALL)
+    assert not net(x, noise)[0].any()
+    zero = {name for name, value in net.named_parameters() if name.endswith("weight") and not value.any()}
+    ends = ("attn.proj.weight", "mlp.fc2.weight", "fc.2.weight", "decoder_pred.weight")
+    assert zero == {name for name, _ in net.named_parameters() if name.endswith(ends)}
+    assert small(**DECAYED, zero_init=False)(x, noise)[0].any()
+
+
+def test_the_prediction_does_not_depend_on_removed_patches():
+    net, _ = loaded(**DECAYED)
+    x, noise = (value.double() for value in inputs(**SMALL))
+    prediction, mask = net(x, noise)
+    side, patch = SMALL["image_size"] // SMALL["patch_size"], SMALL["patch_size"]
+    removed = mask.view(-1, 1, side, side).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+    other = torch.where(removed > 0, torch.rand_like(x), x)
+    torch.testing.assert_close(net(other, noise)[0], prediction, rtol=1e-12, atol=1e-12)
+    assert not torch.allclose(net(torch.where(removed > 0, x, x + 0.1), noise)[0], prediction)
+
+
+def test_skips_reach_the_decoder_last_in_first_out():
+    """Decoder block i reads encoder block L - 1 - 2 i."""
+    net, _ = loaded(wiring="decayed")
+    read = {}
+    for i, layer in enumerate(net.skip):
+        layer.register_forward_pre_hook(lambda _, inputs, i=i: read.update({i: inputs[0]}))
+    x, noise = (value.double() for value in inputs(**SMALL))
+    net(x, noise)
+    states = reference.encoder_states(
+        dict(net.state_dict()), standardised(x), SMALL["heads"], net.masking(noise, 0.75).visible
+    )
+    for i, state in read.items():
+        torch.testing.assert_close(state, states[SMALL["depth"] - 2 * i], rtol=1e-9, atol=1e-9)
+    assert sorted(read) == [0, 1]
+
+
+def test_under_autocast_the_residual_stream_of_the_decoder_stays_float32():
+    net, (x, noise) = small(**DECAYED), inputs(**SMALL)
+    seen = []
+    for block in (*net.blocks, *net.decoder_blocks):
+        block.register_forward_hook(lambda _, inputs, out: seen.extend([inputs[0].dtype, out.dtype]))
+    with torch.autocast("cpu", torch.bfloat16):
+        prediction, _ = net(x, noise)
+    assert {*seen, prediction.dtype} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(wiring="decayed", skips=False), "sees no image"),
+        (dict(wiring="decayed", norm=True), "norm"),
+        (dict(wiring="decayed", depth=3), "even"),
+        (dict(channels=1), "pixels unit"),
+        (dict(image_size=9), "patch_size"),
+        (dict(decoder_depth=0), "decoder_depth"),
+    ],
+)
+def test_networks_that_cannot_be_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        small(**options)
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0, -1.0, float("nan"), 0.99])
+def test_a_mask_removes_some_patches_and_leaves_some(ratio):
+    with pytest.raises(UserError, match="mask_ratio"):
+        visible_patches(16, ratio)
+
+
+def test_the_rows_of_table_3_can_be_built():
+    """Without skips the official decoder input is needed; other schedules and branches are those of all networks."""
+    x, noise = inputs(**SMALL)
+    rows = [
+        dict(wiring="decayed", skips=False, decoder_input="latent", alpha_min=0.6),
+        dict(wiring="decayed", schedule="cosine", alpha_min=0.6),
+        dict(wiring="decayed", schedule="learnable"),
+        dict(schedule="constant-branch"),
+        dict(schedule="constant"),
+        dict(wiring="decayed", branches="attention", alpha_min=0.6),
+        dict(wiring="decayed", branches="mlp", alpha_min=0.6),
+        dict(wiring="official", skips=True),
+    ]
+    for options in rows:
+        net = small(**options, zero_init=False)
+        net.reconstruction_loss(x, *net(x, noise)).backward()
+        assert all(p.grad is not None for p in net.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean"])
+def test_logits_are_those_of_a_fine_tuned_and_of_a_probed_file(pool):
+    size = {name: SMALL[name] for name in ("image_size", "patch_size", "channels", "dim", "depth", "heads")}
+    file = reference.finetuned_file(**size) if pool == "mean" else reference.probed_file(**size)
+    state = {name: value.double() if value.is_floating_point() else value for name, value in file["model"].items()}
+    net = ViT(**size, num_classes=5, pool=pool, batch_norm=pool == "cls", alpha_min=1.0).double().eval()
+    net.load_state_dict(dict(state), strict=True)
+    x = inputs(**SMALL)[0].double()
+    torch.testing.assert_close(net(x), reference.logits(state, standardised(x), SMALL["heads"]), rtol=1e-9, atol=1e-9)
+    states = list(net.forward_intermediates(x))
+    assert len(states) == len(net.layers) == 1 + SMALL["depth"]
+    theirs = reference.encoder_states(state, standardised(x), SMALL["heads"])
+    torch.testing.assert_close(states[-1], theirs[-1], rtol=1e-9, atol=1e-9)
+
+
+def test_stochastic_depth_multiplies_the_outputs_of_branches():
+    """With all branches dropped, the tokens are the embeddings times all alphas; with all kept, nothing changes."""
+    torch.manual_seed(0)
+    net = ViT(8, 2, 3, dim=16, depth=4, heads=2, num_classes=3, norm=False, alpha_min=0.7).double()
+    x = inputs(**SMALL)[0].double()
+    torch.testing.assert_close(net(x, torch.ones(8, len(x)).double()), net(x), rtol=0, atol=0)
+    embedded = net.embed(x)[:, 0]
+    product = torch.tensor(net.shortcuts.alphas, dtype=torch.float64).prod()
+    torch.testing.assert_close(net.pooled(x, torch.zeros(8, len(x)).double()), embedded * product)
+
+
+def test_an_encoder_of_any_channels_takes_them_in_their_own_scale():
+    net = ViT(8, 2, 5, dim=16, depth=2, heads=2, num_classes=3, pixels="unit")
+    assert net(torch.rand(2, 5, 8, 8)).shape == (2, 3)
+    with pytest.raises(UserError, match="num_classes"):
+        ViT(8, 2, 5, dim=16, depth=2, heads=2, pixels="unit")(torch.rand(2, 5, 8, 8))
