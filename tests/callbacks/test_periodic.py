@@ -45,7 +45,7 @@ def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_pat
 
     def compare(trainer, task):
         task.sampling = Sampling(precision="bf16")
-        assert [callback.sampling_for(task).precision for callback in callbacks] == list(callbacks.values())
+        assert [callback.precision(task) for callback in callbacks] == list(callbacks.values())
 
     tiny_trainer(tmp_path, OnceSetUp(compare), max_steps=1).fit(tiny_task(), Digits(32))
 

@@ -152,4 +152,4 @@ def test_a_network_without_a_null_label_is_refused():
     data = Digits()
     data.setup()
     with pytest.raises(Exception, match="under the null label"):
-        check_probed(tiny_net(null_label=False), data, Probing())
+        check_probed(tiny_net(null_label=False), VP(), data, Probing())

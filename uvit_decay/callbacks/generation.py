@@ -13,10 +13,9 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
+from uvit_decay.callbacks.sampling import PeriodicSampling
 from uvit_decay.data import ImageData
-from uvit_decay.diffusion.nfe import total_nfe
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.generated import GeneratedImages
 from uvit_decay.evaluation.generation import Comparison
@@ -37,7 +36,7 @@ from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
-class GenerationMetrics(Periodic):
+class GenerationMetrics(PeriodicSampling):
     """Metrics of `num` samples, made on all ranks, against a reference; a line of generation.jsonl each time.
 
     A class-conditional network samples its classes in turn, whatever the sampler. All numbers are proxies of the
@@ -82,8 +81,8 @@ class GenerationMetrics(Periodic):
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
 
-    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return total_nfe(self.num, self.sampling_for(task))
+    def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return self.num
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
@@ -139,11 +138,11 @@ class GenerationMetrics(Periodic):
                     values["label_consistency"] = float(right.double().mean())
                 self._save(trainer, values, comparison, store.nfe)
 
-    def seconds_besides(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """Return the measured time to extract the features of this rank's share of the samples, in seconds."""
+    def seconds(self, trainer: Trainer, task: DiffusionTask) -> float:
+        """Estimate the seconds to sample, and to extract the features of this rank's share of the samples."""
         one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
         each = measured_seconds(lambda: self.extractor(one).features) / len(one)
-        return each * self.num / trainer.world_size
+        return super().seconds(trainer, task) + each * self.num / trainer.world_size
 
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
         key = comparison.name

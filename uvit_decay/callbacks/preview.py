@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
-from PIL.Image import Image
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.diffusion.nfe import total_nfe
+from uvit_decay.callbacks.pictures import save_picture
+from uvit_decay.callbacks.sampling import PeriodicSampling
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.image_io import grid_columns, labelled_grid, save_image
+from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, check_whole
-from uvit_decay.runtime.files import check_writable
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
 from uvit_decay.tasks.diffusion import DiffusionTask
 
 
-class Preview(Periodic):
+class Preview(PeriodicSampling):
     """A grid of samples: samples.png (the newest) and samples/step_N.png in the run folder, and in TensorBoard.
 
     The grid of a class-conditional network has a column for each of its first classes. Latents are shown through a
@@ -58,8 +54,8 @@ class Preview(Periodic):
         names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
         return names, grid_columns(len(names), self.columns)
 
-    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return total_nfe(self.rows * self._columns(trainer, task)[1], self.sampling_for(task))
+    def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return self.rows * self._columns(trainer, task)[1]
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
         names, columns = self._columns(trainer, task)
@@ -70,13 +66,5 @@ class Preview(Periodic):
             jobs = batches(self.rows * columns, self.batch_size, processes.size)
             parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))
         if processes.is_main:
-            self._save(trainer, labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names)))))
-
-    def _save(self, trainer: Trainer, grid: Image) -> None:
-        path = self.folder / "samples" / f"step_{trainer.global_step:08d}.png"
-        check_writable(path)
-        save_image(path, grid)
-        save_image(self.folder / "samples.png", grid)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_image("samples", np.asarray(grid), trainer.global_step, dataformats="HWC")
+            grid = labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names))))
+            save_picture(trainer, self.folder, "samples", grid)

@@ -1,4 +1,4 @@
-"""Linear probes of the network's features during training, as `evaluate.py probe` computes them."""
+"""Linear probes of a network while it trains, denoiser or encoder, as `evaluate.py probe` computes them."""
 
 from __future__ import annotations
 
@@ -11,26 +11,32 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
-from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
-from uvit_decay.representations.options import TIMES, Probing
+from uvit_decay.nn.intermediates import Pool, layer_indices
+from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Grid, Prober, check_probed, probed_images
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.base import Task
 
 
 class LinearProbes(Periodic):
-    """Linear classifier, k nearest neighbours and effective rank of the mean patch token, for each cell (layer, t).
+    """Linear classifier, k nearest neighbours and effective rank of pooled features, for each cell (layer, t).
 
-    Features are those of the EMA weights with the null label and one fixed noise for each image and noise level. The
-    l2 penalty and the best cell are chosen on a held-out part of the training images. Writes the newest cells to
-    probes.csv and probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means
-    of the `watch`ed layer over the noise levels.
+    Features are those of the EMA weights if the run keeps them. A denoiser has the null label and one fixed noise for
+    each image and noise level; an encoder, as of an MAE, sees clean images, whose cells have t = 0. The l2 penalty and
+    the best cell are chosen on a held-out part of the training images. Writes the newest cells to probes.csv and
+    probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means of the `watch`ed
+    layer over the noise levels.
 
     Args:
-        times: noise levels t in (0, 1).
+        times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
+            for an encoder.
         every_n_steps: optimizer steps between probes; 0 means only at the end.
         at_end: probe when training ends, too.
-        watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block.
+        watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block,
+            an encoder's last block; of chosen `layers` the last.
+        layers: numbers or names of the layers that are probed; null: all.
+        pool: mean of the patch tokens, of `all` tokens, or the class token (`cls`).
         max_train: largest number of training images, a fixed random choice.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
@@ -42,10 +48,12 @@ class LinearProbes(Periodic):
 
     def __init__(
         self,
-        times: Sequence[float] = TIMES,
+        times: Sequence[float] | None = None,
         every_n_steps: int = 0,
         at_end: bool = True,
         watch: int | str | None = None,
+        layers: Sequence[int | str] | None = None,
+        pool: Pool = "mean",
         max_train: int = 10_000,
         max_test: int = 5_000,
         neighbours: int = 20,
@@ -54,34 +62,50 @@ class LinearProbes(Periodic):
     ) -> None:
         super().__init__(every_n_steps, at_end)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
-        self.probing = Probing(tuple(times), seed=seed, **sizes)
+        times = None if times is None else tuple(times)
+        chosen = None if layers is None else tuple(map(str, layers))
+        self.probing = Probing(times, chosen, pool, seed=seed, **sizes)
         self.batch_size, self.watch = batch_size, watch
 
-    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
-            check_probed(task.net, trainer.datamodule, self.probing)
-            self._watched(task.net)
+            check_probed(task.net, task.path, trainer.datamodule, self.probing)
+            self._watched(task)
 
-    def _watched(self, net: HasIntermediates) -> int:
-        if self.watch is None:
-            return len(net.layers) // 2  # U-ViT's middle block, SiT's last encoder block
-        return layer_indices(net.layers, (str(self.watch),))[0]
+    def _watched(self, task: Task) -> int:
+        """Return the number of the watched layer; raise a UserError if it is not probed."""
+        layers = layer_indices(task.net.layers, self.probing.layers)
+        if self.watch is not None:
+            (watched,) = layer_indices(task.net.layers, (str(self.watch),))
+            if watched not in layers:
+                raise UserError(f"watch {self.watch}: this layer is not among the layers that are probed")
+            return watched
+        if task.path is None or self.probing.layers is not None:
+            return layers[-1]
+        return len(layers) // 2  # U-ViT's middle block, SiT's last encoder block
 
-    def nfe(self, trainer: Trainer, task: DiffusionTask) -> int:
-        return sum(map(len, probed_images(self.probing, trainer.datamodule))) * len(self.probing.times)
+    def evaluations(self, trainer: Trainer, task: Task) -> int:
+        images = sum(map(len, probed_images(self.probing, trainer.datamodule)))
+        return images * len(self.probing.levels(task.path is None))
 
-    def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
+    def seconds(self, trainer: Trainer, task: Task) -> float:
+        """Estimate the seconds of this rank's share of the forward passes; the classifiers come on top."""
+        share = self.evaluations(trainer, task) // trainer.world_size
+        return self._prober(trainer, task).estimated_seconds(share)
+
+    def _prober(self, trainer: Trainer, task: Task) -> Prober:
+        return Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, self.precision(task))
+
+    def evaluate(self, trainer: Trainer, task: Task) -> None:
         """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""
         with averaged(trainer, task) as weights:
-            precision = self.sampling_for(task).precision
-            prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
-            grid = prober.grid(Processes.current())
+            grid = self._prober(trainer, task).grid(Processes.current())
         if grid is not None:
             self._report(trainer, task, grid, weights)
 
-    def _report(self, trainer: Trainer, task: DiffusionTask, grid: Grid, weights: str) -> None:
-        best, number = grid.summary(), self._watched(task.net)
+    def _report(self, trainer: Trainer, task: Task, grid: Grid, weights: str) -> None:
+        best, number = grid.summary(), self._watched(task)
         watched = grid.watched(number)
         values = {
             "best_accuracy": best["test_accuracy"],
@@ -92,9 +116,10 @@ class LinearProbes(Periodic):
         logged = {f"probe/{name}": value for name, value in values.items()}
         record(trainer, self.folder / PROBES, values, metadata, logged)
         grid.save(self.folder, f"Linear probe, test accuracy in % (step {trainer.global_step})")
+        over = "" if task.path is None else "mean over t: "
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
             f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "
-            f"mean over t: accuracy {watched['accuracy']:.3f}, effective rank {watched['effective_rank']:.2f}, "
+            f"{over}accuracy {watched['accuracy']:.3f}, effective rank {watched['effective_rank']:.2f}, "
             f"{watched['dimensions']:.1f} dimensions"
         )

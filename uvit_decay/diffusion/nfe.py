@@ -7,7 +7,7 @@ from torch import Tensor
 
 from uvit_decay.diffusion.prediction import Network
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.cost import measured_seconds
+from uvit_decay.runtime import cost
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 
 ADAPTIVE = 100  # assumed network evaluations of an adaptive sampler
@@ -32,9 +32,12 @@ def total_nfe(count: int, sampling: Sampling) -> int:
 @torch.no_grad()
 def estimated_seconds(model: DiffusionModel, nfe: int, batch_size: int, precision: Precision | None = None) -> float:
     """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
-    batch = max(1, min(batch_size, nfe // 100))
-    x = torch.zeros(batch, *model.shape, device=model.device)
-    t = torch.full((batch,), 0.5, device=model.device)
-    y = torch.zeros(batch, dtype=torch.int64, device=model.device) if model.num_classes else None
+
+    def evaluate(batch: int) -> Tensor:
+        x = torch.zeros(batch, *model.shape, device=model.device)
+        t = torch.full((batch,), 0.5, device=model.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=model.device) if model.num_classes else None
+        return model.net(x, t, y)
+
     with computing(model.device, chosen_precision(precision, model.device)):
-        return nfe * measured_seconds(lambda: model.net(x, t, y)) / batch
+        return cost.estimated_seconds(evaluate, nfe, batch_size)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
 
-Pool = Literal["mean", "all"]
+Pool = Literal["mean", "all", "cls"]
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,24 @@ class Layer:
 
 @runtime_checkable
 class HasIntermediates(Protocol):
-    """Network with readable token states of `dim` features; the first `num_prefix_tokens` are of time and label."""
+    """Network with readable token states of `dim` features; the first `num_prefix_tokens` are none of patches."""
 
     layers: tuple[Layer, ...]
     num_prefix_tokens: int
     dim: int
 
-    def forward_intermediates(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Iterator[Tensor]:
-        """Yield the token state (b, n, d) of each layer, in order."""
+    def forward_intermediates(self, x: Tensor, *conditions: Tensor) -> Iterator[Tensor]:
+        """Yield the token state (b, n, d) of each layer, in order.
+
+        A denoiser takes times (b,) and labels, without which it has the null label; an encoder takes no conditions.
+        """
+
+
+@runtime_checkable
+class MayHaveClassToken(HasIntermediates, Protocol):
+    """Network that says whether its token 0 is a class token; others have none."""
+
+    class_token: bool
 
 
 def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[int]:
@@ -54,9 +64,22 @@ def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[
     return sorted({known[name] for name in names})
 
 
+def check_pool(net: HasIntermediates, pool: Pool) -> None:
+    """Raise a UserError for pool "cls" of a network without a class token."""
+    if pool == "cls" and not (isinstance(net, MayHaveClassToken) and net.class_token):
+        raise UserError(f"{type(net).__name__} has no class token: pool mean (patch tokens) or all")
+
+
+def pooled(state: Float[Tensor, "b n d"], pool: Pool, prefix: int) -> Float[Tensor, "b d"]:
+    """Return the float32 mean of the tokens after the first `prefix` ones, of all tokens, or token 0 (pool "cls")."""
+    if pool == "cls":
+        return state[:, 0].float()
+    return state[:, prefix if pool == "mean" else 0 :].float().mean(dim=1)
+
+
 def pooled_features(
-    net: HasIntermediates, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], pool: Pool = "mean"
+    net: HasIntermediates, x: Float[Tensor, "b c h w"], *conditions: Tensor, pool: Pool = "mean"
 ) -> Float[Tensor, "layers b d"]:
-    """Return the float32 mean of the patch tokens (pool "all": of all tokens) at every layer, with the null label."""
-    first = net.num_prefix_tokens if pool == "mean" else 0
-    return torch.stack([state[:, first:].float().mean(dim=1) for state in net.forward_intermediates(x, t)])
+    """Return the float32 features of every layer, pooled over tokens; see `pooled`. A denoiser has the null label."""
+    states = net.forward_intermediates(x, *conditions)
+    return torch.stack([pooled(state, pool, net.num_prefix_tokens) for state in states])

@@ -56,7 +56,7 @@ def probe(
         if data is None and loaded.data not in SETS:
             raise UserError(f"{ckpt} was trained on {loaded.data}: name it, or other data, with --data")
         images = open_data(data or loaded.data, test, loaded.net.image_size, loaded.net.channels)
-        check_probed(loaded.net, images, probing)
+        check_probed(loaded.net, loaded.path, images, probing)
         device = pick_device(loading.device, processes.local_rank)
         precision = chosen_precision(precision, device)
         name = f"{ckpt.stem}-step{loaded.step}-{loaded.weights}-{images.name}"
@@ -107,7 +107,7 @@ def open_patch_features(loaded: Checkpoint, options: Visualization, device: torc
     from uvit_decay.representations.probing import check_network
 
     net = loaded.net
-    check_network(net)
+    check_network(net, loaded.path)
     if options.vae is not None and loaded.latents is None:
         raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
     autoencoder = decoder(loaded.latents, options.vae, device) if loaded.latents else None
@@ -117,7 +117,7 @@ def open_patch_features(loaded: Checkpoint, options: Visualization, device: torc
     if images.shape != (channels, side, side):
         c, h, w = images.shape
         raise UserError(f"{options.images} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
-    settings = (options.time, options.seed, options.batch_size)
+    settings = (options.level(loaded.path is None), options.seed, options.batch_size)
     return PatchFeatures(net.to(device), loaded.path, images, device, *settings, autoencoder)
 
 

@@ -20,9 +20,10 @@ class Probing:
     """Probes of features.
 
     Args:
-        times: comma-separated noise levels in (0, 1).
+        times: comma-separated noise levels in (0, 1), of a denoiser; default:
+            0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
-        pool: mean of patch tokens, or of all tokens.
+        pool: mean of patch tokens, or of all tokens, or the class token.
         max_train: training images at most, a fixed random choice.
         max_test: test images at most, likewise.
         neighbours: k of the nearest neighbours.
@@ -31,9 +32,9 @@ class Probing:
         batch_size: images at a time on each device.
     """
 
-    times: tuple[float, ...] = TIMES
+    times: tuple[float, ...] | None = None
     layers: tuple[str, ...] | None = None
-    pool: Literal["mean", "all"] = "mean"
+    pool: Literal["mean", "all", "cls"] = "mean"
     max_train: Most = 50_000
     max_test: Most = 10_000
     neighbours: Most = 20
@@ -42,8 +43,21 @@ class Probing:
     batch_size: Most = 256
 
     def __post_init__(self) -> None:
-        check_times(self.times)
+        if self.times is not None:
+            check_times(self.times)
         check_bounds(type(self), vars(self))
+
+    def levels(self, encoder: bool) -> tuple[float, ...]:
+        """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder.
+
+        Raises:
+            UserError: times that were asked of an encoder.
+        """
+        if not encoder:
+            return self.times or TIMES
+        if self.times is not None:
+            raise UserError("times are of denoisers, this network is an encoder and sees clean images: leave them out")
+        return (0.0,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +68,7 @@ class Visualization(LoadingOptions):
         ckpt: a .ckpt or .safetensors.
         images: folder, zip, tar, .npz or data set, such as digits:test.
         layer: comma-separated numbers or names; default: the middle one.
-        time: noise level in (0, 1).
+        time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
         num: images, of which the first 16 are drawn.
         views: what to draw.
         masks: folder of PNGs named as the images: values are classes, 255 none.
@@ -71,7 +85,7 @@ class Visualization(LoadingOptions):
     ckpt: Path
     images: Annotated[str, "--pictures"]
     layer: tuple[str, ...] | None = None
-    time: float = 0.1
+    time: float | None = None
     num: Count = 8
     views: tuple[Literal["pca", "spectral", "tsne"], ...] = ("pca", "spectral")
     masks: Path | None = None
@@ -85,9 +99,18 @@ class Visualization(LoadingOptions):
     out: Path = Path("features.png")
 
     def __post_init__(self) -> None:
-        check_times((self.time,))
+        if self.time is not None:
+            check_times((self.time,))
         if self.masks and "spectral" not in self.views:
             raise UserError("--masks are compared with spectral clusters: add spectral to --views")
+
+    def level(self, encoder: bool) -> float:
+        """Return the noise level, 0 for an encoder; raise a UserError for a time that was asked of one."""
+        if not encoder:
+            return 0.1 if self.time is None else self.time
+        if self.time is not None:
+            raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
+        return 0.0
 
 
 def check_times(times: Sequence[float]) -> None:

@@ -1,4 +1,4 @@
-"""Patch states of noised images under the null label, for the visualisation of features."""
+"""Patch states of images, for the visualisation of features: noised under the null label, or clean in encoders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates
-from uvit_decay.representations.probing import add_noise
+from uvit_decay.representations.probing import network_inputs
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.autoencoder import Autoencoder
@@ -27,23 +27,28 @@ class PatchFeatures:
 
     Args:
         net: network, on `device`.
-        path: noise path of its input.
+        path: noise path of its input; None for an encoder, which sees clean images.
         images: images of the size that the network, or the autoencoder, takes.
         device: device of the network.
-        time: noise level t.
+        time: noise level t; 0 for an encoder.
         seed: seed of the noise.
         batch_size: images at a time.
         autoencoder: encoder of the images for a network of latents, which takes the posterior's mean; None for pixels.
     """
 
     net: HasIntermediates
-    path: NoisePath
+    path: NoisePath | None
     images: ImageSource
     device: torch.device
     time: float
     seed: int
     batch_size: int
     autoencoder: Autoencoder | None = None
+
+    @property
+    def level(self) -> str:
+        """The noise level in words, for titles."""
+        return "clean" if self.path is None else f"t = {self.time:g}"
 
     def states(self, indices: Sequence[int], layers: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
         """Yield float32 patch states of these layers (ascending) on the CPU, batchwise; later ones never run."""
@@ -53,7 +58,7 @@ class PatchFeatures:
     @torch.no_grad()
     def _batch(self, part: list[int], layers: Sequence[int]) -> Float[Tensor, "layers b p d"]:
         x = self._input(self.images.read(part))
-        states = self.net.forward_intermediates(*add_noise(self.path, x, self.time, part, self.seed, "pictures"))
+        states = self.net.forward_intermediates(*network_inputs(self.path, x, self.time, part, self.seed, "pictures"))
         first = self.net.num_prefix_tokens
         up_to_last = zip(range(layers[-1] + 1), states, strict=False)
         return torch.stack([state[:, first:].float().cpu() for i, state in up_to_last if i in layers])

@@ -1,8 +1,9 @@
 """Probes of a network's features: linear classifiers, kNN and effective rank at every layer and noise level.
 
-The network is frozen, in eval mode, and gets the null label, so that no class leaks; an image has one fixed noise for
-each level. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the classifiers of
-all layers are trained at once. Every choice, of an l2 penalty or of the best cell, is made on held-out training images.
+The network is frozen, in eval mode. A denoiser gets the null label, so that no class leaks, and an image has one fixed
+noise for each level; an encoder sees clean images, the single level t = 0. One forward pass over the images gives all
+layers of a level (if they fit, see FEATURES); the classifiers of all layers are trained at once. Every choice, of an l2
+penalty or of the best cell, is made on held-out training images.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.nn.intermediates import HasIntermediates, Layer, layer_indices, pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates, Layer, check_pool, layer_indices, pooled_features
 from uvit_decay.plots import heat_map
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.representations.options import Probing
+from uvit_decay.runtime.cost import estimated_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
@@ -42,10 +45,16 @@ SCORES = (
 )
 
 
-def add_noise(
-    path: NoisePath, x: Tensor, time: float, numbers: Sequence[int], *key: str | int
-) -> tuple[Tensor, Tensor]:
-    """Return x (b, c, h, w) at noise level `time`, and times (b,); noise depends on `key` and an image's number."""
+def network_inputs(
+    path: NoisePath | None, x: Float[Tensor, "b c h w"], time: float, numbers: Sequence[int], *key: str | int
+) -> tuple[Tensor, ...]:
+    """Return the arguments of a network for the clean images x.
+
+    A denoiser takes x at noise level `time` and times (b,); the noise depends on `key` and an image's number. An
+    encoder, whose path is None, takes x alone.
+    """
+    if path is None:
+        return (x,)
     noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
     return path.add_noise(x, noise, t), t
@@ -56,26 +65,28 @@ def probed_images(probing: Probing, data: ImageData) -> tuple[list[int], list[in
     return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
 
-def check_network(net: object) -> None:
-    """Raise a UserError if the network has no features, or none without a label."""
+def check_network(net: object, path: NoisePath | None) -> None:
+    """Raise a UserError if the network has no features, or is a denoiser that has none without a label."""
     if not isinstance(net, HasIntermediates):
         raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
-    if net.num_classes and not net.null_label:
+    if path is not None and net.num_classes and not net.null_label:
         raise UserError(
             "features are read under the null label, which this network was trained without: set null_label to true, "
             "or remove LinearProbes from the callbacks"
         )
 
 
-def check_probed(net: object, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError if the network cannot be probed on these data."""
-    check_network(net)
+def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError if the network, a denoiser with this path or an encoder, cannot be probed on these data."""
+    check_network(net, path)
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
             "probes need test images of two classes or more: name some (train.py: --data.test_path, or "
             "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
+    probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
+    check_pool(net, probing.pool)
     if min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
 
@@ -140,8 +151,8 @@ class Grid:
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,
             rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
-            columns=[f"{t:g}" for t in self.times],
-            labels=("noise level t", "features after"),
+            columns=[f"{t:g}" for t in self.times] if self.times != (0.0,) else ["clean images"],
+            labels=("noise level t" if self.times != (0.0,) else "", "features after"),
             title=title,
             marked=self.best()[::-1],
         )
@@ -149,18 +160,26 @@ class Grid:
 
 @dataclass(frozen=True)
 class Prober:
-    """A network with the noise path of its input, the data to probe it on, and the precision of its features."""
+    """A network with the noise path of its input, the data to probe it on, and the precision of its features.
+
+    An encoder has no noise path: None means that it sees clean images.
+    """
 
     net: HasIntermediates
-    path: NoisePath
+    path: NoisePath | None
     data: ImageData
     probing: Probing
     device: torch.device
     precision: Precision = "float32"
 
+    @property
+    def times(self) -> tuple[float, ...]:
+        """The noise levels; an encoder has one, 0."""
+        return self.probing.levels(self.path is None)
+
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
-        levels = range(len(self.probing.times))
+        levels = range(len(self.times))
         bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main))
         rows = []
         with bar:
@@ -171,7 +190,19 @@ class Prober:
             return None
         layers = {i: self.net.layers[i] for i in layer_indices(self.net.layers, self.probing.layers)}
         scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
-        return Grid(layers, tuple(self.probing.times), scores, self.protocol())
+        return Grid(layers, self.times, scores, self.protocol())
+
+    @torch.no_grad()
+    def estimated_seconds(self, count: int) -> float:
+        """Estimate the seconds of the features of `count` images, each at one level, on this device."""
+
+        def features(batch: int) -> Tensor:
+            x = torch.zeros(batch, self.net.channels, self.net.image_size, self.net.image_size, device=self.device)
+            inputs = network_inputs(self.path, x, self.times[0], range(batch), 0)
+            return pooled_features(self.net, *inputs, pool=self.probing.pool)
+
+        with computing(self.device, self.precision):
+            return estimated_seconds(features, count, self.probing.batch_size)
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
@@ -181,8 +212,8 @@ class Prober:
             "train": len(train),
             "test": len(test),
             **asdict(self.probing),
-            "times": list(self.probing.times),
-            "label": "null",
+            "times": list(self.times),
+            **({"input": "clean images"} if self.path is None else {"label": "null"}),
             **({} if self.precision == "float32" else {"precision": self.precision}),
             "classifier": "logistic regression, l2 penalty chosen on a held-out fifth of the training images",
             "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
@@ -232,8 +263,8 @@ class Prober:
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]
             x = self.data.network_input(images[part][0].to(self.device))
-            x_t, t = add_noise(self.path, x, self.probing.times[level], part, self.probing.seed, split, level)
+            inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
-                features = pooled_features(self.net, x_t, t, self.probing.pool)[layers]
+                features = pooled_features(self.net, *inputs, pool=self.probing.pool)[layers]
             out[:, start : start + len(part)] = features.cpu()
         return out

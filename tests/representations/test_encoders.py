@@ -1,0 +1,94 @@
+"""Probes and figures of encoders: clean images, one row, and the pool that was asked for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_net
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.nn.intermediates import Layer, pooled_features
+from uvit_decay.representations.options import TIMES, Visualization
+from uvit_decay.representations.probing import SCORES, Prober, Probing, check_probed, probed_images
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import UserError
+
+CPU = torch.device("cpu")
+
+
+class Encoder(torch.nn.Module):
+    """A class token, a register and the four quarters of a digit, scaled by the number of the layer."""
+
+    layers = tuple(Layer(f"blocks.{i}", "encoder") for i in range(3))
+    num_prefix_tokens, dim, class_token, num_classes, null_label = 2, 16, True, 10, False
+    image_size, channels = 8, 1
+
+    def forward_intermediates(self, x):
+        quarters = torch.nn.functional.unfold(x, 4, stride=4).mT
+        whole = torch.cat([x.mean(dim=(2, 3), keepdim=True).flatten(1).expand(-1, 16), x[:, 0, 0].repeat(1, 2)], dim=1)
+        tokens = torch.cat([whole.unflatten(1, (2, 16)), quarters], dim=1)
+        for layer in range(3):
+            yield tokens * (layer + 1)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits()
+    data.setup()
+    return data
+
+
+def prober(data, path=None, net=None, **options):
+    return Prober(net or Encoder(), path, data, Probing(max_train=200, max_test=100, **options), CPU)
+
+
+@pytest.mark.parametrize("pool", ["mean", "all", "cls"])
+def test_features_of_an_encoder_are_the_pooled_tokens_of_clean_images(digits, pool):
+    train, labels, test, _ = prober(digits, pool=pool).features(0)
+    assert (train.shape, test.shape) == ((3, 200, 16), (3, 100, 16))
+    chosen = torch.tensor(probed_images(Probing(max_train=200), digits)[0])
+    x = digits.train.images[chosen].double() / 127.5 - 1
+    quarters = [x[:, 0, 4 * i : 4 * i + 4, 4 * j : 4 * j + 4].flatten(1) for i in (0, 1) for j in (0, 1)]
+    cls, register = x.mean(dim=(1, 2, 3))[:, None].expand(-1, 16), x[:, 0, 0].repeat(1, 2)
+    tokens = {"mean": quarters, "all": [cls, register, *quarters], "cls": [cls]}[pool]
+    expected = torch.stack(tokens).mean(dim=0)
+    for layer in range(3):
+        torch.testing.assert_close(train[layer].double(), (layer + 1) * expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(labels, digits.train.labels[chosen])
+
+
+def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
+    grid = prober(digits, pool="all").grid(Processes())
+    assert grid.times == (0.0,)
+    assert all(grid.scores[name].shape == (1, 3) for name in SCORES)
+    assert grid.scores["test_accuracy"][0, 0] > 0.7
+    protocol = grid.protocol
+    assert (protocol["times"], protocol["input"], protocol["pool"]) == ([0.0], "clean images", "all")
+    assert "label" not in protocol
+    assert grid.summary()["t"] == 0.0
+    grid.save(tmp_path, "probes", {"step": 0})
+    assert [line.split(",")[3] for line in (tmp_path / "probes.csv").read_text().splitlines()] == ["t", *["0.0"] * 3]
+    assert (tmp_path / "probes.png").stat().st_size > 1000
+
+
+def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
+    assert prober(digits, VP(), tiny_net()).times == TIMES
+    with pytest.raises(UserError, match="times are of denoisers, this network is an encoder"):
+        check_probed(Encoder(), None, digits, Probing(times=(0.1,)))
+    with pytest.raises(UserError, match="--time is of denoisers"):
+        Visualization(ckpt=Path("none.ckpt"), images="", time=0.1).level(encoder=True)
+    assert Visualization(ckpt=Path("none.ckpt"), images="").level(encoder=False) == 0.1
+    check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
+
+
+def test_a_class_token_that_is_not_there_is_one_line(digits):
+    with pytest.raises(UserError, match="UViT has no class token"):
+        check_probed(tiny_net(), VP(), digits, Probing(pool="cls"))
+    with pytest.raises(UserError, match="no layer blocks.7"):
+        check_probed(Encoder(), None, digits, Probing(layers=("blocks.7",)))
+
+
+def test_pools_of_bfloat16_tokens_are_float32():
+    with torch.autocast("cpu", torch.bfloat16):
+        assert pooled_features(Encoder(), torch.zeros(1, 1, 8, 8).bfloat16(), pool="cls").dtype == torch.float32
