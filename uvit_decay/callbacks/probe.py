@@ -36,7 +36,7 @@ class LinearProbes(Periodic):
         watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block,
             an encoder's last block; of chosen `layers` the last.
         layers: numbers or names of the layers that are probed; null: all.
-        pool: mean of the patch tokens, of `all` tokens, or the class token (`cls`).
+        pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
         max_train: largest number of training images, a fixed random choice.
         max_test: largest number of test images, a fixed random choice.
         neighbours: k of the nearest neighbours.
@@ -53,7 +53,7 @@ class LinearProbes(Periodic):
         at_end: bool = True,
         watch: int | str | None = None,
         layers: Sequence[int | str] | None = None,
-        pool: Pool = "mean",
+        pool: Pool | None = None,
         max_train: int = 10_000,
         max_test: int = 5_000,
         neighbours: int = 20,
@@ -64,7 +64,7 @@ class LinearProbes(Periodic):
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         times = None if times is None else tuple(times)
         chosen = None if layers is None else tuple(map(str, layers))
-        self.probing = Probing(times, chosen, pool, seed=seed, **sizes)
+        self.probing = Probing(times, chosen, pool or "mean", seed=seed, **sizes)
         self.batch_size, self.watch = batch_size, watch
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
