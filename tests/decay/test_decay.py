@@ -237,3 +237,23 @@ def test_effective_decay_outside_zero_to_one_is_a_user_error(target):
 def test_effective_decay_out_of_reach_is_a_user_error(target, branches, exclude):
     with pytest.raises(UserError, match="no alpha_min reaches"):
         alpha_min_for(target, branches, exclude_last_block=exclude)
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "learnable"])
+@pytest.mark.parametrize("index", ["code", "v1", "v2"])
+def test_one_branch_a_block_is_every_second_count_of_two(schedule, index):
+    """L blocks of one branch have the alphas of L / 2 blocks of two; of an odd L, those of their depths."""
+    single = shortcuts(8, 0.6, schedule, index=index, per_block=1)
+    assert single == shortcuts(4, 0.6, schedule, index=index)
+    u = {"code": [0, 0.5, 1], "v1": [0, 1 / 3, 2 / 3], "v2": [1 / 3, 2 / 3, 1]}[index]
+    if schedule != "cosine":
+        expected = [1 - 0.4 * depth for depth in u]
+        assert shortcuts(3, 0.6, schedule, index=index, per_block=1).alphas == pytest.approx(expected)
+
+
+def test_one_branch_a_block_has_constant_schedules_and_no_kinds_of_branches():
+    weights = shortcuts(3, 1.0, "constant", per_block=1)
+    assert (len(weights.alphas), len(weights.betas)) == (3, 3)
+    for options in ({"granularity": "block"}, {"branches": "mlp"}):
+        with pytest.raises(UserError, match="one residual branch"):
+            shortcuts(3, 0.6, per_block=1, **options)

@@ -1,6 +1,7 @@
-"""Shortcuts that decay with depth (`schedule`), and their attachment to transformers of other libraries (`attach`)."""
+"""Shortcuts that decay with depth (`schedule`), and their attachment to networks of other libraries (`attach`)."""
 
-from uvit_decay.decay.attach import Attached, Gated, attach
+from uvit_decay.decay.attach import Attached, attach
+from uvit_decay.decay.blocks import Gated, Single
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
@@ -21,6 +22,7 @@ __all__ = [
     "Index",
     "Schedule",
     "Shortcuts",
+    "Single",
     "alpha_min_for",
     "attach",
     "decayed_add",

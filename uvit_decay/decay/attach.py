@@ -1,42 +1,28 @@
-"""`attach`: decayed shortcuts for transformers of other libraries, and the table of supported blocks.
+"""`attach`: decayed shortcuts for networks of other libraries.
 
-The hooks themselves are in `uvit_decay.decay.hooks`.
+The blocks that it knows are in `uvit_decay.decay.blocks`, the hooks themselves in `uvit_decay.decay.hooks`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.hooks import HookedBranches, HookedGates, HookedPair
+from uvit_decay.decay.blocks import Gated, Pair, Pairs, Single, known_pairs
+from uvit_decay.decay.hooks import HookedBranches
 from uvit_decay.decay.schedule import Branches, Granularity, Index, Schedule, Shortcuts, shortcuts
 from uvit_decay.runtime.errors import UserError
-
-
-@dataclass(frozen=True)
-class Gated:
-    """Names of a block whose branches end in a product with a gate, not in a module.
-
-    `block` is its name in the model; `norms` are the names, within the block, of the first module of each branch, in
-    execution order.
-    """
-
-    block: str
-    norms: tuple[str, ...]
-
-
-Pairs = Sequence[tuple[str, str] | Gated]
 
 
 class Attached(nn.Module):
     """Decay attached to a model; `remove()` or the end of a `with` block detaches it.
 
-    `alphas` (2 L) are a buffer, or a parameter if `learnable`. They are not in the model, whose state_dict keeps its
-    keys: train, save and move this module together with the model (under DDP, wrap one module that holds both).
+    `alphas`, one a branch, are a buffer, or a parameter if `learnable`. They are not in the model, whose state_dict
+    keeps its keys: train, save and move this module together with the model (under DDP, wrap one module that holds
+    both).
     """
 
     alphas: Tensor
@@ -92,16 +78,18 @@ def attach(
     torch.compile are compiled again, since they would ignore the hooks.
 
     Args:
-        model: a model with blocks of timm's `vision_transformer`, of diffusers' DiT, or torch's TransformerEncoderLayer
-            with norm_first, all of which are decayed in the order of `model.named_modules()`; or any model, with
-            `pairs`. The repr of the returned object gives the number of branches, the first and the last.
+        model: a model with blocks of timm's `vision_transformer`, of diffusers' DiT, torch's TransformerEncoderLayer
+            with norm_first, or torchvision's or timm's `resnet`, all of which are decayed in the order of
+            `model.named_modules()`; or any model, with `pairs`. The repr of the returned object gives the number of
+            branches, the first and the last.
         alpha_min: see `uvit_decay.decay.shortcuts`, as for the next four arguments.
         schedule: how alpha falls with depth.
-        granularity: one alpha for each residual branch, or one for both branches of a block.
+        granularity: one alpha for each residual branch, or one for both branches of a transformer's block.
         index: how depth is counted.
-        branches: decay both kinds of residual branches, or only one.
+        branches: decay both kinds of a transformer's residual branches, or only one.
         pairs: the branches in execution order, attention before MLP: (norm, branch) names the modules that a branch
-            calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x.
+            calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x;
+            `Single` names a block with one branch, for networks in which all blocks are such.
 
     Raises:
         UserError: a model that is attached already or has no supported block; in its forward, modules that are not
@@ -109,11 +97,12 @@ def attach(
     """
     if any(_is_hooked(module) for module in model.modules()):
         raise UserError("this model is attached already: call remove() of what attach returned, then attach it anew")
-    groups = _hooked_branches(model, _known_pairs(model) if pairs is None else pairs)
-    count = sum(len(group.norms) for group in groups)
-    if count % 2:
+    named = known_pairs(model) if pairs is None else pairs
+    groups = _hooked_branches(model, named)
+    per_block, count = _per_block(named), sum(len(group.norms) for group in groups)
+    if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
-    weights = shortcuts(count // 2, alpha_min, schedule, granularity, index, branches)
+    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block)
     attached = Attached(weights, next((p.device for p in model.parameters()), torch.device("cpu")))
     first = 0
     for group in groups:
@@ -129,16 +118,10 @@ def attach(
 
 def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     """Return the branches of each of `pairs`, without hooks yet; raise a UserError for names that do not exist."""
-    groups: list[HookedBranches] = []
-    for pair in pairs:
-        if isinstance(pair, Gated):
-            groups.append(HookedGates([_join(pair.block, norm) for norm in pair.norms], pair.block))
-        else:
-            norm, branch = pair
-            groups.append(HookedPair([norm], branch))
+    groups = [(pair if isinstance(pair, Gated | Single) else Pair(*pair)).hooked() for pair in pairs]
     norms = [norm for group in groups for norm in group.norms]
     names = dict(model.named_modules(remove_duplicate=False))
-    for name in [*norms, *(group.end for group in groups)]:
+    for name in (name for group in groups for name in group.modules):
         if name not in names:
             raise UserError(f"the model has no module {name!r}: `pairs` takes the names of model.named_modules()")
     if len({names[norm] for norm in norms}) != len(norms):
@@ -146,53 +129,15 @@ def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     return groups
 
 
-def _timm_block(block: nn.Module) -> Pairs:
-    return [("norm1", "drop_path1"), ("norm2", "drop_path2")]
-
-
-def _torch_layer(layer: nn.Module) -> Pairs:
-    if not layer.norm_first:
-        raise UserError("this TransformerEncoderLayer norms after the sum, which undoes a decay: build with norm_first")
-    return [("norm1", "dropout1"), ("norm2", "dropout2")]
-
-
-def _diffusers_block(block: nn.Module) -> Pairs:
-    if block.norm_type != "ada_norm_zero" or block.attn2 is not None:
-        raise UserError("of diffusers' BasicTransformerBlock only DiT's is known (ada_norm_zero): give `pairs`")
-    return [Gated("", ("norm1", "norm3"))]
-
-
-# Classes by name, so that no library is imported. The names of a block's modules would not identify it: timm's
-# ResPostBlock has those of Block with another wiring.
-_KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
-    "timm.models.vision_transformer.Block": _timm_block,
-    "torch.nn.modules.transformer.TransformerEncoderLayer": _torch_layer,
-    "diffusers.models.attention.BasicTransformerBlock": _diffusers_block,
-}
-
-
-def _known_pairs(model: nn.Module) -> Pairs:
-    """Return the branches of all supported blocks, in the order of the model's modules."""
-    pairs: list[tuple[str, str] | Gated] = []
-    for name, block in model.named_modules():
-        for cls in type(block).__mro__:
-            pairs_of = _KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
-            # A subclass with another forward may wire its branches differently, so it is not supported.
-            if pairs_of is None or type(block).forward is not cls.forward:
-                continue
-            for pair in pairs_of(block):
-                gated = isinstance(pair, Gated)
-                pairs.append(Gated(name, pair.norms) if gated else (_join(name, pair[0]), _join(name, pair[1])))
-    if not pairs:
+def _per_block(pairs: Pairs) -> Literal[1, 2]:
+    """Return the number of residual branches of a block; raise a UserError if they differ."""
+    single = {isinstance(pair, Single) for pair in pairs}
+    if len(single) == 2:
         raise UserError(
-            f"decay.attach knows no block of {type(model).__name__}: name its branches in execution order, "
-            "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
+            "this model has transformer blocks and residual blocks of a ResNet: attach to one of the parts, or give "
+            "`pairs` of one kind"
         )
-    return pairs
-
-
-def _join(prefix: str, name: str) -> str:
-    return f"{prefix}.{name}".strip(".")
+    return 1 if single == {True} else 2
 
 
 def _is_hooked(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
-"""Forward hooks that decay the shortcuts of a transformer without changes to its code.
+"""Forward hooks that decay the shortcuts of a network without changes to its code.
 
-Such a network computes v <- v + f(norm(v)) in its forward. Two kinds of hooks on its modules, on the norm, which is
-called with v, and on a later module, turn this into Eq. 3, x <- alpha x + beta f(norm(x)):
+A transformer computes v <- v + f(norm(v)) in its forward. Hooks on its modules, on the norm, which is called with v,
+and on a later module, turn this into Eq. 3, x <- alpha x + beta f(norm(x)):
 
 - A **pair** (norm, branch), where a module ends the branch. Here v is x, and the branch's output f is replaced by
   beta f + (alpha - 1) x, so that the network's addition of x gives alpha x + beta f.
@@ -9,7 +9,10 @@ called with v, and on a later module, turn this into Eq. 3, x <- alpha x + beta 
   changed. Its variable v stays undecayed; each norm receives x in place of v, f is the change of v since the previous
   norm, and the block's output v is replaced by x. So only norms and out-of-place additions may use v.
 
-Both create new tensors only: tensors held by a checkpointed block, by another hook or by the caller are not modified.
+A ResNet computes relu(shortcut(x) + f(x)), where f begins with a convolution. Where its shortcut is the identity, f is
+a **pair** (convolution, last norm), as above. A **projected** shortcut is a module, and its output is scaled.
+
+All create new tensors only: tensors held by a checkpointed block, by another hook or by the caller are not modified.
 """
 
 from __future__ import annotations
@@ -42,11 +45,19 @@ class BranchState(threading.local):
 
 
 class HookedBranches:
-    """Hooks on the norms of some branches and on the module that ends them (abstract)."""
+    """Hooks on the norms of some branches and on the module that ends them (abstract).
+
+    A norm is the first module of its branch, called with x; in a ResNet it is a convolution.
+    """
 
     def __init__(self, norms: Sequence[str], end: str) -> None:
         self.norms, self.end = tuple(norms), end
         self.state = BranchState()
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The names of all modules that hooks may be registered on."""
+        return *self.norms, self.end
 
     def register(self, model: nn.Module, weights: Weights, first: int) -> None:
         """Register the hooks on the modules of `model`; the first branch here is branch `first` of the model.
@@ -77,11 +88,11 @@ class HookedBranches:
 
     def leave(self, module: nn.Module, args: tuple, out: object) -> Tensor:
         """Replace the output of the module that ends the branches, then clear the state (its forward hook)."""
-        # Every norm must have run, and the output must add to the last norm's input: else the names are wrong.
         if self.state.count != len(self.norms):
             raise UserError(f"{self.end!r} ran after {self.state.count} of the calls of {self.norms}: check the names")
-        if not isinstance(out, Tensor) or out.shape != self.state.v.shape:
-            raise UserError(f"{self.end!r} gives no tensor of the shape that {self.norms[-1]!r} got: check the names")
+        # The output must have the shape of what it is added to: else the names are wrong.
+        if not isinstance(out, Tensor) or self.state.v is None or out.shape != self.state.v.shape:
+            raise UserError(f"{self.end!r} gives no tensor of the shape that {self.modules[-2]!r} has: check the names")
         decayed = self.apply_decay(out)
         self.forget()
         return decayed
@@ -117,6 +128,37 @@ class HookedPair(HookedBranches):
         """Return beta f + (alpha - 1) x, to which the network adds x."""
         alpha, beta = self.weights(self.first)
         return decayed_add(self.state.x, out, alpha - 1, beta)
+
+
+class HookedProjection(HookedBranches):
+    """A branch beside a projected shortcut, which is called after it: y = projection(x) + f(x)."""
+
+    def __init__(self, first: str, last: str, projection: str) -> None:
+        super().__init__([first], projection)
+        self.last = last
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        return *self.norms, self.last, self.end
+
+    def register(self, model: nn.Module, weights: Weights, first: int) -> None:
+        """Register the hooks, with a further one on the last module of the branch."""
+        super().register(model, weights, first)
+        self.handles.append(model.get_submodule(self.last).register_forward_hook(self.scale, prepend=True))
+
+    def scale(self, module: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        """Return beta f, and record its shape for `leave` (forward hook of the branch's last module)."""
+        self.state.v, beta = out, self.weights(self.first)[1]
+        return out if beta == 1.0 else beta * out
+
+    def on_norm_input(self, v: Tensor) -> Tensor:
+        self.state.count = 1
+        return v
+
+    def apply_decay(self, out: Tensor) -> Tensor:
+        """Return alpha times the projection, to which the network adds beta f."""
+        alpha = self.weights(self.first)[0]
+        return out * (alpha.to(out.dtype) if isinstance(alpha, Tensor) else alpha)
 
 
 class HookedGates(HookedBranches):

@@ -5,8 +5,9 @@
     x_{k+1} = alpha_k x_k + f_k(x_k)                                                        (Eq. 3)
 
 where alpha_k falls with depth from 1 to alpha_min. A transformer block has two branches, attention (k even) and MLP
-(k odd), so L blocks have N = 2 L branches in execution order. Notation: k = 0..N-1 counts residual branches,
-`alpha_min` in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch. alpha_min = 1 is the ordinary network.
+(k odd), so L blocks have N = 2 L branches in execution order; a ResNet's block has one, so N = L. Notation:
+k = 0..N-1 counts residual branches, `alpha_min` in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch.
+alpha_min = 1 is the ordinary network.
 """
 
 from __future__ import annotations
@@ -58,11 +59,12 @@ def shortcuts(
     granularity: Granularity = "branch",
     index: Index = "code",
     branches: Branches = "both",
+    per_block: Literal[1, 2] = 2,
 ) -> Shortcuts:
-    """Return the shortcut weights of 2 * `blocks` residual branches.
+    """Return the shortcut weights of `per_block` * `blocks` residual branches.
 
     Args:
-        blocks: number of decayed transformer blocks L.
+        blocks: number of decayed blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
         schedule: `linear` (Eq. 5, the paper's); `cosine` (Table 3a; the paper gives no formula, this one is
             alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2); `constant` sqrt(1/2) (x + f) and `constant-branch`
@@ -72,29 +74,36 @@ def shortcuts(
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
+        per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet, where `granularity` and `branches`
+            have no meaning and must be left alone.
     """
     if not 0.0 < alpha_min <= 1.0:
         raise UserError(
             f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, the paper uses 0.6 to 0.8"
         )
+    count = per_block * blocks
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
+    if per_block == 1 and (granularity, branches) != ("branch", "both"):
+        raise UserError(
+            "a ResNet's block has one residual branch, neither attention nor MLP: leave out granularity and branches"
+        )
     if schedule in ("constant", "constant-branch", "learnable") and branches != "both":
         raise UserError(f"the schedule {schedule!r} is for both kinds of branches, got branches {branches!r}")
     if schedule in ("constant", "constant-branch"):
         if alpha_min != 1.0:
             raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
         alpha = SQRT_HALF if schedule == "constant" else 1.0
-        return Shortcuts((alpha,) * (2 * blocks), (SQRT_HALF,) * (2 * blocks))
+        return Shortcuts((alpha,) * count, (SQRT_HALF,) * count)
 
     curve = _cosine if schedule == "cosine" else _linear
     repeat = 1 if granularity == "branch" else 2
-    alphas = [curve(u, alpha_min) for u in _depths(2 * blocks // repeat, index) for _ in range(repeat)]
+    alphas = [curve(u, alpha_min) for u in _depths(count // repeat, index) for _ in range(repeat)]
     if branches == "attention":
         alphas[1::2] = [1.0] * blocks
     if branches == "mlp":
         alphas[0::2] = [1.0] * blocks
-    return Shortcuts(tuple(alphas), (1.0,) * (2 * blocks), learnable=schedule == "learnable")
+    return Shortcuts(tuple(alphas), (1.0,) * count, learnable=schedule == "learnable")
 
 
 def _linear(u: float, alpha_min: float) -> float:

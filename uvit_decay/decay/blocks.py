@@ -1,0 +1,132 @@
+"""Blocks that `attach` can decay: how their modules are named, and the table of those that it knows by their class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from torch import nn
+
+from uvit_decay.decay.hooks import HookedBranches, HookedGates, HookedPair, HookedProjection
+from uvit_decay.runtime.errors import UserError
+
+
+@dataclass(frozen=True)
+class Gated:
+    """Names of a block whose branches end in a product with a gate, not in a module.
+
+    `block` is its name in the model; `norms` are the names, within the block, of the first module of each branch, in
+    execution order.
+    """
+
+    block: str
+    norms: tuple[str, ...]
+
+    def within(self, name: str) -> Gated:
+        """Return the same for names relative to the module `name`."""
+        return Gated(_join(name, self.block), self.norms)
+
+    def hooked(self) -> HookedBranches:
+        """Return its branches, without hooks yet."""
+        return HookedGates([_join(self.block, norm) for norm in self.norms], self.block)
+
+
+@dataclass(frozen=True)
+class Single:
+    """Names of a block with a single residual branch, as a ResNet's: y = relu(shortcut(x) + f(x)).
+
+    `first` and `last` are the modules that the branch calls first, with x, and last; `projection` is the shortcut, if
+    it is a module: called with x after the branch. None is the identity.
+    """
+
+    first: str
+    last: str
+    projection: str | None = None
+
+    def within(self, name: str) -> Single:
+        """Return the same for names relative to the module `name`."""
+        projection = None if self.projection is None else _join(name, self.projection)
+        return Single(_join(name, self.first), _join(name, self.last), projection)
+
+    def hooked(self) -> HookedBranches:
+        """Return its branch, without hooks yet."""
+        if self.projection is None:
+            return HookedPair([self.first], self.last)
+        return HookedProjection(self.first, self.last, self.projection)
+
+
+class Pair(NamedTuple):
+    """Names of the modules that a branch calls first, with x, and last."""
+
+    norm: str
+    branch: str
+
+    def within(self, name: str) -> Pair:
+        """Return the same for names relative to the module `name`."""
+        return Pair(_join(name, self.norm), _join(name, self.branch))
+
+    def hooked(self) -> HookedBranches:
+        """Return its branch, without hooks yet."""
+        return HookedPair([self.norm], self.branch)
+
+
+Pairs = Sequence[tuple[str, str] | Gated | Single]
+
+
+def _timm_block(block: nn.Module) -> Pairs:
+    return [Pair("norm1", "drop_path1"), Pair("norm2", "drop_path2")]
+
+
+def _torch_layer(layer: nn.Module) -> Pairs:
+    if not layer.norm_first:
+        raise UserError("this TransformerEncoderLayer norms after the sum, which undoes a decay: build with norm_first")
+    return [Pair("norm1", "dropout1"), Pair("norm2", "dropout2")]
+
+
+def _diffusers_block(block: nn.Module) -> Pairs:
+    if block.norm_type != "ada_norm_zero" or block.attn2 is not None:
+        raise UserError("of diffusers' BasicTransformerBlock only DiT's is known (ada_norm_zero): give `pairs`")
+    return [Gated("", ("norm1", "norm3"))]
+
+
+def _resnet_block(block: nn.Module, ends: tuple[str, ...]) -> Pairs:
+    """Return the branch of a ResNet's block; it ends with the first of the modules `ends` that the block has."""
+    last = next(name for name in ends if getattr(block, name) is not None)
+    return [Single("conv1", last, None if block.downsample is None else "downsample")]
+
+
+# Classes by name, so that no library is imported. The names of a block's modules would not identify it: timm's
+# ResPostBlock has those of Block with another wiring.
+_KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
+    "timm.models.vision_transformer.Block": _timm_block,
+    "torch.nn.modules.transformer.TransformerEncoderLayer": _torch_layer,
+    "diffusers.models.attention.BasicTransformerBlock": _diffusers_block,
+    "torchvision.models.resnet.BasicBlock": partial(_resnet_block, ends=("bn2",)),
+    "torchvision.models.resnet.Bottleneck": partial(_resnet_block, ends=("bn3",)),
+    "timm.models.resnet.BasicBlock": partial(_resnet_block, ends=("drop_path", "se", "bn2")),
+    "timm.models.resnet.Bottleneck": partial(_resnet_block, ends=("drop_path", "se", "bn3")),
+}
+
+
+def known_pairs(model: nn.Module) -> Pairs:
+    """Return the branches of all supported blocks, in the order of the model's modules."""
+    pairs: list[Pair | Gated | Single] = []
+    for name, block in model.named_modules():
+        for cls in type(block).__mro__:
+            pairs_of = _KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
+            # A subclass with another forward may wire its branches differently, so it is not supported.
+            if pairs_of is None or type(block).forward is not cls.forward:
+                continue
+            pairs += [pair.within(name) for pair in pairs_of(block)]
+    if not pairs:
+        raise UserError(
+            f"decay.attach knows no block of {type(model).__name__}: name its branches in execution order, "
+            "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
+        )
+    return pairs
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}".strip(".")
