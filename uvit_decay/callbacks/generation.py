@@ -86,7 +86,7 @@ class GenerationMetrics(PeriodicSampling):
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
-        steps = trainer.estimated_stepping_batches
+        _, steps = task.run_length()
         if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
             return
         data: ImageData = trainer.datamodule

@@ -12,7 +12,7 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 6. Numbers: `on_before_optimizer_step` logs loss, learning rate and the gradient norm before clipping, every
    --trainer.log_every_n_steps.
 7. Clipping: by --trainer.gradient_clip_val, if it is set.
-8. Optimizer: a step of AdamW; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
+8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
 9. Schedule: it sets the learning rate of the next step.
 10. EMA: the average is updated with the new weights.
 11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
@@ -26,20 +26,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.optimization import Optimization, Schedule
 from uvit_decay.tasks.resume import Settings, changes, check
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
 
@@ -50,59 +49,8 @@ HINT = (
 )
 
 
-@dataclass(frozen=True)
-class Optimization:
-    """Settings of AdamW and of its learning-rate schedule.
-
-    Args:
-        lr: learning rate after the warm-up.
-        betas: decay rates of AdamW's two moments, each in [0, 1).
-        weight_decay: applied to all parameters, as in U-ViT's code.
-        warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps.
-        schedule: after the warm-up: `constant`, or half a `cosine` period down to 0 at the end of training.
-    """
-
-    lr: float = 2e-4
-    betas: tuple[float, float] = (0.99, 0.999)
-    weight_decay: float = 0.03
-    warmup_steps: int = 2500
-    schedule: Literal["constant", "cosine"] = "constant"
-
-    def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise UserError(f"lr must be positive, got {self.lr}")
-        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and self.warmup_steps >= 0):
-            raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
-
-    def factor(self, step: int, total: float) -> float:
-        """Return the factor of `lr` at optimizer step `step` (from 0) of `total`."""
-        if step < self.warmup_steps:
-            return (step + 1) / self.warmup_steps
-        if self.schedule == "constant":
-            return 1.0
-        progress = (step - self.warmup_steps) / max(1, total - self.warmup_steps)
-        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress)))
-
-
-class Schedule(LambdaLR):
-    """A LambdaLR that restores only the step of a checkpoint; the learning rate follows from this run's settings."""
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        step = state_dict["last_epoch"]
-        rates = [base * factor(step) for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
-        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-            group["lr"] = rate
-        state = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
-        super().load_state_dict({**state, "lr_lambdas": [None] * len(rates)})
-
-
-def _with_our_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the stored optimizer state with the `param_groups` of `optimizer`, so that its settings are kept."""
-    return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}
-
-
 class Task(LightningModule):
-    """Base class of tasks that train `net` with AdamW; subclasses define `loss`, `function`, `card` and `check_data`.
+    """Base class of tasks that train `net`; subclasses define `loss`, `function`, `card` and `check_data`.
 
     Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops if a loss is not finite.
 
@@ -159,20 +107,35 @@ class Task(LightningModule):
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        total = self.trainer.estimated_stepping_batches
+        epoch, total = self.run_length()
         if self.optim.schedule == "cosine" and math.isinf(total):
             raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
-        optimizer = AdamW(
-            self.net.parameters(),
-            self.optim.lr,
-            self.optim.betas,
-            weight_decay=self.optim.weight_decay,
-            # Lightning cannot clip gradients of a fused optimizer under mixed precision.
-            fused=not self.trainer.gradient_clip_val,
-        )
-        optimizer.register_load_state_dict_pre_hook(_with_our_settings)
-        scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total))
+        if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
+            raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
+        lr, floor = self._rate(), self.optim.min_lr / self._rate()
+        if self.optim.blr is not None:
+            batch = self.trainer.datamodule.batch_size
+            rank_zero_info(f"learning rate {lr:g} = blr {self.optim.blr:g} x global batch {batch} / 256")
+        # Lightning cannot clip gradients of a fused optimizer under mixed precision.
+        optimizer = self.optim.build(self.net, lr, fused=not self.trainer.gradient_clip_val)
+        scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, floor))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _rate(self) -> float:
+        return self.optim.rate(self.trainer.datamodule.batch_size)
+
+    def run_length(self) -> tuple[int, float]:
+        """Return the optimizer steps of an epoch and of the whole run, which may be infinite.
+
+        Lightning's `estimated_stepping_batches` sets up the loader, and a resumed run would then not move it to the
+        place of its checkpoint.
+        """
+        trainer = self.trainer
+        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+        epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+        total = math.inf if trainer.max_epochs in (None, -1) else epoch * max(trainer.max_epochs, 1)
+        return epoch, total if trainer.max_steps == -1 else min(total, trainer.max_steps)
 
     def _logs_at(self, step: int) -> bool:
         every = self.trainer.log_every_n_steps
@@ -233,7 +196,7 @@ class Task(LightningModule):
         """
         card = check(checkpoint, self, self.trainer, "the checkpoint")
         self.check_data(card)
-        optim = {"lr": self.optim.lr, "betas": list(self.optim.betas), "weight_decay": self.optim.weight_decay}
+        optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
         if different and self.trainer.state.fn == "fit":
             rank_zero_info(f"other settings than the checkpoint's: {different}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import sys
@@ -17,6 +18,7 @@ from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec, renamed
 from uvit_decay.runtime.plain import is_plain
+from uvit_decay.tasks.optimization import Optimization
 
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task
@@ -25,6 +27,8 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 MISSING = "nothing"
+# Defaults of options that runs of before did not know.
+OPTIM = {f"model.optim.{field.name}": field.default for field in dataclasses.fields(Optimization)}
 COUNT = 0  # in a template: any non-negative int below MOST
 MOST = 2**48  # exclusive bound of counts
 HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
@@ -45,6 +49,7 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     card = ModelCard.from_dict(contents[KEY], where)
+    _check_optimizer(contents.get("settings") or {}, task.optim, where)
     for part, ours in task.function().items():
         for flag, value, expected in _differences(part, getattr(card, part), ours):
             raise UserError(
@@ -53,6 +58,15 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
     _refuse(_steps(contents), where)
     return card
+
+
+def _check_optimizer(before: Settings, optim: Optimization, where: str) -> None:
+    """Raise a UserError if the checkpoint's state of the optimizer has another form or order than this run's."""
+    for name in ("optimizer", "decay_on", "layer_decay"):
+        flag, ours = f"model.optim.{name}", getattr(optim, name)
+        stored = before.get(flag, OPTIM[flag])
+        if before and stored != ours:
+            raise UserError(f"{where} was trained with {flag} {stored}, this run has {ours}: set --{flag} {stored}")
 
 
 def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iterator[tuple[str, Any, Any]]:
@@ -100,6 +114,7 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
         group = contents["optimizer_states"][0]["param_groups"][0]
         before = {**group, "lr": group["initial_lr"], "data": card.data}
         before, now = {name: _plain(before[name]) for name in least}, least
+    before = {**{name: value for name, value in OPTIM.items() if name in now}, **before}
     different = [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
     return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in different)
 
@@ -112,12 +127,7 @@ def _refuse(problems: Iterator[str], where: str) -> None:
 def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict[str, Any]:
     """Return an example of a checkpoint of this run: values of the right types, tensors of the right shapes."""
     parameters = dict(task.net.named_parameters())
-    moments = {
-        i: {"step": torch.tensor(0.0), "exp_avg": p, "exp_avg_sq": p}
-        for i, p in enumerate(parameters.values())
-        if p.requires_grad and contents["global_step"]
-    }
-    group = {"initial_lr": 0.0, "betas": (0.0, 0.0), "weight_decay": 0.0}
+    optimizer = task.optim.example(task.net, begun=contents["global_step"] > 0)
     loops = {"fit_loop": trainer.fit_loop.state_dict(), "validate_loop": trainer.validate_loop.state_dict()}
     loops["fit_loop"]["state_dict"] = {"combined_loader": [{"start": COUNT}]}
     if contents["pytorch-lightning_version"] != lightning.__version__:
@@ -126,7 +136,7 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
     return {
         "state_dict": dict(task.state_dict()),
         "callbacks": ema,
-        "optimizer_states": [{"state": moments, "param_groups": [group]}],
+        "optimizer_states": [optimizer],
         "lr_schedulers": [{"last_epoch": COUNT}],
         "loops": loops,
     }
@@ -204,7 +214,7 @@ def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
         if count != step:
             yield f"{name} are at step {count}, global_step is {step}"
     for i, moments in contents["optimizer_states"][0]["state"].items():
-        if not 0 < moments["step"] <= step:
+        if not 0 < moments.get("step", step) <= step:
             yield f"optimizer_states.0.state.{i}.step is {moments['step']:g}, global_step is {step}"
-        if (moments["exp_avg_sq"] < 0).any():
+        if "exp_avg_sq" in moments and (moments["exp_avg_sq"] < 0).any():
             yield f"optimizer_states.0.state.{i}.exp_avg_sq is negative"

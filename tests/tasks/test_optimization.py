@@ -1,0 +1,167 @@
+"""Groups of parameters, rates and schedules against the formulas of MAE's code; resumption of each optimizer."""
+
+import math
+
+import pytest
+import torch
+from conftest import Losses, same, state, tiny_net, tiny_trainer
+from runs import StopAt
+from torch import nn
+
+from uvit_decay.callbacks import LastCheckpoint
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.optimization import Optimization
+
+
+class Net(nn.Module):
+    """Names of a vision transformer of two blocks."""
+
+    layers = ("embeddings", "blocks.0", "blocks.1")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cls_token, self.pos_embed = nn.Parameter(torch.ones(1, 1, 2)), nn.Parameter(torch.ones(1, 3, 2))
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+        self.norm, self.head = nn.LayerNorm(2), nn.Linear(2, 2)
+
+    def layer_id(self, name: str) -> int:
+        if name in ("cls_token", "pos_embed"):
+            return 0
+        return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3
+
+
+def of_each(net, optim, lr=1.0):
+    """Learning rate and weight decay by name of a parameter."""
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return {
+        names[id(p)]: (group["lr"], group["weight_decay"]) for group in optim.groups(net, lr) for p in group["params"]
+    }
+
+
+def test_layer_decay_is_the_formula_of_fine_tuning():
+    net = Net()
+    rates = of_each(net, Optimization(layer_decay=0.65), lr=2.0)
+    expected = {"cls_token": 0, "pos_embed": 0, "norm.weight": 3, "norm.bias": 3, "head.weight": 3, "head.bias": 3}
+    expected |= {f"blocks.{i}.{kind}": i + 1 for i in (0, 1) for kind in ("weight", "bias")}
+    assert rates.keys() == expected.keys()
+    for name, layer in expected.items():
+        assert rates[name][0] == pytest.approx(2.0 * 0.65 ** (3 - layer))
+    assert Optimization(layer_decay=0.65).groups(net, 2.0)[0]["lr"] == 2.0  # the one that is logged
+
+
+@pytest.mark.parametrize(
+    ("decay_on", "without"),
+    [
+        ("all", set()),
+        ("matrices", {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias"}),
+        (
+            "layers",
+            {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias", "cls_token", "pos_embed"},
+        ),
+    ],
+)
+def test_weight_decay_is_on_the_parameters_that_are_named(decay_on, without):
+    decays = of_each(Net(), Optimization(weight_decay=0.05, decay_on=decay_on))
+    assert {name for name, (_, decay) in decays.items() if decay == 0.0} == without
+    assert {decay for _, decay in decays.values()} <= {0.0, 0.05}
+
+
+def test_a_network_without_layers_has_no_layer_decay():
+    with pytest.raises(UserError, match=r"layer_decay 0.75: a UViT has no layers, set it to 1"):
+        Optimization(layer_decay=0.75).groups(tiny_net(), 1.0)
+
+
+def test_the_schedule_by_epochs_is_that_of_mae():
+    optim = Optimization(warmup_epochs=40, schedule="cosine", min_lr=1e-6)
+    lr, per_epoch, epochs = 2.4e-3, 7, 800
+
+    def reference(step):
+        epoch = step / per_epoch
+        if epoch < 40:
+            return lr * epoch / 40
+        return 1e-6 + (lr - 1e-6) * 0.5 * (1.0 + math.cos(math.pi * (epoch - 40) / (epochs - 40)))
+
+    for step in (0, 1, 100, 279, 280, 281, 3000, 5599, 5600):
+        actual = lr * optim.factor(step, epochs * per_epoch, per_epoch, 1e-6 / lr)
+        assert actual == pytest.approx(reference(step), rel=1e-12)
+
+
+def test_blr_is_scaled_by_the_global_batch():
+    assert Optimization(blr=1.5e-4).rate(4096) == pytest.approx(2.4e-3)
+    assert Optimization(1e-3).rate(4096) == 1e-3
+
+
+def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):
+    """Losses, weights and trainer of a run of 44 batches an epoch."""
+    losses, task = Losses(), DiffusionTask(tiny_net(), optim=optim)
+    trainer = tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, log_every_n_steps=1, **options)
+    trainer.fit(task, Digits(32), ckpt_path=ckpt_path)
+    return losses.values, state(task), trainer
+
+
+OPTIMIZERS = {
+    "sgd": Optimization(0.1, optimizer="sgd", warmup_steps=2, decay_on="matrices"),
+    "lars": Optimization(10.0, optimizer="lars", warmup_steps=2, weight_decay=1e-4, schedule="cosine"),
+    "adamw": Optimization(1e-3, (0.9, 0.95), blr=8e-3, decay_on="layers", warmup_epochs=0.1, schedule="cosine"),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_of_any_optimizer_resumes_exactly(tmp_path, name):
+    whole = run(tmp_path / "whole", OPTIMIZERS[name], max_steps=8)
+    run(tmp_path / "half", OPTIMIZERS[name], StopAt(5), max_steps=8)
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = run(tmp_path / "rest", OPTIMIZERS[name], max_steps=8, ckpt_path=checkpoint)
+    assert rest[0] == whole[0][5:]
+    assert same(rest[1], whole[1])
+    assert whole[0][0] != whole[0][-1]
+
+
+def test_a_run_of_so_many_epochs_resumes_exactly(tmp_path):
+    def part(name, **options):
+        callback = LastCheckpoint(keep_every_n_steps=7)
+        options |= {"max_steps": -1, "max_epochs": 2, "limit_train_batches": 5}
+        return run(tmp_path / name, OPTIMIZERS["adamw"], callback, **options)
+
+    whole = part("whole")
+    rest = part("rest", ckpt_path=tmp_path / "whole" / "checkpoints" / "step_00000007.ckpt")
+    assert len(whole[0]) == 10
+    assert rest[0] == whole[0][7:]
+    assert same(rest[1], whole[1])
+
+
+def test_the_rate_of_a_run_follows_from_its_batch_and_its_epochs(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        _, _, trainer = run(tmp_path, OPTIMIZERS["adamw"], StopAt(3), max_steps=44)
+    assert "learning rate 0.001 = blr 0.008 x global batch 32 / 256" in caplog.text
+    assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 4.4)
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path):
+    run(tmp_path / "a", OPTIMIZERS["sgd"], max_steps=2)
+    path = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    contents = torch.load(path, weights_only=True)
+    contents["settings"] = {"model.optim.optimizer": "sgd"}
+    torch.save(contents, path)
+    expected = "was trained with model.optim.optimizer sgd, this run has lars: set --model.optim.optimizer sgd"
+    with pytest.raises(UserError, match=expected):
+        run(tmp_path / "b", OPTIMIZERS["lars"], max_steps=3, ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"blr": 0.0}, "blr is positive"),
+        ({"min_lr": -1.0}, "min_lr is not negative"),
+        ({"momentum": 1.0}, "momentum lies in"),
+        ({"layer_decay": 0.0}, "layer_decay in"),
+        ({"warmup_epochs": math.nan}, "warmup_epochs is not negative"),
+        ({"optimizer": "adam"}, "known are optimizer adamw, lars, sgd; decay_on all, matrices, layers; got 'adam'"),
+        ({"decay_on": "biases"}, "got 'adamw' and 'biases'"),
+    ],
+)
+def test_settings_out_of_range_are_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        Optimization(**options)

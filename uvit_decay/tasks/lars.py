@@ -1,0 +1,68 @@
+"""LARS (You, Gitman and Ginsburg 2017), as the linear probes of MAE use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class LARS(Optimizer):
+    """Momentum SGD whose update of each matrix is rescaled to a fraction of the matrix's norm.
+
+    For a tensor w of two or more dimensions with gradient g:
+
+        d = g + weight_decay w,    q = trust |w| / |d|, and 1 if either norm is 0
+        m <- momentum m + q d,     w <- w - lr m
+
+    Biases and other 1-D tensors have d = g and q = 1: neither weight decay nor scaling. timm's Lars divides by
+    |g| + weight_decay |w| in place of |d|, and scales 1-D tensors, too.
+
+    Args:
+        params: parameters or groups of them.
+        lr: learning rate, positive.
+        momentum: decay rate of m, in [0, 1).
+        weight_decay: not negative.
+        trust: the fraction, positive.
+
+    Raises:
+        ValueError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.Tensor] | Iterable[dict[str, Any]],
+        lr: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0 and trust > 0):
+            raise ValueError(f"LARS: lr {lr}, momentum {momentum}, weight_decay {weight_decay}, trust {trust}")
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update all parameters that have a gradient; return what `closure`, if given, returns."""
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                direction = p.grad if p.ndim < 2 else _scaled(p, p.grad, group["weight_decay"], group["trust"])
+                state = self.state[p]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p)
+                state["momentum_buffer"].mul_(group["momentum"]).add_(direction)
+                p.add_(state["momentum_buffer"], alpha=-group["lr"])
+        return loss
+
+
+def _scaled(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust: float) -> torch.Tensor:
+    """Return q d of the equation above, without waiting for the device."""
+    direction = gradient.add(w, alpha=weight_decay)
+    norm, length = w.norm(), direction.norm()
+    return direction * torch.where((norm > 0) & (length > 0), trust * norm / length, 1.0)

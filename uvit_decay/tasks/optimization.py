@@ -1,0 +1,179 @@
+"""Optimizers: what their flags say, which parameters share a learning rate and a decay, and the schedule."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.lars import LARS
+
+Name = Literal["adamw", "lars", "sgd"]
+DecayOn = Literal["all", "matrices", "layers"]
+BUFFERS = {"adamw": ("exp_avg", "exp_avg_sq"), "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}
+EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
+
+
+@runtime_checkable
+class Layered(Protocol):
+    """Network that knows at which depth its parameters act, out of `layers` (the embeddings and L blocks)."""
+
+    layers: tuple[Any, ...]
+
+    def layer_id(self, name: str) -> int:
+        """Return 0 for a parameter of the embeddings, i + 1 of block i and L + 1 of anything later."""
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """Optimizer and learning-rate schedule.
+
+    Args:
+        lr: learning rate after the warm-up.
+        betas: decay rates of AdamW's two moments, each in [0, 1).
+        weight_decay: weight decay of the parameters that `decay_on` names.
+        warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps.
+        schedule: after the warm-up: `constant`, or half a `cosine` period down to `min_lr` at the end of training.
+        optimizer: `adamw`, `lars` (MAE's linear probes) or `sgd` with momentum.
+        blr: in place of `lr`: the learning rate of a global batch of 256; that of the run is proportional to its batch.
+        momentum: of LARS and SGD, in (0, 1).
+        decay_on: parameters with weight decay: `all`, as in U-ViT's code; `matrices`, not biases and 1-D tensors (MAE's
+            pre-training); `layers`, the matrices apart from class token and positions (MAE's fine-tuning). LARS never
+            decays 1-D tensors.
+        layer_decay: factor of the learning rate from a layer to the one before it, in (0, 1]; a parameter of layer i,
+            see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
+        warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
+        min_lr: learning rate at the end of the cosine.
+    """
+
+    lr: float = 2e-4
+    betas: tuple[float, float] = (0.99, 0.999)
+    weight_decay: float = 0.03
+    warmup_steps: int = 2500
+    schedule: Literal["constant", "cosine"] = "constant"
+    optimizer: Name = "adamw"
+    blr: float | None = None
+    momentum: float = 0.9
+    decay_on: DecayOn = "all"
+    layer_decay: float = 1.0
+    warmup_epochs: float | None = None
+    min_lr: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.lr > 0:
+            raise UserError(f"lr must be positive, got {self.lr}")
+        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and self.warmup_steps >= 0):
+            raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
+        if self.optimizer not in BUFFERS or self.decay_on not in get_args(DecayOn):
+            known = f"optimizer {', '.join(BUFFERS)}; decay_on {', '.join(get_args(DecayOn))}"
+            raise UserError(f"known are {known}; got {self.optimizer!r} and {self.decay_on!r}")
+        if not (0.0 < self.momentum < 1.0 and 0.0 < self.layer_decay <= 1.0):
+            raise UserError(f"momentum lies in (0, 1), layer_decay in (0, 1]; got {self.momentum}, {self.layer_decay}")
+        if not (self.min_lr >= 0 and (self.blr is None or self.blr > 0)):
+            raise UserError(f"blr is positive, min_lr is not negative; got {self.blr}, {self.min_lr}")
+        if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < math.inf:
+            raise UserError(f"warmup_epochs is not negative, got {self.warmup_epochs}")
+
+    def rate(self, batch_size: int) -> float:
+        """Return the learning rate after the warm-up for this global batch size."""
+        return self.lr if self.blr is None else self.blr * batch_size / 256
+
+    def factor(self, step: int, total: float, epoch: float = 1.0, floor: float = 0.0) -> float:
+        """Return the factor of the learning rate at optimizer step `step` (from 0) of `total`.
+
+        Args:
+            step: optimizer steps before this one.
+            total: optimizer steps of the whole run.
+            epoch: optimizer steps of an epoch, used with `warmup_epochs`.
+            floor: the factor at the end of the cosine.
+        """
+        by_epochs = self.warmup_epochs is not None
+        warmup = self.warmup_epochs * epoch if by_epochs else self.warmup_steps
+        if step < warmup:
+            return (step if by_epochs else step + 1) / warmup
+        if self.schedule == "constant":
+            return 1.0
+        progress = (step - warmup) / max(1, total - warmup)
+        return floor + (1.0 - floor) * (0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
+
+    def groups(self, net: nn.Module, lr: float) -> list[dict[str, Any]]:
+        """Return the parameters of `net` in groups of one learning rate and weight decay, the last layers first."""
+        if self.layer_decay < 1.0 and not isinstance(net, Layered):
+            raise UserError(f"layer_decay {self.layer_decay}: a {type(net).__name__} has no layers, set it to 1")
+        groups: dict[tuple[int, bool], list[Tensor]] = {}
+        for name, parameter in net.named_parameters():
+            before_last = len(net.layers) - net.layer_id(name) if self.layer_decay < 1.0 else 0
+            groups.setdefault((before_last, not self._decays(name, parameter)), []).append(parameter)
+        return [
+            {
+                "params": parameters,
+                "lr": lr * self.layer_decay**before_last,
+                "weight_decay": 0.0 if undecayed else self.weight_decay,
+            }
+            for (before_last, undecayed), parameters in sorted(groups.items())
+        ]
+
+    def _decays(self, name: str, parameter: Tensor) -> bool:
+        if self.decay_on == "all":
+            return True
+        embedding = name.rpartition(".")[2] in EMBEDDINGS
+        return parameter.ndim > 1 and not (self.decay_on == "layers" and embedding)
+
+    def build(self, net: nn.Module, lr: float, fused: bool) -> Optimizer:
+        """Return the optimizer of all parameters of `net`; it takes this run's settings, not a checkpoint's.
+
+        Args:
+            net: the network.
+            lr: learning rate after the warm-up.
+            fused: one kernel for all parameters, where the optimizer has it.
+        """
+        groups = self.groups(net, lr)
+        if self.optimizer == "adamw":
+            optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+        elif self.optimizer == "lars":
+            optimizer = LARS(groups, lr, self.momentum, self.weight_decay)
+        else:
+            optimizer = SGD(groups, lr, self.momentum, weight_decay=self.weight_decay)
+        optimizer.register_load_state_dict_pre_hook(_with_our_settings)
+        return optimizer
+
+    def example(self, net: nn.Module, begun: bool) -> dict[str, Any]:
+        """Return an example of the optimizer's state_dict: tensors of the right shapes, `begun` or before a step."""
+        groups = self.groups(net, self.lr)
+        parameters = [parameter for group in groups for parameter in group["params"]]
+        step = {"step": torch.tensor(0.0)} if self.optimizer == "adamw" else {}
+        state = {
+            i: step | dict.fromkeys(BUFFERS[self.optimizer], p)
+            for i, p in enumerate(parameters)
+            if p.requires_grad and begun
+        }
+        own = {"betas": (0.0, 0.0)} if self.optimizer == "adamw" else {"momentum": 0.0}
+        group = {"initial_lr": 0.0, "weight_decay": 0.0, **own}
+        return {"state": state, "param_groups": [group] * len(groups)}
+
+    def settings(self) -> dict[str, Any]:
+        """Return the plain settings that groups of this optimizer hold, but for the learning rate and weight decay."""
+        return {"betas": list(self.betas)} if self.optimizer == "adamw" else {"momentum": self.momentum}
+
+
+class Schedule(LambdaLR):
+    """A LambdaLR that restores only the step of a checkpoint; the learning rate follows from this run's settings."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        step = state_dict["last_epoch"]
+        rates = [base * factor(step) for base, factor in zip(self.base_lrs, self.lr_lambdas, strict=True)]
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+        state = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
+        super().load_state_dict({**state, "lr_lambdas": [None] * len(rates)})
+
+
+def _with_our_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored optimizer state with the `param_groups` of `optimizer`, so that its settings are kept."""
+    return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}
