@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.data.batches import Batch, ImageSet, InMemory, StepLoader, StepSampler
+from uvit_decay.data.batches import Batch, ImageSet, InMemory, Mirror, StepLoader, StepSampler
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet, write_labels, write_shard
@@ -27,7 +27,7 @@ SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)
 
 
 def loader(images: ImageSet, batch_size: int) -> StepLoader:
-    return StepLoader(images, StepSampler(len(images), batch_size, 0, 0, 1, shuffle=True), flip_seed=0)
+    return StepLoader(images, StepSampler(len(images), batch_size, 0, 0, 1, shuffle=True), augment=Mirror(0))
 
 
 def rate(batches: Iterator[Batch], count: int) -> float:

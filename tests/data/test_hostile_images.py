@@ -16,7 +16,8 @@ from test_image_decoding import png
 
 from uvit_decay.data import members
 from uvit_decay.data.classes import class_list
-from uvit_decay.data.image_files import Listing, decode, list_images, read, size_of
+from uvit_decay.data.decoding import decode
+from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.runtime.errors import UserError
 
 

@@ -11,7 +11,8 @@ from conftest import ROOT
 from image_noise import SIZE, noise
 from PIL import Image
 
-from uvit_decay.data.image_files import Listing, centre_crop, decode, read
+from uvit_decay.data.decoding import centre_crop, decode
+from uvit_decay.data.image_files import Listing, read
 from uvit_decay.runtime.errors import UserError
 
 SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"

@@ -11,7 +11,7 @@ from runs import latent_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
-from uvit_decay.data.batches import StepLoader, StepSampler
+from uvit_decay.data.batches import Mirror, StepLoader, StepSampler
 from uvit_decay.runtime.errors import UserError
 
 # ---- reading
@@ -22,7 +22,9 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     stored[[0, 7, 21]]
     assert len(pickle.dumps(stored)) < 5000
     one, two = (
-        list(StepLoader(open_set(encoded), StepSampler(COUNT, 5, 0, 0, 1, True), flip_seed=3, num_workers=workers))
+        list(
+            StepLoader(open_set(encoded), StepSampler(COUNT, 5, 0, 0, 1, True), augment=Mirror(3), num_workers=workers)
+        )
         for workers in (0, 2)
     )
     for a, b in zip(one, two, strict=True):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from uvit_decay.data.image_files import centre_crop, list_images
+from uvit_decay.data.decoding import centre_crop
+from uvit_decay.data.image_files import list_images
 from uvit_decay.data.masks import Masks
 
 

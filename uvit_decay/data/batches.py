@@ -7,8 +7,10 @@ not depend on the number of devices, and a run resumed in the middle of an epoch
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -50,6 +52,25 @@ class InMemory(ImageSet):
         chosen = torch.tensor(indices, dtype=torch.int64)  # the dtype is needed for an empty list
         return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
 
+    def to(self, device: torch.device) -> InMemory:
+        """Return this set with its images on `device`."""
+        moved = copy.copy(self)
+        moved.images = self.images.to(device)
+        return moved
+
+
+Augmentation = Callable[[ImageSet, list[int], Tensor], tuple[Tensor, Tensor]]  # set, indices, rows (see Batch.rows)
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """An Augmentation that mirrors half of the images, drawn with this seed."""
+
+    seed: int
+
+    def __call__(self, images: ImageSet, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        return images.mirrored(indices, uniform("flip", self.seed, rows=rows) < 0.5)
+
 
 class Batch(NamedTuple):
     """A piece of global batch `number`: positions first, first + 1, ... of `total`.
@@ -67,8 +88,16 @@ class Batch(NamedTuple):
     @property
     def rows(self) -> Tensor:
         """Positions of the images in the whole run, which key their random numbers: int64 (b,) on their device."""
-        start = self.number * self.total + self.first
-        return torch.arange(start, start + len(self.images), device=self.images.device)
+        return self.rows_on(self.images.device)
+
+    def rows_on(self, device: torch.device | str) -> Tensor:
+        """Return `rows` on a device: those on the CPU can be read without waiting for another one."""
+        return _rows(self.number, self.first, self.total, len(self.images), device)
+
+
+def _rows(number: int, first: int, total: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    start = number * total + first
+    return torch.arange(start, start + count, device=device)
 
 
 class _Slice(NamedTuple):
@@ -131,16 +160,15 @@ class StepSampler(DistributedSampler):
 
 
 class _Batches(Dataset):
-    def __init__(self, images: ImageSet, flip_seed: int | None) -> None:
-        self.images, self.flip_seed = images, flip_seed
+    def __init__(self, images: ImageSet, augment: Augmentation | None) -> None:
+        self.images, self.augment = images, augment
 
     def __getitem__(self, part: _Slice) -> Batch:
         indices, number, first, total = part
-        if self.flip_seed is None:
+        if self.augment is None:
             return Batch(*self.images[indices], number, first, total)
-        start = number * total + first
-        mirror = uniform("flip", self.flip_seed, rows=torch.arange(start, start + len(indices))) < 0.5
-        return Batch(*self.images.mirrored(indices, mirror), number, first, total)
+        rows = _rows(number, first, total, len(indices))
+        return Batch(*self.augment(self.images, indices, rows), number, first, total)
 
 
 class StepLoader(DataLoader):
@@ -149,7 +177,7 @@ class StepLoader(DataLoader):
     Args:
         images: the set.
         sampler: the order and division of the batches.
-        flip_seed: mirror half of the images, drawn with this seed; None mirrors none.
+        augment: reads the images of a batch and changes them at random; None takes them as they are.
         num_workers: reader processes; 0 for sets in memory.
         pin_memory: put batches into pinned memory, for asynchronous copies to a GPU.
     """
@@ -158,12 +186,12 @@ class StepLoader(DataLoader):
         self,
         images: ImageSet,
         sampler: StepSampler,
-        flip_seed: int | None = None,
+        augment: Augmentation | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
     ) -> None:
         super().__init__(
-            _Batches(images, flip_seed),
+            _Batches(images, augment),
             sampler=sampler,
             batch_size=None,
             num_workers=num_workers,

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.data.batches import Batch, ImageSet, InMemory, StepLoader, StepSampler
+from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Mirror, StepLoader, StepSampler
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 
@@ -106,15 +106,19 @@ class ImageData(LightningDataModule):
     def _train_sampler(self) -> StepSampler:
         return self._sampler(self.train, self.batch_size, True, self.device_batch_size)
 
-    def _loader(self, images: ImageSet, sampler: StepSampler, flip_seed: int | None = None) -> StepLoader:
+    def augmentation(self) -> Augmentation | None:
+        """Return what reads the images of a training batch and changes them at random, None for nothing."""
+        return Mirror(self.seed) if self.flip else None
+
+    def _loader(self, images: ImageSet, sampler: StepSampler, augment: Augmentation | None = None) -> StepLoader:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         if device.type != "cpu" and isinstance(images, InMemory) and images.images.nbytes <= ON_DEVICE:
-            return StepLoader(InMemory(images.images.to(device), images.labels), sampler, flip_seed)
+            return StepLoader(images.to(device), sampler, augment)
         workers = min(self.num_workers, os.cpu_count() or 1)
-        return StepLoader(images, sampler, flip_seed, workers, pin_memory=device.type == "cuda")
+        return StepLoader(images, sampler, augment, workers, pin_memory=device.type == "cuda")
 
     def train_dataloader(self) -> StepLoader:
-        return self._loader(self.train, self._train_sampler(), self.seed if self.flip else None)
+        return self._loader(self.train, self._train_sampler(), self.augmentation())
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
         """Return a loader of the test set in order, whole global batches only, or [] without a test set."""

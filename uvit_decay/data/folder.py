@@ -12,6 +12,7 @@ from torch import Tensor
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.data.decoding import Crop, centre_crop
 from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
@@ -20,13 +21,16 @@ from uvit_decay.runtime.random import generator
 class OnDisk(ImageSet):
     """An ImageSet that decodes its images, those at the indices `chosen` of a listing, anew for every batch."""
 
-    def __init__(self, listing: Listing, chosen: list[int], image_size: int, channels: int) -> None:
+    def __init__(
+        self, listing: Listing, chosen: list[int], image_size: int, channels: int, crop: Crop = centre_crop
+    ) -> None:
         self.listing, self.chosen, self.image_size, self.channels = listing, chosen, image_size, channels
+        self.crop = crop
         self.labels = torch.tensor(listing.labels)[chosen]
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = [self.chosen[i] for i in indices]
-        return read(self.listing, self.image_size, self.channels, chosen), self.labels[indices]
+        return read(self.listing, self.image_size, self.channels, chosen, crop=self.crop), self.labels[indices]
 
 
 class Images(ImageData):
@@ -71,6 +75,7 @@ class Images(ImageData):
             raise UserError(f"holdout is a share in [0, 1), got {holdout}")
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
         self.classes = classes
+        self.crop: Crop = centre_crop
 
     @property
     def name(self) -> str:
@@ -84,7 +89,7 @@ class Images(ImageData):
         listing = list_images(self.path, classes)
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
-        self.train = self._set(listing, training)
+        self.train = self._train_set(listing, training)
         if self.test_path is not None:
             test = list_images(self.test_path, classes)
             if test.class_names != listing.class_names:
@@ -109,9 +114,13 @@ class Images(ImageData):
             raise UserError(f"holdout {self.holdout} of {len(labels)} images leaves one part empty")
         return sorted(set(range(len(labels))) - set(held_out)), sorted(held_out)
 
+    def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
+        return self._set(listing, chosen)
+
     def _set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         size = len(chosen) * self.channels * self.image_size**2
         if size <= self.memory_gb * 2**30:
-            return InMemory(read(listing, self.image_size, self.channels, chosen), torch.tensor(listing.labels)[chosen])
+            images = read(listing, self.image_size, self.channels, chosen, crop=self.crop)
+            return InMemory(images, torch.tensor(listing.labels)[chosen])
         rank_zero_info(f"{len(chosen)} images are read from disk at every epoch ({size / 2**30:.1f} GiB)")
-        return OnDisk(listing, chosen, self.image_size, self.channels)
+        return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)

@@ -1,42 +1,30 @@
-"""Images of a folder, zip or tar: list them with their classes, decode and crop them, read them into a tensor.
+"""Images of a folder, zip or tar: list them with their classes, and read them into a tensor.
 
 The class of an image is the name of its folder; images at the top level have no class. All values are uint8; data
-modules convert them to float. EXIF orientation and colour profiles are ignored, as in the ADM pipeline, which defines
-the crop and the usual reference statistics for FID.
+modules convert them to float. `decoding.py` turns the bytes of a file into pixels.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.data.archives import find
-from uvit_decay.data.members import DAMAGED, Found, opened
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
+from uvit_decay.data.members import Found, opened
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
-
-# Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The
-# others are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
-FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "TGA")
-MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scaling
-
-_DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
 
 @dataclass(frozen=True)
@@ -67,7 +55,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
     path = at_home(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
-    kinds = {*_formats(), "MPO"}  # PIL's name for a JPEG followed by another one
+    kinds = {*formats(), "MPO"}  # PIL's name for a JPEG followed by another one
     extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
     names, tars, spans = find(path, extensions, classes)
     if not names:
@@ -128,79 +116,20 @@ def size_of(listing: Listing) -> int:
     return width
 
 
-@contextmanager
-def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
-    """Open an image of one of FORMATS without decoding it; the body of the `with` statement may decode it.
+def common_side(listing: Listing, indices: Sequence[int], most: int) -> int | None:
+    """Return the side of these images if all are squares of one size, at most `most` pixels wide, else None.
 
-    Raises:
-        UserError: the image is damaged, also if the body finds that, or has more than MOST_PIXELS pixels. The message
-            starts with `name`.
+    Only headers are read, up to the first image that differs.
     """
-    with explained(name, *_DAMAGED):
-        try:
-            with Image.open(file, formats=_formats()) as image:
-                if image.width * image.height > MOST_PIXELS:
-                    raise ValueError(f"{image.width}x{image.height}, more than {MOST_PIXELS:,} pixels")
-                yield image
-        except UnidentifiedImageError:  # PIL's message would show the address of a BytesIO
-            raise UserError(f"{name}: not an image that PIL knows (empty, cut short or another kind of file)") from None
-
-
-def decode(file: BinaryIO, name: str, size: int, channels: int, exact: bool = False) -> np.ndarray:
-    """Decode an image to uint8 (channels, size, size), cropped by `centre_crop`; 1 channel is grey, 3 are RGB.
-
-    With `exact`, nothing is cropped and the image must have that size. All FORMATS and PIL modes are supported:
-    animations give their first frame, transparency is put on white, 16-bit grey and mode I have the range 0..65535,
-    float images 0..1. (PIL itself reduces 16-bit colour to the high bytes.)
-
-    Raises:
-        UserError: the bytes cannot be decoded, values are outside these ranges, or the size differs with `exact` or
-            cannot be scaled to `size`. The message starts with `name`.
-    """
-    _check_shape(size, channels)
-    with open_image(file, name) as image:
-        width, height = image.size
-        if exact and (width, height) != (size, size):
-            raise UserError(f"{name}: {width}x{height}, not {size}x{size}: --image-size N crops all to one size")
-        if size**2 * max(image.size) > MOST_PIXELS * min(image.size):
-            raise UserError(f"{name}: {width}x{height} is too long to be scaled to {size} on its shorter side")
-        image.load()
-        converted = _eight_bits(image, "L" if channels == 1 else "RGB")
-    pixels = np.asarray(centre_crop(converted, size))
-    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
-
-
-def _eight_bits(image: Image.Image, mode: str) -> Image.Image:
-    """Convert to `mode` ("L" or "RGB"); raise a ValueError for grey values outside the ranges of `decode`."""
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        values = np.asarray(image)
-        top = 1.0 if image.mode == "F" else 65535
-        if not ((values >= 0) & (values <= top)).all():  # NaN too; no clipping, which turns floats 0..255 white
-            raise ValueError(f"values {values.min()} to {values.max()} in mode {image.mode}, expected 0 to {top}")
-        grey = np.rint(values * (255 / top)).astype(np.uint8)
-        if "transparency" in image.info:  # PNG: the one grey value that is transparent
-            grey[values == image.info["transparency"]] = 255
-        return Image.fromarray(grey).convert(mode)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-    return image if image.mode == mode else image.convert(mode)
-
-
-def centre_crop(image: Image.Image, size: int) -> Image.Image:
-    """Scale the shorter side to `size` and crop the centre to size x size: `center_crop_arr` of ADM (guided-diffusion).
-
-    Box-filtered halvings come first, so that the bicubic filter always shrinks by less than 2. An image of size x size
-    is returned unchanged.
-    """
-    if image.size == (size, size):
-        return image
-    while min(image.size) >= 2 * size:
-        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
-    scale = size / min(image.size)
-    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    x, y = (image.width - size) // 2, (image.height - size) // 2
-    return image.crop((x, y, x + size, y + size))
+    sizes: set[tuple[int, int]] = set()
+    with listing.opened() as fetch:
+        for i in indices:
+            with open_image(fetch(i), listing.members[i]) as image:
+                sizes.add(image.size)
+            width, height = image.size
+            if len(sizes) > 1 or width != height or width > most:
+                return None
+    return width
 
 
 def read(
@@ -210,17 +139,18 @@ def read(
     indices: Sequence[int] | None = None,
     progress: bool | None = None,
     exact: bool = False,
+    crop: Crop = centre_crop,
 ) -> Tensor:
     """Read all images, or those at `indices` in that order, as uint8 (n, channels, size, size), decoded in threads.
 
-    Works in forked and spawned workers. With `progress` None, a bar is shown for more than 2000 images; `exact` is that
-    of `decode`.
+    Works in forked and spawned workers. With `progress` None, a bar is shown for more than 2000 images; `exact` and
+    `crop` are those of `decode`.
 
     Raises:
         UserError: images cannot be read; after trying all, the message counts them and explains the first failure.
     """
-    _check_shape(size, channels)
-    _formats()  # loaded before the threads start, which would race
+    check_shape(size, channels)
+    formats()  # loaded before the threads start, which would race
     chosen = range(len(listing.members)) if indices is None else indices
     out = torch.empty(len(chosen), channels, size, size, dtype=torch.uint8)
     pixels = out.numpy()
@@ -230,8 +160,9 @@ def read(
             """Decode into these rows of `out` and return the error messages."""
             failures = []
             for row in rows:
+                i = chosen[row]
                 try:
-                    pixels[row] = decode(fetch(chosen[row]), listing.members[chosen[row]], size, channels, exact)
+                    pixels[row] = decode(fetch(i), listing.members[i], size, channels, exact, crop)
                 except UserError as error:
                     failures.append(str(error))
             return failures
@@ -258,19 +189,3 @@ def _in_threads(fill: Callable[[range], list[str]], count: int, progress: bool) 
         finally:
             pool.shutdown(cancel_futures=True)  # Ctrl-C does not wait for the remaining images
     return failures
-
-
-@cache
-def _formats() -> list[str]:
-    """Load PIL's plugins, common ones first (a third faster on CIFAR-10), and return the available FORMATS."""
-    Image.preinit()
-    Image.init()
-    warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # such images are refused
-    return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _check_shape(size: int, channels: int) -> None:
-    if channels not in (1, 3):
-        raise UserError(f"images have 1 channel (grey) or 3 (RGB), not {channels}")
-    if not 1 <= size <= math.isqrt(MOST_PIXELS):
-        raise UserError(f"the size of images must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")

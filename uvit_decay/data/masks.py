@@ -13,7 +13,8 @@ from jaxtyping import Int64
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.data.image_files import Listing, open_image
+from uvit_decay.data.decoding import open_image
+from uvit_decay.data.image_files import Listing
 from uvit_decay.runtime.errors import UserError
 
 MODES = ("L", "P", "1", "I", "I;16")  # of PIL; with a palette (P), the indices are the classes
