@@ -1,0 +1,156 @@
+"""What is drawn for an image: torchvision's boxes, timm's RandAugment and erasing, by seed and row alone."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from image_noise import noise
+from PIL import Image
+from timm.data.auto_augment import posterize, rand_augment_transform
+from timm.data.random_erasing import RandomErasing
+from torchvision.transforms import RandomResizedCrop
+
+from uvit_decay.data.augment import Augment, Draw, _posterize, erased, rand_augment, seeded
+from uvit_decay.runtime.errors import UserError
+
+NAME = "rand-m9-mstd0.5-inc1"
+
+
+def torchvisions_box(monkeypatch, numbers, height, width, augment):
+    """RandomResizedCrop.get_params with these uniform numbers for its draws."""
+    stream = iter(numbers.flatten().tolist())
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "uniform_", lambda x, low, high: x.fill_(low + (high - low) * next(stream)))
+        patch.setattr(torch, "randint", lambda low, high, size: torch.tensor([int(next(stream) * high)]))
+        return RandomResizedCrop.get_params(
+            torch.empty(3, height, width), list(augment.crop_scale), list(augment.crop_ratio)
+        )
+
+
+@pytest.mark.parametrize(("height", "width"), [(400, 500), (500, 333), (32, 32), (40, 400), (400, 40), (1, 7)])
+def test_boxes_are_those_of_torchvision(monkeypatch, height, width):
+    augment = Augment(crop_scale=(0.08, 1.0))
+    for seed in range(50):
+        numbers = np.random.default_rng(seed).random((10, 4))
+        used = []
+        for attempt in numbers:  # torchvision draws places only for a box that fits
+            probe = Draw(augment, [attempt.tolist()], False, [0, 0])
+            fits = fitting(probe, height, width)
+            used += attempt.tolist() if fits else attempt[:2].tolist()
+            if fits:
+                break
+        expected = torchvisions_box(monkeypatch, np.array(used), height, width, augment)
+        assert tuple(Draw(augment, numbers.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
+
+
+def fitting(draw, height, width):
+    """Whether the one attempt of a draw fits into the image, by torchvision's equations."""
+    share, aspect = draw.attempts[0][:2]
+    low, high = draw.augment.crop_scale
+    area = height * width * (low + (high - low) * share)
+    ratio = math.exp(math.log(0.75) + (math.log(4 / 3) - math.log(0.75)) * aspect)
+    w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+    return 0 < w <= width and 0 < h <= height
+
+
+def test_a_row_draws_the_same_in_any_batch():
+    rows, augment = torch.arange(100, 140), Augment()
+    whole = augment.draws(3, rows)
+    assert augment.draws(3, rows[7:9]) == whole[7:9]
+    assert augment.draws(4, rows) != whole
+    assert 8 < sum(draw.mirror for draw in whole) < 32
+    assert not any(draw.mirror for draw in Augment(flip=False).draws(3, rows))
+
+
+def test_rand_augment_is_timms_and_leaves_the_global_generators_as_they_were():
+    image = Image.fromarray(noise(48, 48, 3))
+    options = {"translate_const": int(48 * 0.45), "img_mean": (124, 116, 104)}
+    options["interpolation"] = Image.Resampling.BICUBIC
+    timms, changed = rand_augment_transform(NAME, options), 0
+    state = random.getstate(), np.random.get_state()[1].copy()  # noqa: NPY002
+    for seed in range(20):
+        with seeded([seed, seed + 1]):
+            found = np.asarray(rand_augment(NAME, 48, 3)(image))
+        with seeded([seed, seed + 1]):
+            np.testing.assert_array_equal(found, np.asarray(timms(image)))
+        changed += not np.array_equal(found, np.asarray(image))
+    assert changed > 8
+    assert random.getstate() == state[0]
+    assert (np.random.get_state()[1] == state[1]).all()  # noqa: NPY002
+
+
+def test_posterizing_to_no_bits_gives_black_as_with_older_pillow():
+    image, black = Image.fromarray(noise(16, 16, 3)), 0
+    for seed in range(40):
+        with seeded([seed, seed]):
+            black += not np.asarray(rand_augment("rand-m10-n1-p1-inc1", 16, 3)(image)).any()
+    assert black > 0
+    for bits in (1, 4, 8):
+        found = _posterize(image, bits, resample=None)
+        np.testing.assert_array_equal(np.asarray(found), np.asarray(posterize(image, bits)))
+
+
+def test_rand_augment_takes_grey_images():
+    image = Image.fromarray(noise(32, 32))
+    for seed in range(60):  # all operations
+        with seeded([seed, seed]):
+            found = rand_augment(NAME, 32, 1)(image)
+        assert (found.mode, found.size) == ("L", (32, 32))
+
+
+def test_erased_rectangles_are_those_of_timm_in_share_size_and_noise():
+    mean, deviation = (torch.tensor(part)[:, None, None] for part in ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]))
+    empty, count = torch.full((3, 40, 48), 7.0), 2000
+    found = erased(empty.expand(count, -1, -1, -1), 0.25, 1, torch.arange(count))
+    timms = RandomErasing(0.25, mode="pixel", device="cpu")
+    with seeded([0, 0]):
+        expected = torch.stack([timms(empty.clone()) for _ in range(count)])
+    holes, theirs = ((images[:, 0] != 7.0).flatten(1) for images in (found, expected))
+    assert abs(holes.any(1).float().mean() - 0.25) < 0.03
+    areas, their_areas = (part[part.any(1)].float().mean(1) for part in (holes, theirs))
+    quantiles = torch.tensor([0.05, 0.5, 0.95])
+    assert torch.allclose(areas.quantile(quantiles), their_areas.quantile(quantiles), atol=0.03)
+    normalised = ((found + 1) / 2 - mean) / deviation
+    pixels = normalised.movedim(1, 0)[:, (found[:, 0] != 7.0)]
+    assert torch.allclose(pixels.mean(1), torch.zeros(3), atol=0.01)
+    assert torch.allclose(pixels.std(1), torch.ones(3), atol=0.01)
+    assert all(is_rectangle(hole.view(40, 48)) for hole in holes[holes.any(1)][:20])
+
+
+def is_rectangle(mask):
+    rows, columns = mask.any(1), mask.any(0)
+    return torch.equal(mask, rows[:, None] & columns)
+
+
+def test_erasing_depends_on_the_row_alone_and_may_be_off():
+    images, rows = torch.zeros(32, 1, 16, 16), torch.arange(50, 82)
+    whole = erased(images, 0.5, 1, rows)
+    assert torch.equal(erased(images[4:9], 0.5, 1, rows[4:9]), whole[4:9])
+    assert erased(images, 0.0, 1, rows) is images
+    assert not images.any()
+    assert erased(images, 1.0, 1, rows).flatten(1).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_scale": (0.0, 1.0)}, "crop_scale"),
+        ({"crop_scale": (0.5, 0.2)}, "crop_scale"),
+        ({"crop_scale": (0.2, 1.5)}, "crop_scale"),
+        ({"crop_scale": (0.2, math.nan)}, "crop_scale"),
+        ({"crop_ratio": (0.0, 1.0)}, "crop_ratio"),
+        ({"crop_ratio": (2.0, 1.0)}, "crop_ratio"),
+        ({"crop_ratio": (1.0, math.inf)}, "crop_ratio"),
+        ({"erase": -0.1}, "erase"),
+        ({"erase": 1.1}, "erase"),
+        ({"rand_augment": "rnd-m9"}, "rand-m9-mstd0.5-inc1"),
+        ({"rand_augment": "rand-m9-mtsd0.5"}, "rand-m9-mstd0.5-inc1"),
+        ({"rand_augment": "rand-m9-inc"}, "rand-m9-mstd0.5-inc1"),
+        ({"rand_augment": "rand-m9-tnone"}, "rand-m9-mstd0.5-inc1"),
+    ],
+)
+def test_settings_outside_their_range_are_refused_in_one_line(options, message):
+    with pytest.raises(UserError, match=message):
+        Augment(**options)

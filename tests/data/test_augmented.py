@@ -1,0 +1,192 @@
+"""Randomly cropped images: torchvision's pixels, the same ones for any division of the batches and when resumed."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_trainer
+from image_noise import noise, tree, zipped
+from lightning.pytorch import LightningModule
+from PIL import Image
+from torch import nn
+from torchvision.transforms import InterpolationMode, functional
+
+from uvit_decay.data import Augment, AugmentedImages
+from uvit_decay.data.augmented import Cached, Streamed
+from uvit_decay.data.batches import InMemory, StepLoader, StepSampler
+from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.runtime.errors import UserError
+
+RAND = "rand-m9-mstd0.5-inc1"
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory):
+    """Two classes of twelve JPEGs of various sizes."""
+    folder = tmp_path_factory.mktemp("photographs")
+    for i in range(24):
+        path = folder / ("cat", "dog")[i % 2] / f"{i:02d}.jpg"
+        path.parent.mkdir(exist_ok=True)
+        smooth = Image.fromarray(noise(6, 5, 3, seed=i)).resize((60 + 3 * i, 100 - 2 * i), Image.Resampling.BICUBIC)
+        smooth.save(path, quality=90)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def squares(tmp_path_factory):
+    """Two classes of twelve 16x16 PNGs, zipped."""
+    folder = tmp_path_factory.mktemp("squares")
+    names = [f"{('cat', 'dog')[i % 2]}/{i:02d}.png" for i in range(24)]
+    return zipped(tree(folder / "tree", names, size=16), folder / "squares.zip")
+
+
+def ready(path, image_size=16, **options):
+    data = AugmentedImages(str(path), image_size=image_size, batch_size=8, **{"num_workers": 0, **options})
+    data.setup()
+    return data
+
+
+def batches(data, rank=0, ranks=1, limit=None, start=0, workers=0, epochs=2):
+    sampler = StepSampler(len(data.train), 8, data.seed, rank, ranks, True, limit)
+    loader = StepLoader(data.train, sampler, data.augmentation(), workers)
+    loader.load_state_dict({"start": start})
+    return [batch for _ in range(epochs) for batch in loader]
+
+
+def opened(data, i):
+    with Image.open(data.train.listing.path / data.train.listing.members[i]) as image:
+        return image.convert("RGB")
+
+
+@pytest.mark.parametrize("box", [Box(0, 0, 100, 60), Box(10, 3, 31, 50), Box(20, 5, 9, 4)])
+def test_a_part_has_torchvisions_pixels(photographs, box):
+    path = photographs / "cat" / "00.jpg"
+    found = decode_box(path.open("rb"), "00.jpg", 48, 3, lambda height, width: box)
+    with Image.open(path) as image:
+        expected = functional.resized_crop(image, *box, [48, 48], InterpolationMode.BICUBIC)
+    np.testing.assert_array_equal(np.asarray(found), np.asarray(expected))
+
+
+@pytest.mark.parametrize(("size", "scale"), [(201, 1), (200, 2), (101, 2), (100, 4), (50, 8), (20, 8)])
+def test_large_jpegs_are_decoded_smaller_but_not_below_the_part(tmp_path, size, scale):
+    smooth = Image.fromarray(noise(6, 5, 3)).resize((803, 601), Image.Resampling.BICUBIC)
+    smooth.save(tmp_path / "a.jpg", quality=95)
+    box, decoded, crop = Box(101, 55, 400, 555), [], Image.Image.crop
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Image.Image, "crop", lambda image, part: decoded.append(image.size) or crop(image, part))
+        found = decode_box((tmp_path / "a.jpg").open("rb"), "a.jpg", size, 3, lambda height, width: box)
+    assert decoded == [(-(-803 // scale), -(-601 // scale))]
+    with Image.open(tmp_path / "a.jpg") as image:
+        expected = functional.resized_crop(image, *box, [size, size], InterpolationMode.BICUBIC)
+    assert np.abs(np.asarray(found).astype(int) - np.asarray(expected)).mean() < 1.0
+
+
+def test_streamed_batches_are_torchvisions_crops_mirrored_as_drawn(photographs):
+    data = ready(photographs)
+    assert isinstance(data.train, Streamed)
+    rows = torch.arange(5)
+    images, labels = data.augmentation()(data.train, [3, 7, 11, 15, 20], rows)
+    draws = data.augment.draws(data.seed, rows)
+    for image, label, i, draw in zip(images, labels, [3, 7, 11, 15, 20], draws, strict=True):
+        picture = opened(data, i)
+        box = draw.box(picture.height, picture.width)
+        expected = functional.resized_crop(picture, *box, [16, 16], InterpolationMode.BICUBIC)
+        expected = functional.hflip(expected) if draw.mirror else expected
+        off = np.abs(image.permute(1, 2, 0).numpy().astype(int) - np.asarray(expected))
+        assert off.mean() < 3.0  # draft mode
+        assert label == data.train.labels[i]
+
+
+def test_squares_of_one_size_are_cached_and_others_streamed(squares, photographs):
+    assert isinstance(ready(squares).train, Cached)
+    assert isinstance(ready(squares, image_size=8).train, Cached)
+    assert isinstance(ready(squares, memory_gb=0.0).train, Streamed)
+    assert isinstance(ready(squares, augment=Augment(rand_augment=RAND)).train, Streamed)
+    assert isinstance(ready(photographs).train, Streamed)
+
+
+def test_cached_and_streamed_images_are_the_same_crops(squares):
+    cached, streamed = ready(squares), ready(squares, memory_gb=0.0)
+    for a, b in zip(batches(cached), batches(streamed), strict=True):
+        assert torch.equal(a.labels, b.labels)
+        off = (a.images.int() - b.images.int()).abs()
+        assert off.max() <= 2
+        assert (off > 0).float().mean() < 0.02
+
+
+@pytest.mark.parametrize("rand", [None, RAND])
+@pytest.mark.parametrize("source", ["photographs", "squares"])
+def test_crops_do_not_depend_on_processes_pieces_workers_or_resumption(request, source, rand):
+    data = ready(request.getfixturevalue(source), augment=Augment(rand_augment=rand))
+    whole = batches(data)
+    assert not torch.equal(whole[0].images, whole[3].images)
+    shares = [batches(data, rank, 2, limit=2) for rank in range(2)]
+    for number, batch in enumerate(whole):
+        parts = [part for share in shares for part in share if part.number == number]
+        assert torch.equal(torch.cat([part.images for part in parts]), batch.images)
+    for other in (batches(data, workers=2, start=2, epochs=1), batches(data, start=2, epochs=1)):
+        assert len(other) == 1
+        assert torch.equal(other[0].images, whole[2].images)
+
+
+@pytest.mark.parametrize(("size", "share"), [(16, 1.0), (16, 0.875), (12, 0.8), (30, 0.875)])
+def test_images_read_by_index_and_test_images_have_torchvisions_test_crop(photographs, squares, size, share):
+    for path in (photographs, squares):
+        data = ready(path, size, test_crop=share, test_path=str(path))
+        assert isinstance(data.test, InMemory)
+        chosen = [2, 9, 17]
+        images, _ = data.train[chosen]
+        assert (images.int() - data.test[chosen][0].int()).abs().max() <= 2
+        if path is photographs:
+            for image, i in zip(images, chosen, strict=True):
+                scaled = functional.resize(opened(data, i), [round(size / share)], InterpolationMode.BICUBIC)
+                expected = np.asarray(functional.center_crop(scaled, [size, size]))
+                np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), expected)
+
+
+@pytest.mark.parametrize("source", ["photographs", "squares"])
+def test_grey_images(request, source):
+    data = ready(request.getfixturevalue(source), channels=1, augment=Augment(rand_augment=RAND))
+    assert batches(data)[0].images.shape == data.train[list(range(8))][0].shape == (8, 1, 16, 16)
+
+
+class Seen(LightningModule):
+    """Remembers the images that a task gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.training_images, self.test_images = nn.Parameter(torch.zeros(())), [], []
+
+    def training_step(self, batch, index):
+        self.training_images.append(batch.images)
+        return self.weight
+
+    def validation_step(self, batch, index):
+        self.test_images.append(batch.images)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def test_training_images_are_erased_after_the_transfer_and_test_images_are_not(squares, tmp_path):
+    options = {"test_path": str(squares), "test_crop": 1.0}
+    seen, plain = Seen(), Seen()
+    for module, erase in ((seen, 1.0), (plain, 0.0)):
+        data = ready(squares, augment=Augment(erase=erase), **options)
+        tiny_trainer(tmp_path, max_steps=2, limit_val_batches=1, val_check_interval=1).fit(module, data)
+    assert torch.equal(seen.test_images[0], plain.test_images[0])
+    differs = (torch.stack(seen.training_images) != torch.stack(plain.training_images)).any(2)
+    assert differs.flatten(2).any(2).all()
+    assert differs.float().mean() < 0.4
+
+
+def test_a_damaged_image_is_named(photographs, tmp_path):
+    folder = tree(tmp_path / "damaged", ["cat/0.png", "cat/1.png"], size=32)
+    (folder / "cat" / "0.jpg").write_bytes((photographs / "cat" / "00.jpg").read_bytes()[:300])
+    with pytest.raises(UserError, match="cat/0.jpg"):
+        ready(folder)
+
+
+@pytest.mark.parametrize(("options", "message"), [({"test_crop": 0.0}, "test_crop"), ({"channels": 2}, "1 channel")])
+def test_settings_that_cannot_be_are_refused(photographs, options, message):
+    with pytest.raises(UserError, match=message):
+        batches(ready(photographs, **options))

@@ -1,0 +1,169 @@
+"""The data module of randomly cropped images, for MAE and classifiers: decoded anew, or cropped on the device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
+from torch import Tensor
+
+from uvit_decay.data.augment import Augment, Draw, erased, rand_augment, seeded
+from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
+from uvit_decay.data.decoding import decode_box, planes, resized_centre
+from uvit_decay.data.folder import Images, OnDisk
+from uvit_decay.data.image_files import Listing, common_side, read
+from uvit_decay.data.resample import resampled
+from uvit_decay.runtime.errors import UserError
+
+_TEST_CHUNK = 256  # images that are cropped at once for reading
+
+
+class _Augmentable(Protocol):
+    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class _Keyed:
+    """An Augmentation whose draws are keyed by the rows."""
+
+    augment: Augment
+    seed: int
+
+    def __call__(self, images: _Augmentable, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        return images.augmented(indices, self.augment.draws(self.seed, rows))
+
+
+class Streamed(OnDisk):
+    """Images that are decoded for every batch from their files; read by index, they have the test crop."""
+
+    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]:
+        """Return randomly changed images, uint8 (b, c, size, size), and labels (b,)."""
+        out = np.empty((len(indices), self.channels, self.image_size, self.image_size), np.uint8)
+        with self.listing.opened() as fetch:
+            for row, (index, draw) in enumerate(zip(indices, draws, strict=True)):
+                i = self.chosen[index]
+                size, name = self.image_size, self.listing.members[i]
+                image = decode_box(fetch(i), name, size, self.channels, draw.box)
+                out[row] = planes(_changed(image, draw))
+        return torch.from_numpy(out), self.labels[indices]
+
+
+def _changed(image: Image.Image, draw: Draw) -> Image.Image:
+    """Mirror a cropped image and apply RandAugment, as drawn."""
+    if draw.mirror:
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    if draw.augment.rand_augment is None:
+        return image
+    change = rand_augment(draw.augment.rand_augment, image.width, len(image.getbands()))
+    with seeded(draw.seeds):
+        return change(image)
+
+
+class Cached(InMemory):
+    """Square images of one size in memory, cropped in batches on their device; read by index, they have the test crop.
+
+    Args:
+        images: uint8 (n, c, side, side).
+        labels: int64 (n,).
+        image_size: height and width of crops.
+        test_crop: share of the shorter side in the test crop.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, image_size: int, test_crop: float) -> None:
+        super().__init__(images, labels)
+        self.image_size, self.test_crop = image_size, test_crop
+
+    def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        images, labels = super().__getitem__(indices)
+        side, scaled = images.shape[-1], round(self.image_size / self.test_crop)
+        if side == scaled == self.image_size:
+            return images, labels
+        start = round((scaled - self.image_size) / 2.0) * side / scaled  # torchvision's CenterCrop, in source pixels
+        corner = torch.full((1, 2), start, device=images.device)
+        length = torch.full_like(corner, self.image_size * side / scaled)
+        parts = [resampled(part, corner, length, self.image_size, inside=False) for part in images.split(_TEST_CHUNK)]
+        return torch.cat(parts), labels
+
+    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]:
+        """Return randomly changed images, uint8 (b, c, size, size) on the device of the set, and labels (b,)."""
+        images, labels = super().__getitem__(indices)
+        boxes = torch.tensor([draw.box(*images.shape[2:]) for draw in draws])
+        mirror = torch.tensor([draw.mirror for draw in draws])
+        boxes, mirror = (part.to(images.device, non_blocking=True) for part in (boxes, mirror))
+        return resampled(images, boxes[:, :2], boxes[:, 2:], self.image_size, mirror), labels
+
+
+class AugmentedImages(Images):
+    """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
+
+    The crop is torchvision's RandomResizedCrop, bicubic. Training images are decoded from their files for every batch,
+    in `num_workers` processes; if all are squares of one size that fit in `memory_gb`, such as CIFAR's, they are read
+    once and cropped in batches on the device (not with RandAugment, which is made of PIL's operations). All changes are
+    functions of the seed and of the position in training. Test images, and training images that probes read, have the
+    test crop.
+
+    Args:
+        path: folder, zip or tar of the training images.
+        test_path: folder, zip or tar with the same classes, for validation and probes.
+        holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
+        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
+        image_size: height and width in pixels.
+        channels: 3 for RGB, 1 for grey.
+        batch_size: global batch size, over all devices.
+        device_batch_size: most images per forward pass on a device, see `ImageData`.
+        augment: the random changes of training images.
+        test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; 1 for small
+            pictures that fill their frame.
+        memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
+        num_workers: reader processes per device for larger sets.
+        seed: random seed of the image order and of the changes; the held-out images do not depend on it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        test_path: str | None = None,
+        holdout: float = 0.0,
+        classes: str | None = None,
+        image_size: int = 224,
+        channels: int = 3,
+        batch_size: int = 256,
+        device_batch_size: int | None = None,
+        augment: Augment = Augment(),  # noqa: B008  frozen
+        test_crop: float = 0.875,
+        memory_gb: float = 4.0,
+        num_workers: int = 4,
+        seed: int = 0,
+    ) -> None:
+        sizes = image_size, channels, batch_size, device_batch_size
+        super().__init__(path, test_path, holdout, classes, *sizes, augment.flip, memory_gb, num_workers, seed)
+        if not 0.0 < test_crop <= 1.0:
+            raise UserError(f"test_crop is a share of the shorter side in (0, 1], got {test_crop}")
+        self.augment, self.test_crop = augment, test_crop
+        self.crop = partial(resized_centre, share=test_crop)
+
+    def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
+        side = None
+        if self.augment.rand_augment is None and chosen:
+            room = self.memory_gb * 2**30 / (len(chosen) * self.channels)
+            side = common_side(listing, chosen, math.isqrt(int(room)))
+        if side is None:
+            rank_zero_info(f"{len(chosen)} training images are decoded for every batch")
+            return Streamed(listing, chosen, self.image_size, self.channels, self.crop)
+        images = read(listing, side, self.channels, chosen, exact=True)
+        return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.test_crop)
+
+    def augmentation(self) -> Augmentation:
+        return _Keyed(self.augment, self.seed)
+
+    def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        batch = super().on_after_batch_transfer(batch, dataloader_idx)
+        if not (self.augment.erase and self.trainer.training):
+            return batch
+        return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.rows_on("cpu")))
