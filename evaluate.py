@@ -10,7 +10,7 @@ X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100
 
 from uvit_decay.compare.report import compare
 from uvit_decay.evaluation.commands import generation, likelihood, statistics
-from uvit_decay.representations.commands import features, probe
+from uvit_decay.representations.commands import features, probe, reconstruct
 from uvit_decay.runtime.command_line import run
 
 COMMANDS = {
@@ -18,6 +18,7 @@ COMMANDS = {
     "statistics": statistics,
     "probe": probe,
     "features": features,
+    "reconstruct": reconstruct,
     "likelihood": likelihood,
     "compare": compare,
 }

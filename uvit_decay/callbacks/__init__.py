@@ -1,10 +1,11 @@
-"""Lightning callbacks and the run logger: EMA, previews, metrics, probes, checkpoints and logging."""
+"""Lightning callbacks and the run logger: EMA, previews, reconstructions, metrics, probes, checkpoints and logging."""
 
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.preview import Preview
 from uvit_decay.callbacks.probe import LinearProbes
+from uvit_decay.callbacks.reconstruction import Reconstructions
 from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "LastCheckpoint",
     "LinearProbes",
     "Preview",
+    "Reconstructions",
     "RunLogger",
     "Summary",
 ]

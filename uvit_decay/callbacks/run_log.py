@@ -27,6 +27,7 @@ CONTENTS = {
     "config.yaml": "the whole configuration",
     METRICS: "all logged numbers, also as TensorBoard events",
     "samples.png": "samples",
+    "reconstructions.png": "images, masked images and their reconstructions",
     GENERATION: "FID, Inception Score and how they were measured, a line each time",
     PROBES: "linear probes: the best cell and how it was measured, a line each time",
     "probes.png": "the newest linear probes, layer x noise level",

@@ -1,4 +1,4 @@
-"""`evaluate.py probe` and `evaluate.py features`: a checkpoint and images, opened by name for what judges features.
+"""`evaluate.py probe`, `features` and `reconstruct`: a checkpoint and images, opened by name for what judges features.
 
 What a command needs is imported when it runs, so that help is quick.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uvit_decay.representations.options import Probing, Visualization
+from uvit_decay.representations.options import Probing, Reconstruction, Visualization
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
@@ -99,6 +99,32 @@ def features(options: Visualization) -> None:
                 draw_tsne(options, patches, chosen, *points)
 
 
+def reconstruct(options: Reconstruction) -> None:
+    """Images, masked images and their reconstructions by a masked autoencoder."""
+    from uvit_decay import checkpoint
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.image_io import save_image, to_float
+    from uvit_decay.representations.reconstruction import Reconstructor
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.random import subset
+
+    with Processes.launched() as processes:
+        if not processes.is_main:
+            return
+        check_writable(options.out)
+        loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
+        device = pick_device(options.device, processes.local_rank)
+        reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
+        images = open_images(options.images, loaded.net.channels, loaded.net.image_size)
+        check_shape(options.images, images, loaded.net.channels, loaded.net.image_size)
+        chosen = subset(images, options.num, "reconstructions")
+        with claimed(options.out):
+            read = lambda part: to_float(images.read(part).to(device))  # noqa: E731
+            save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
+        print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
+
+
 def open_patch_features(loaded: Checkpoint, options: Visualization, device: torch.device) -> PatchFeatures:
     """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
     from uvit_decay.autoencoder import decoder
@@ -114,11 +140,16 @@ def open_patch_features(loaded: Checkpoint, options: Visualization, device: torc
     side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
     channels = 3 if autoencoder else net.channels
     images = open_images(options.images, channels, side)
-    if images.shape != (channels, side, side):
-        c, h, w = images.shape
-        raise UserError(f"{options.images} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
+    check_shape(options.images, images, channels, side)
     settings = (options.level(loaded.path is None), options.seed, options.batch_size)
     return PatchFeatures(net.to(device), loaded.path, images, device, *settings, autoencoder)
+
+
+def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:
+    """Raise a UserError if the images, opened as `name`, are not of the size that the network takes."""
+    if images.shape != (channels, side, side):
+        c, h, w = images.shape
+        raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
 
 
 def _open_masks(folder: Path, images: ImageSource) -> Masks:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import Count, LoadingOptions, Seed
+from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
@@ -111,6 +111,29 @@ class Visualization(LoadingOptions):
         if self.time is not None:
             raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
         return 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconstruction(LoadingOptions):
+    """Reconstructions of masked images.
+
+    Args:
+        ckpt: a .ckpt or .safetensors of a masked autoencoder.
+        images: folder, zip, tar, .npz or data set, such as digits:test.
+        num: images, a fixed random choice.
+        mask_ratio: share of the patches that are removed, in (0, 1).
+        seed: of the masks.
+        batch_size: images at a time.
+        out: picture.
+    """
+
+    ckpt: Path
+    images: Annotated[str, "--pictures"]
+    num: Annotated[int, Bounds(1, LARGEST_GRID)] = 16
+    mask_ratio: float = 0.75
+    seed: Seed = 0
+    batch_size: Count = 64
+    out: Path = Path("reconstructions.png")
 
 
 def check_times(times: Sequence[float]) -> None:

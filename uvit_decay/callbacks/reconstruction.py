@@ -1,0 +1,83 @@
+"""Reconstructions of the same masked images while an MAE trains, so that steps can be compared."""
+
+from __future__ import annotations
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor
+
+from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.pictures import save_picture
+from uvit_decay.data import ImageData
+from uvit_decay.representations.reconstruction import Reconstructor
+from uvit_decay.runtime.cost import estimated_seconds
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import MOST_SEED, check_whole
+from uvit_decay.runtime.random import subset
+from uvit_decay.sampling_options import LARGEST_GRID
+from uvit_decay.tasks.base import Task
+
+
+class Reconstructions(Periodic):
+    """A grid of images, masked images and reconstructions, the paper's Figure 6, always of the same images and masks.
+
+    Writes reconstructions.png (the newest) and reconstructions/step_N.png in the run folder, and to TensorBoard. The
+    images are test images if there are any, else training images. Visible patches are those of the image, and removed
+    ones the decoder's; if it predicts normalised patches, they get mean and variance of the image's own.
+
+    Args:
+        every_n_steps: optimizer steps between grids; 0 means only at the end.
+        at_end: make a grid when training ends, too.
+        num: images, a fixed random choice.
+        mask_ratio: share of removed patches, in (0, 1).
+        seed: seed of the masks.
+        batch_size: images per batch.
+    """
+
+    def __init__(
+        self,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        num: int = 16,
+        mask_ratio: float = 0.75,
+        seed: int = 0,
+        batch_size: int = 64,
+    ) -> None:
+        super().__init__(every_n_steps, at_end)
+        check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
+        check_whole(0, MOST_SEED, seed=seed)
+        self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        """Raise a UserError before training if the network is no MAE, or the masks leave no patch."""
+        self._reconstructor(trainer, task)
+
+    def _reconstructor(self, trainer: Trainer, task: Task) -> Reconstructor:
+        return Reconstructor(task.net, self.mask_ratio, self.seed, self.precision(task), trainer.datamodule.preview)
+
+    def evaluations(self, trainer: Trainer, task: Task) -> int:
+        data: ImageData = trainer.datamodule
+        return min(self.num, len(data.test or data.train))
+
+    def seconds(self, trainer: Trainer, task: Task) -> float:
+        reconstructor, shape = self._reconstructor(trainer, task), (task.net.channels, *2 * (task.net.image_size,))
+
+        def reconstruct(count: int) -> Tensor:
+            return reconstructor(torch.zeros(count, *shape, device=task.device), range(count))
+
+        return estimated_seconds(reconstruct, self.evaluations(trainer, task), self.batch_size)
+
+    def evaluate(self, trainer: Trainer, task: Task) -> None:
+        """Make the grid on rank 0 alone: it is small."""
+        data: ImageData = trainer.datamodule
+        images = data.test or data.train
+        with averaged(trainer, task):
+            if not Processes.current().is_main:
+                return
+            picture = self._reconstructor(trainer, task).picture(
+                lambda part: data.network_input(images[part][0].to(task.device)),
+                subset(images, self.num, "reconstructions"),
+                self.batch_size,
+            )
+        save_picture(trainer, self.folder, "reconstructions", picture)

@@ -1,0 +1,88 @@
+"""Reconstructions of masked images, the paper's Figure 6: the image, what the encoder sees, what the decoder adds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, UInt8
+from PIL.Image import Image
+from torch import Tensor, nn
+
+from uvit_decay.image_io import labelled_grid, to_uint8
+from uvit_decay.nn import MAE
+from uvit_decay.nn.mae import visible_patches
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.precision import Precision, computing
+from uvit_decay.runtime.random import uniform
+
+HEADINGS = ("image", "masked", "reconstruction")
+CELL = 96  # pixels: the width of the longest heading
+
+
+@dataclass(frozen=True)
+class Reconstructor:
+    """An MAE that reconstructs images behind masks that are functions of the seed and of an image's number.
+
+    The decoder's output is shown at removed patches, the image itself at visible ones. Of an MAE that predicts
+    normalised patches, each gets the mean and the variance of the image's own patch: contrast and colour of a patch
+    are then not predictions.
+
+    Args:
+        net: the masked autoencoder, in eval mode.
+        mask_ratio: share of removed patches, in (0, 1).
+        seed: seed of the masks.
+        precision: of the network.
+        decode: conversion of images in the scale of networks to uint8.
+
+    Raises:
+        UserError: a network without a decoder, or masks that leave no patch, or remove none.
+    """
+
+    net: nn.Module
+    mask_ratio: float = 0.75
+    seed: int = 0
+    precision: Precision = "float32"
+    decode: Callable[[Tensor], Tensor] = to_uint8
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.net, MAE):
+            raise UserError(f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images")
+        visible_patches(self.patches, self.mask_ratio)
+
+    @property
+    def patches(self) -> int:
+        """Number of patches of an image."""
+        return (self.net.image_size // self.net.patch_size) ** 2
+
+    @torch.no_grad()
+    def __call__(self, x: Float[Tensor, "b c h w"], numbers: Sequence[int]) -> UInt8[Tensor, "b 3 c2 h w"]:
+        """Return the image, the masked image (grey where patches are removed) and the reconstruction of each x."""
+        rows = torch.tensor(numbers, dtype=torch.int64, device=x.device)
+        noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.patches,))
+        with computing(x.device, self.precision):
+            prediction, mask = self.net(x, noise, self.mask_ratio)
+        removed = self._pixels(mask)
+        restored = torch.where(removed, self.net.reconstruct(x, prediction.float()), x)
+        return torch.stack([self.decode(images) for images in (x, torch.where(removed, 0.0, x), restored)], dim=1)
+
+    def _pixels(self, mask: Float[Tensor, "b n"]) -> Tensor:
+        """Return the mask of the pixels, bool (b, 1, h, w)."""
+        side, patch = math.isqrt(self.patches), self.net.patch_size
+        grid = mask.bool().unflatten(1, (1, side, side))
+        return grid.repeat_interleave(patch, dim=2).repeat_interleave(patch, dim=3)
+
+    def picture(self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int) -> Image:
+        """Return the labelled grid of the images `numbers`; `read` gives them (b, c, h, w) in the scale of networks."""
+        triples = torch.cat(list(self._batches(read, numbers, batch_size)))
+        abreast = max(1, round(math.sqrt(len(triples) / len(HEADINGS))))  # so that the picture is about square
+        return labelled_grid(triples.flatten(0, 1), abreast * len(HEADINGS), HEADINGS * abreast, CELL)
+
+    def _batches(
+        self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int
+    ) -> Iterator[UInt8[Tensor, "b 3 c h w"]]:
+        for start in range(0, len(numbers), batch_size):
+            part = list(numbers[start : start + batch_size])
+            yield self(read(part), part).cpu()
