@@ -39,7 +39,7 @@ class Attached(nn.Module):
 
     def weights(self, k: int) -> tuple[float | Tensor, float]:
         """Return alpha and beta of branch k."""
-        return (self.alphas if self.shortcuts.learnable else self.shortcuts.alphas)[k], self.shortcuts.betas[k]
+        return self.shortcuts.weights(k, self.alphas)
 
     def remove(self) -> None:
         """Remove all hooks; the model then computes exactly what it did before."""

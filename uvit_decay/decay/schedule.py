@@ -38,6 +38,10 @@ class Shortcuts:
     betas: tuple[float, ...]
     learnable: bool = False
 
+    def weights(self, k: int, learned: Tensor) -> tuple[float | Tensor, float]:
+        """Return alpha and beta of branch k; alpha is that of `learned` if the alphas are learned."""
+        return (learned if self.learnable else self.alphas)[k], self.betas[k]
+
 
 def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
     """Return alpha x + beta f (Eq. 3), with beta = 1 as one fused multiply-add in place of the ordinary addition.

@@ -14,7 +14,7 @@ from uvit_decay.runtime.errors import UserError, check_whole
 
 
 class DecayedNet(nn.Module):
-    """A transformer of L blocks in execution order whose 2 L residual branches stand on decayed shortcuts (abstract).
+    """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
 
     Subclasses set `num_classes`, `null_label` and `checkpointing` and call `record_shortcuts` in their constructor.
     """

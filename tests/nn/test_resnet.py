@@ -1,0 +1,158 @@
+"""Our ResNet against torchvision's, plain and with decay.attach; its depth, its stems, what it refuses."""
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import resnet18
+from torchvision.models.resnet import BasicBlock
+from torchvision.models.resnet import ResNet as Torchvision
+from torchvision.transforms import Normalize
+
+from uvit_decay import decay
+from uvit_decay.nn import ResNet
+from uvit_decay.nn.intermediates import HasIntermediates, pooled_features
+from uvit_decay.runtime.errors import UserError
+
+SMALL = {"image_size": 16, "width": 4, "num_classes": 5, "stem": "cifar"}
+TO_IMAGENET = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+def official(depth=8):
+    """torchvision's network with norms that differ from the identity, as trained ones do."""
+    torch.manual_seed(0)
+    net = Torchvision(BasicBlock, [2, 2, depth - 6, 2])
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 0.5, 0.2)
+            nn.init.normal_(module.bias, 0.1, 0.2)
+            module.running_mean.normal_(0, 0.1)
+            module.running_var.uniform_(0.5, 2)
+    return net
+
+
+def images(size=64, count=2):
+    return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_official_weights_load_and_give_the_same_logits(training):
+    theirs = resnet18().train(training)
+    theirs.load_state_dict(official().state_dict())
+    net = ResNet(num_classes=1000).train(training)
+    net.load_state_dict(theirs.state_dict())
+    x = images()
+    ours = net(x)
+    torch.testing.assert_close(ours, theirs(TO_IMAGENET((x + 1) / 2)), rtol=1e-5, atol=1e-5)
+    assert [*net.state_dict()] == ["alphas", *theirs.state_dict()]
+    assert sum(p.numel() for p in net.parameters()) == 11_689_512
+    theirs.load_state_dict({name: value for name, value in net.state_dict().items() if name != "alphas"})
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "cosine"}, {"index": "v2"}, {"schedule": "learnable"}])
+def test_a_decayed_and_deeper_network_is_torchvisions_with_attached_decay(options):
+    theirs = official(depth=11).double()
+    net = ResNet(num_classes=1000, depth=11, alpha_min=0.7, pixels="unit", **options).double()
+    net.load_state_dict(theirs.state_dict())
+    attached = decay.attach(theirs, 0.7, **options).double()
+    x = images().double()
+    torch.testing.assert_close(net(x), theirs(x))
+    ours = torch.autograd.grad(net(x).square().mean(), [p for p in net.parameters() if p is not net.alphas])
+    wanted = torch.autograd.grad(theirs(x).square().mean(), list(theirs.parameters()))
+    for got, expected in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9)
+    if "learnable" in options.values():
+        parameters = (net.alphas, attached.alphas)
+        grads = [
+            torch.autograd.grad(f(x).square().mean(), alphas)[0]
+            for f, alphas in zip((net, theirs), parameters, strict=True)
+        ]
+        torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-9)
+
+
+def test_constant_schedules_scale_the_branch_too():
+    theirs = official().double()
+    net = ResNet(num_classes=1000, schedule="constant-branch", pixels="unit").double()
+    net.load_state_dict(theirs.state_dict())
+    decay.attach(theirs, 1.0, "constant-branch")
+    x = images().double()
+    torch.testing.assert_close(net(x), theirs(x))
+
+
+def test_deeper_networks_have_more_blocks_in_the_third_stage():
+    for depth in (8, 12, 16):
+        net = ResNet(**SMALL, depth=depth, alpha_min=0.7)
+        assert [len(stage) for stage in (net.layer1, net.layer2, net.layer3, net.layer4)] == [2, 2, depth - 6, 2]
+        assert len(net.blocks()) == len(net.alphas) == depth
+        assert net.alphas[[0, -1]].tolist() == pytest.approx([1.0, 0.7])
+
+
+def test_its_features_are_what_the_classifier_reads():
+    net = ResNet(**SMALL).eval()
+    assert isinstance(net, HasIntermediates)
+    assert [layer.name for layer in net.layers] == ["avgpool"]
+    seen = []
+    net.avgpool.register_forward_hook(lambda m, a, out: seen.append(out))
+    x = images(16, 3)
+    features = pooled_features(net, x)
+    assert features.shape == (1, 3, net.dim) == (1, 3, 32)
+    torch.testing.assert_close(features[0], seen[0].flatten(1))
+    torch.testing.assert_close(net(x), net.linear_head(features[0]))
+
+
+@pytest.mark.parametrize(("stem", "side"), [("cifar", 16), ("imagenet", 4)])
+def test_the_stems(stem, side):
+    net = ResNet(**{**SMALL, "stem": stem})
+    seen = []
+    net.blocks()[0].register_forward_pre_hook(lambda m, args: seen.append(args[0].shape))
+    net(images(16))
+    assert seen == [(2, 4, side, side)]
+
+
+def test_any_channels_and_sizes_without_a_classifier():
+    net = ResNet(image_size=20, channels=2, width=4, stem="cifar", pixels="unit")
+    assert pooled_features(net, torch.zeros(2, 2, 20, 20)).shape == (1, 2, 32)
+    with pytest.raises(UserError, match="no classifier: set num_classes"):
+        net(torch.zeros(2, 2, 20, 20))
+
+
+def test_zero_init_silences_the_branches():
+    net = ResNet(**SMALL, zero_init=True)
+    assert all(not block.bn2.weight.any() for block in net.blocks())
+    assert all(block.bn2.weight.any() for block in ResNet(**SMALL, alpha_min=0.7).blocks())
+
+
+def test_weights_of_another_decay_are_refused():
+    net = ResNet(**SMALL, alpha_min=0.7)
+    with pytest.raises(UserError, match="trained with alphas"):
+        ResNet(**SMALL).load_state_dict(net.state_dict())
+    twin = ResNet(**net.config)
+    twin.load_state_dict(net.state_dict())
+    assert torch.equal(twin.eval()(images(16)), net.eval()(images(16)))
+
+
+def test_it_computes_in_bfloat16_and_returns_single_precision():
+    net = ResNet(**SMALL, alpha_min=0.7).eval()
+    x = images(16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out = net(x)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, net(x), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"depth": 6}, "depth must"),
+        ({"width": 0}, "width must"),
+        ({"alpha_min": 0.0}, "alpha_min must lie"),
+        ({"pixels": "imagenet", "channels": 1}, "set pixels unit"),
+    ],
+)
+def test_wrong_arguments_are_refused(options, message):
+    with pytest.raises(UserError, match=message):
+        ResNet(**SMALL | options)
+
+
+def test_stochastic_depth_is_refused():
+    with pytest.raises(UserError, match="set drop_path to 0"):
+        ResNet(**SMALL)(images(16), torch.ones(8, 2))

@@ -1,0 +1,144 @@
+"""ResNet-18 with decayed shortcuts, and deeper ones, for the paper's study of the rank (App. B.2, Fig. 7).
+
+A block computes relu(alpha * shortcut(x) + f(x)), whether the shortcut is the identity or a projection, so L blocks
+have L residual branches. Deeper networks have more blocks in the third of the four stages, as in the paper. Names,
+shapes and initialisation are torchvision's: its resnet18 weights load with strict=True, and with alpha_min = 1 the
+function is the same. b = batch, d = width of the pooled features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock
+
+from uvit_decay import decay
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
+from uvit_decay.nn.intermediates import Layer
+from uvit_decay.runtime.errors import UserError, check_whole
+
+Stem = Literal["imagenet", "cifar"]
+
+
+class DecayedBlock(BasicBlock):
+    """torchvision's BasicBlock with weights of its shortcut and of its branch."""
+
+    def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float = 1.0) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        shortcut = x if self.downsample is None else self.downsample(x)
+        return self.relu(decay.decayed_add(shortcut, out, alpha, beta))
+
+
+class ResNet(DecayedNet):
+    """ResNet net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
+
+    Args:
+        image_size: height and width in pixels.
+        channels: 3 for RGB, 1 for grey, any number with `pixels` unit.
+        width: channels of the first stage; each further stage has twice as many, and d = 8 `width`.
+        depth: number of residual blocks L, 8 in ResNet-18: 2 in each stage, and `depth` - 6 in the third.
+        num_classes: K classes; 0 is an encoder without classifier.
+        stem: `imagenet` (7x7 convolution and max-pooling, a quarter of the size) or `cifar` (3x3, full size).
+        alpha_min: weight of the deepest shortcut, in (0, 1]; 1 is the ordinary network.
+        schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
+        index: how depth is counted; `code` runs from exactly 1 to exactly alpha_min.
+        zero_init: initialise residual branches to output 0.
+        pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
+    """
+
+    null_label = False
+    num_prefix_tokens = 0
+    checkpointing = False  # batch norms would count each batch twice
+    layers = (Layer("avgpool", "encoder"),)
+
+    def __init__(
+        self,
+        image_size: int = 224,
+        channels: int = 3,
+        width: int = 64,
+        depth: int = 8,
+        num_classes: int = 0,
+        stem: Stem = "imagenet",
+        alpha_min: float = 1.0,
+        schedule: decay.Schedule = "linear",
+        index: decay.Index = "code",
+        zero_init: bool = False,
+        pixels: Pixels = "imagenet",
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
+        check_whole(1, 2**16, image_size=image_size, channels=channels, width=width)
+        check_whole(7, 1000, depth=depth)
+        check_whole(0, 2**24, num_classes=num_classes)
+        self.image_size, self.channels, self.num_classes, self.dim = image_size, channels, num_classes, 8 * width
+        self.scale = PixelScale.of(pixels, channels)
+
+        self.conv1, self.maxpool = _stem(stem, channels, width)
+        self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
+        self.layer1 = _stage(width, width, 2, stride=1)
+        self.layer2 = _stage(width, 2 * width, 2, stride=2)
+        self.layer3 = _stage(2 * width, 4 * width, depth - 6, stride=2)
+        self.layer4 = _stage(4 * width, 8 * width, 2, stride=2)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        if num_classes:
+            self.fc = nn.Linear(self.dim, num_classes)
+        self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, index=index, per_block=1))
+
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        if zero_init:
+            for block in self.blocks():
+                nn.init.zeros_(block.bn2.weight)
+
+    def blocks(self) -> list[DecayedBlock]:
+        """Return all residual blocks in execution order."""
+        return [*self.layer1, *self.layer2, *self.layer3, *self.layer4]
+
+    @property
+    def linear_head(self) -> nn.Linear:
+        """The linear layer of the classifier."""
+        return self.fc
+
+    def forward(self, x: Float[Tensor, "b c h w"], keep: Tensor | None = None) -> Float[Tensor, "b classes"]:
+        """Return logits; `keep`, the stochastic depth of transformers, must be None."""
+        if not self.num_classes:
+            raise UserError("this encoder has no classifier: set num_classes")
+        if keep is not None:
+            raise UserError("a ResNet is trained without stochastic depth: set drop_path to 0")
+        features = self.pooled(x)
+        with without_autocast(features):
+            return self.fc(features.to(self.fc.weight.dtype))
+
+    def pooled(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b d"]:
+        """Return what the classifier reads: the mean over positions after the last block."""
+        x = self.maxpool(self.relu(self.bn1(self.conv1(self.scale.enter(x)))))
+        for k, block in enumerate(self.blocks()):
+            x = block(x, *self.shortcuts.weights(k, self.alphas))
+        return self.avgpool(x).flatten(1)
+
+    def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:
+        """Yield the pooled features as a single token."""
+        yield self.pooled(x)[:, None]
+
+
+def _stem(stem: Stem, channels: int, width: int) -> tuple[nn.Conv2d, nn.Module]:
+    """Return the first convolution and the max-pooling behind it."""
+    if stem not in get_args(Stem):
+        raise UserError(f"stem must be {' or '.join(get_args(Stem))}, got {stem!r}")
+    if stem == "cifar":
+        return nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+    return nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)
+
+
+def _stage(inside: int, outside: int, blocks: int, stride: int) -> nn.Sequential:
+    """Return `blocks` blocks of `outside` channels, the first of which projects its shortcut if the shape changes."""
+    downsample = None
+    if (inside, stride) != (outside, 1):
+        downsample = nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+    first = DecayedBlock(inside, outside, stride, downsample)
+    return nn.Sequential(first, *(DecayedBlock(outside, outside) for _ in range(blocks - 1)))
