@@ -19,6 +19,7 @@ from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.plain import read_text
+from uvit_decay.tasks.base import Task
 
 METRICS = "metrics.csv"
 LARGEST = 2**30  # bytes of metrics.csv
@@ -153,7 +154,7 @@ class RunLogger(TensorBoardLogger):
 
 
 class Summary(Callback):
-    """A message at the end of training: speed, contents of the run folder and the command to sample from it.
+    """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
 
     When training starts, metrics.csv begins with the log of the run that this one continues.
     """
@@ -164,7 +165,7 @@ class Summary(Callback):
             if isinstance(logger, RunLogger):
                 logger.copy_until(trainer.global_step, earlier / METRICS)
 
-    def on_fit_end(self, trainer: Trainer, task: LightningModule) -> None:
+    def on_fit_end(self, trainer: Trainer, task: Task) -> None:
         folder = run_folder(trainer)
         if not trainer.is_global_zero or trainer.fast_dev_run:
             return
@@ -174,7 +175,12 @@ class Summary(Callback):
         lines += [f"  {name:22} {what}" for name, what in CONTENTS.items() if (folder / name).exists()]
         checkpoint = folder / "checkpoints" / "last.ckpt"
         if checkpoint.exists():
-            lines += [f"sample from it: python sample.py --ckpt {checkpoint}"]
+            use = (
+                "judge its features: python evaluate.py probe"
+                if task.path is None
+                else "sample from it: python sample.py"
+            )
+            lines += [f"{use} --ckpt {checkpoint}"]
         rank_zero_info("\n".join(lines))
 
 

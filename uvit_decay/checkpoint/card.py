@@ -19,16 +19,18 @@ KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safe
 VERSION = 1  # of the form of a card, to be raised when a reader of before would misunderstand it
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelCard:
-    """All that is needed besides the weights to sample from a network, to resume its training and to export it.
+    """All that is needed besides the weights to use a network, to resume its training and to export it.
+
+    Path, prediction and sampling are those of a denoiser; all three are None for an encoder or a classifier.
 
     Args:
         net: class and arguments of the network.
         path: class and arguments of the noise path.
         prediction: quantity that the network predicts.
         sampling: default sampling.
-        class_names: names of the real classes; empty if the network is unconditional.
+        class_names: names of the real classes; empty if the network is unconditional or has no classifier.
         data: name of the training data.
         step: optimizer steps so far.
         latents: latent space of the data; None for pixels.
@@ -38,13 +40,13 @@ class ModelCard:
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
 
     Raises:
-        UserError: a number out of range.
+        UserError: a number out of range, or a part of a denoiser without the others.
     """
 
     net: Spec
-    path: Spec
-    prediction: Prediction
-    sampling: Sampling
+    path: Spec | None = None
+    prediction: Prediction | None = None
+    sampling: Sampling | None = None
     class_names: tuple[str, ...]
     data: str
     step: int
@@ -57,6 +59,9 @@ class ModelCard:
     def __post_init__(self) -> None:
         check_whole(0, 2**63 - 1, step=self.step)
         check_whole(1, 2**48, pieces=self.pieces)
+        absent = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
+        if len(absent) in (1, 2):
+            raise UserError(f"its model card lacks {absent[0]}, a denoiser has path, prediction and sampling")
 
     @classmethod
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
@@ -85,6 +90,6 @@ class ModelCard:
         """Return the plain values that a checkpoint stores; fields that are None are left out."""
         return {"version": VERSION} | {name: value for name, value in asdict(self).items() if value is not None}
 
-    def noise_path(self) -> NoisePath:
-        """Return the noise path, which must be one of this package."""
-        return build(self.path, NoisePath, NoisePath.__module__)
+    def noise_path(self) -> NoisePath | None:
+        """Return the noise path, which must be one of this package; None if the network is no denoiser."""
+        return self.path and build(self.path, NoisePath, NoisePath.__module__)

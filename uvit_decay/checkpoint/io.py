@@ -31,7 +31,7 @@ from uvit_decay.runtime.tensor_files import damaged, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
-ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network that can be sampled
+ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,27 @@ class Checkpoint:
     """A trained network in eval mode, and what its model card says of it; see `ModelCard`."""
 
     net: nn.Module
-    path: NoisePath
-    prediction: Prediction
-    sampling: Sampling
+    path: NoisePath | None
+    prediction: Prediction | None
+    sampling: Sampling | None
     class_names: tuple[str, ...]
     data: str
     step: int
     weights: Weights  # the set that was loaded
     latents: LatentSpace | None
 
+    def check_denoiser(self) -> None:
+        """Raise a UserError if the network makes no images."""
+        if self.path is None:
+            kind = "a classifier" if self.class_names else "an encoder"
+            raise UserError(
+                f"this checkpoint is of {kind} ({type(self.net).__name__}), which makes no images: "
+                "evaluate.py probe and classify judge its features"
+            )
+
     def source(self, device: torch.device) -> DiffusionModel:
-        """Return the network on `device` in the form that samplers take."""
+        """Return the network on `device` in the form that samplers take; raise a UserError if it is no denoiser."""
+        self.check_denoiser()
         return DiffusionModel.from_net(self.net.to(device), self.path, self.prediction, device, self.latents is None)
 
 
@@ -74,7 +84,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         net.float()
     for name in ATTRIBUTES:
         if not isinstance(getattr(net, name, None), int):
-            raise UserError(f"{path} describes a {type(net).__name__}, which makes no images: it has no {name}")
+            raise UserError(f"{path} describes a {type(net).__name__}, which is no network of images: it has no {name}")
     latents, names = card.latents, card.class_names
     if latents and latents.channels != net.channels:
         raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")

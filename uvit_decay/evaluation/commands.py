@@ -162,6 +162,7 @@ def likelihood(
     with Processes.launched() as processes:
         check_writable(out)
         loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
+        loaded.check_denoiser()
         source = open_images(images, loaded.net.channels, loaded.net.image_size)
         device = pick_device(loading.device, processes.local_rank)
         with claimed(out, processes.is_main):

@@ -32,6 +32,7 @@ DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")  # argumen
 class Encoder(DecayedNet):
     """Embeddings, tokens [class, patches] and decayed blocks (abstract); `config` are the arguments of the subclass."""
 
+    num_classes = 0
     null_label = False
     num_prefix_tokens = 1
     class_token = True

@@ -1,6 +1,7 @@
-"""LightningModules that join a network, a noise path and data for training."""
+"""LightningModules that join a network and data for training."""
 
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.tasks.mae import MAETask
 
-__all__ = ["DiffusionTask", "Task"]
+__all__ = ["DiffusionTask", "MAETask", "Task"]

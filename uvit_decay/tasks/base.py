@@ -37,10 +37,15 @@ from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.batches import Batch
+from uvit_decay.data.classes import class_hash
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.optimization import Optimization, Schedule
 from uvit_decay.tasks.resume import Settings, changes, check
-from uvit_decay.tasks.sharding import Sharded, compile_net, full, local
+from uvit_decay.tasks.sharding import Sharded, compile_net, full, local, original_class
 
 NEVER = 2**62  # a step that is never reached
 HINT = (
@@ -50,17 +55,21 @@ HINT = (
 
 
 class Task(LightningModule):
-    """Base class of tasks that train `net`; subclasses define `loss`, `function`, `card` and `check_data`.
+    """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function`.
 
     Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops if a loss is not finite.
 
     Args:
-        net: the network.
+        net: the network; it has the attributes `image_size`, `channels`, `num_classes` and `config`, its constructor
+            arguments, with which it is rebuilt from checkpoints.
         optim: optimizer and learning rate.
         compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
             and sampling work as without it. A sharded network is compiled block by block.
         seed: seed of all random numbers of training.
     """
+
+    path: NoisePath | None = None  # of a denoiser, and how to sample from it
+    sampling: Sampling | None = None
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
@@ -84,17 +93,48 @@ class Task(LightningModule):
         """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val"."""
         raise NotImplementedError
 
+    def setup(self, stage: str) -> None:
+        """Raise a UserError if the images or the classes of the data are not those of the network."""
+        data: ImageData = self.trainer.datamodule
+        required = {"image_size": data.image_size, "channels": data.channels}
+        if self.net.num_classes:
+            required["num_classes"] = len(data.class_names)
+        for key, value in required.items():
+            actual = getattr(self.net, key)
+            if actual != value:
+                raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
+
     def function(self) -> dict[str, Any]:
         """Return the fields of `card` that define the function of the weights; they need no data."""
-        raise NotImplementedError
+        return {"net": Spec.of(original_class(self.net), self.net.config)}
 
     def card(self) -> ModelCard:
-        """Return the model card, which is stored in the checkpoint."""
-        raise NotImplementedError
+        """Return the model card, which is stored in the checkpoint: the network, and the data of this run."""
+        data: ImageData = self.trainer.datamodule
+        return ModelCard(
+            **self.function(),
+            sampling=self.sampling,
+            class_names=tuple(data.class_names) if self.net.num_classes else (),
+            class_hash=class_hash(data.class_names),
+            data=data.name,
+            latents=data.latents,
+            step=self.trainer.global_step,
+            pieces=data.pieces,
+        )
 
     def check_data(self, card: ModelCard) -> None:
-        """Raise a UserError if this run's data are not of the kind that the network of a checkpoint was trained on."""
-        raise NotImplementedError
+        """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
+        data: ImageData = self.trainer.datamodule
+        ours = class_hash(data.class_names)
+        if self.net.num_classes and card.class_hash not in (None, ours):
+            raise UserError(
+                f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
+            )
+        if (card.latents is None) != (data.latents is None):
+            kinds = ("latents", "pixels") if card.latents else ("pixels", "latents")
+            raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
+        if card.latents:
+            card.latents.check_same(data.latents, "the checkpoint", data.name)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         loss = self.loss(batch, "train")

@@ -8,10 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint import ModelCard
 from uvit_decay.data.batches import Batch
-from uvit_decay.data.classes import class_hash
-from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
@@ -20,15 +17,13 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.tasks.base import Optimization, Task
-from uvit_decay.tasks.sharding import original_class
 
 
 class DiffusionTask(Task):
     """Training of any network net(x, t, y) as a denoiser.
 
     Args:
-        net: the network; it has the attributes `image_size`, `channels`, `num_classes`, `null_label` and `config`, its
-            constructor arguments, with which it is rebuilt from checkpoints.
+        net: the network, see `Task`; it has the attribute `null_label`, too.
         path: the noise path from data to noise; a dataclass.
         prediction: what the network predicts: the noise `eps`, the data `x`, the `velocity` or the `score`.
         weighting: weights of the eps and score losses over noise levels: `none`, `velocity` or `likelihood` (SiT).
@@ -69,30 +64,10 @@ class DiffusionTask(Task):
         self.label_dropout, self.sampling = label_dropout, sampling
 
     def setup(self, stage: str) -> None:
+        """Raise a UserError if the network does not fit the sampling or the data."""
         source = self.source()
         source.check(source.unguided(self.sampling))
-        data: ImageData = self.trainer.datamodule
-        required = {"image_size": data.image_size, "channels": data.channels}
-        if self.net.num_classes:
-            required["num_classes"] = len(data.class_names)
-        for key, value in required.items():
-            actual = getattr(self.net, key)
-            if actual != value:
-                raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
-
-    def check_data(self, card: ModelCard) -> None:
-        """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
-        data: ImageData = self.trainer.datamodule
-        ours = class_hash(data.class_names)
-        if self.net.num_classes and card.class_hash not in (None, ours):
-            raise UserError(
-                f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
-            )
-        if (card.latents is None) != (data.latents is None):
-            kinds = ("latents", "pixels") if card.latents else ("pixels", "latents")
-            raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
-        if card.latents:
-            card.latents.check_same(data.latents, "the checkpoint", data.name)
+        super().setup(stage)
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean diffusion loss of a part of a global batch; `stage` is "train" or "val".
@@ -120,22 +95,8 @@ class DiffusionTask(Task):
     def function(self) -> dict[str, Any]:
         """Return network, path, prediction and weighting."""
         return {
-            "net": Spec.of(original_class(self.net), self.net.config),
+            **super().function(),
             "path": Spec.of(type(self.path), dataclasses.asdict(self.path)),
             "prediction": self.prediction,
             "weighting": self.weighting,
         }
-
-    def card(self) -> ModelCard:
-        """Return the model card with the default sampling, the classes, the name of the data and the latent space."""
-        data: ImageData = self.trainer.datamodule
-        return ModelCard(
-            **self.function(),
-            sampling=self.sampling,
-            class_names=tuple(data.class_names) if self.net.num_classes else (),
-            class_hash=class_hash(data.class_names),
-            data=data.name,
-            latents=data.latents,
-            step=self.trainer.global_step,
-            pieces=data.pieces,
-        )

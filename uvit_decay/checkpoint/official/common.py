@@ -74,14 +74,14 @@ class RecognisedModel:
     def card(self, origin: str, step: int = 0, weights: Weights = "ema") -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""
         return ModelCard(
-            Spec.of(type(self.net), self.net.config),
-            Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
-            self.prediction,
-            self.sampling,
-            tuple(str(label) for label in range(self.net.num_classes)),
-            f"unknown, imported from {origin}",
-            step,
-            self.latents,
+            net=Spec.of(type(self.net), self.net.config),
+            path=Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
+            prediction=self.prediction,
+            sampling=self.sampling,
+            class_names=tuple(str(label) for label in range(self.net.num_classes)),
+            data=f"unknown, imported from {origin}",
+            step=step,
+            latents=self.latents,
             weights=weights,
         )
 

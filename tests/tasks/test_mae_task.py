@@ -1,0 +1,171 @@
+"""Pre-training of MAE: keyed masks, exact resumption, its checkpoint, and what it refuses."""
+
+import pytest
+import torch
+import yaml
+from conftest import same, train
+from evaluations import evaluate
+from lightning.pytorch import Callback
+from runs import StopAt, fit
+from sample_script import sample
+from small_mae import mae_task, small_mae
+
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.random import uniform
+
+
+class Masks(Callback):
+    """Remembers the noise of every forward pass."""
+
+    def __init__(self) -> None:
+        self.seen = []
+
+    def on_fit_start(self, trainer, task) -> None:
+        task.net.register_forward_pre_hook(lambda net, inputs: self.seen.append(inputs[1].clone()))
+
+
+def in_pieces(size):
+    digits = Digits(32)
+    digits.device_batch_size, digits.flip = size, True
+    return digits
+
+
+def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path):
+    whole = fit(tmp_path / "whole", max_steps=50, task=mae_task())
+    first = fit(tmp_path / "half", StopAt(30), max_steps=50, task=mae_task())
+    checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=50, ckpt_path=checkpoint, task=mae_task())
+    assert first[0] + rest[0] == whole[0]
+    assert same(rest[1], whole[1])
+    assert same(rest[2], whole[2])
+    assert sum(whole[0][-10:]) < sum(whole[0][:10])
+
+
+def test_a_mask_is_a_function_of_seed_step_and_place_in_any_pieces(tmp_path):
+    runs = []
+    for size in (None, 8):
+        masks = Masks()
+        runs.append((masks, fit(tmp_path / str(size), masks, max_steps=6, data=in_pieces(size), task=mae_task())))
+    (whole, (_, weights, _)), (cut, (_, others, _)) = runs
+    assert torch.equal(torch.cat(whole.seen), torch.cat(cut.seen))
+    assert torch.equal(whole.seen[4], uniform("mask", "train", 0, rows=torch.arange(128, 160), shape=(16,)))
+    for name, value in weights.items():
+        torch.testing.assert_close(others[name], value, rtol=0, atol=2e-5)
+
+
+def test_masks_of_validation_are_the_same_each_time(tmp_path):
+    losses = []
+
+    class Validation(Callback):
+        def on_validation_end(self, trainer, task) -> None:
+            losses.append(float(trainer.callback_metrics["val/loss"]))
+
+    options = {"limit_val_batches": 1.0, "val_check_interval": 1, "check_val_every_n_epoch": None}
+    task = mae_task()
+    task.optim = type(task.optim)(lr=1e-30)
+    fit(tmp_path, Validation(), max_steps=2, task=task, **options)
+    assert losses[0] == losses[1] > 0
+
+
+def test_in_half_precision_it_trains_as_it_does_otherwise(tmp_path):
+    expected = fit(tmp_path / "a", max_steps=4, task=mae_task())
+    actual = fit(tmp_path / "b", max_steps=4, task=mae_task(), precision="bf16-mixed")
+    assert actual[0] == pytest.approx(expected[0], rel=0.02)
+    assert all(value.dtype == torch.float32 for value in actual[1].values())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mae")
+    fit(folder, max_steps=2, task=mae_task())
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def test_its_checkpoint_is_of_an_encoder(checkpoint):
+    loaded = load(checkpoint)
+    assert (loaded.path, loaded.prediction, loaded.sampling, loaded.class_names) == (None, None, None, ())
+    assert (loaded.data, loaded.step, loaded.weights, type(loaded.net).__name__) == ("digits", 2, "ema", "MAE")
+    with pytest.raises(UserError, match=r"is of an encoder \(MAE\), which makes no images: evaluate.py probe"):
+        loaded.source(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sample.py", "--out", "x.png"],
+        ["evaluate.py", "generation", "--reference", "digits:test"],
+        ["evaluate.py", "likelihood", "--images", "digits:test"],
+    ],
+    ids=["sample", "generation", "likelihood"],
+)
+def test_commands_that_need_samples_refuse_it_in_one_line(checkpoint, tmp_path, command, monkeypatch, capsys):
+    run = sample if command[0] == "sample.py" else evaluate
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, tmp_path, *command[1:], "--ckpt", checkpoint)
+    assert end.value.code == 2
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert line.startswith("error: this checkpoint is of an encoder (MAE), which makes no images")
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "message"),
+    [(0.0, r"mask_ratio must lie in \(0, 1\)"), (1.0, "lie in"), (0.99, "leaves 0 visible"), (-0.5, "lie in")],
+)
+def test_a_mask_of_nothing_or_of_everything_is_refused(ratio, message):
+    with pytest.raises(UserError, match=message):
+        mae_task(mask_ratio=ratio)
+
+
+def test_images_of_another_size_are_refused_before_training(tmp_path):
+    with pytest.raises(UserError, match=r"image_size 8, the network 16: set --model.net.image_size 8"):
+        fit(tmp_path, max_steps=1, task=mae_task(type(small_mae())(**{**small_mae().config, "image_size": 16})))
+
+
+def test_another_function_is_refused_and_another_ratio_said(checkpoint, tmp_path):
+    with pytest.raises(UserError, match=r"net.norm_pix True, this run has False: set --model.net.norm_pix True"):
+        fit(tmp_path, max_steps=3, task=mae_task(small_mae(norm_pix=False)), ckpt_path=checkpoint)
+
+
+CONFIG = {
+    "seed_everything": 0,
+    "trainer": {
+        "accelerator": "cpu",
+        "max_epochs": 1,
+        "limit_train_batches": 4,
+        "log_every_n_steps": 2,
+        "enable_progress_bar": False,
+        "logger": {"class_path": "uvit_decay.callbacks.RunLogger", "init_args": {"experiment": "mae"}},
+        "callbacks": [{"class_path": f"uvit_decay.callbacks.{name}"} for name in ("EMA", "LastCheckpoint", "Summary")],
+    },
+    "model": {
+        "class_path": "uvit_decay.tasks.MAETask",
+        "init_args": {
+            "net": {"class_path": "uvit_decay.nn.MAE", "init_args": small_mae().config},
+            "optim": {"blr": 1.5e-4, "betas": [0.9, 0.95], "warmup_epochs": 0.5, "schedule": "cosine"},
+        },
+    },
+    "data": {"class_path": "uvit_decay.data.Digits", "init_args": {"batch_size": 32}},
+}
+
+
+def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monkeypatch, caplog):
+    (tmp_path / "mae.yaml").write_text(yaml.safe_dump(CONFIG))
+    with caplog.at_level("INFO"):
+        train(
+            monkeypatch, tmp_path, "fit", "--config=mae.yaml", "--model.mask_ratio=0.5", "--data.device_batch_size=16"
+        )
+    path = "runs/mae/version_0/checkpoints/last.ckpt"
+    assert f"judge its features: python evaluate.py probe --ckpt {path}" in caplog.text
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", "--config=mae.yaml", f"--ckpt_path={path}", "--trainer.max_epochs=2")
+    (line,) = [text for text in caplog.messages if "other settings" in text]
+    assert set(line.partition(": ")[2].split(", ")) == {
+        "trainer.max_epochs 2 (was 1)",
+        "model.mask_ratio 0.75 (was 0.5)",
+        "data.device_batch_size nothing (was 16)",
+    }
+    assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").step == 6  # a limit counts pieces
