@@ -10,15 +10,16 @@ from conftest import tiny_net, tiny_trainer
 from evaluations import evaluate, refused
 from PIL import Image
 
-from uvit_decay import checkpoint
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
 from uvit_decay.representations.commands import open_patch_features
+from uvit_decay.representations.networks import open_network
 from uvit_decay.representations.options import Visualization
 from uvit_decay.representations.patch_features import on_grid
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
+from uvit_decay.sampling_options import LoadingOptions
 from uvit_decay.tasks import DiffusionTask
 
 CPU = torch.device("cpu")
@@ -52,7 +53,7 @@ def latent_checkpoint(encoded, tmp_path_factory):
 
 def features_of(path, name, batch_size=64, time=0.2):
     options = Visualization(ckpt=path, images=str(name), time=time, seed=3, batch_size=batch_size)
-    return open_patch_features(checkpoint.load(path), options, CPU)
+    return open_patch_features(open_network(path, options), options, CPU)
 
 
 def drawn(path):
@@ -190,7 +191,7 @@ def test_images_without_classes_have_no_map(trained, halves, tmp_path, monkeypat
 
 
 def test_images_and_networks_that_do_not_fit_are_refused(trained):
-    options, wide = Visualization(ckpt=trained, images="digits:test"), checkpoint.load(trained)
+    options, wide = Visualization(ckpt=trained, images="digits:test"), open_network(trained, LoadingOptions())
     wide.net.image_size = 16
     with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):
         open_patch_features(wide, options, CPU)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from uvit_decay.data import CIFAR10, CIFAR100, Digits, ImageData, Images
+from uvit_decay.data import CIFAR10, CIFAR100, AugmentedImages, Digits, ImageData, Images
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.runtime.errors import UserError
@@ -12,6 +12,7 @@ from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.plain import read_yaml, typed
 
+SMALL = 64  # pixels: pictures of this size or less fill their frame
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}
 FORMS = (
     "a folder, zip or tar of images, an .npz, a data set such as "
@@ -52,7 +53,7 @@ def open_reference(
     return file, ArrayImages(path, channels) if file.has_images else None
 
 
-def open_data(name: str, test: str | None, image_size: int, channels: int) -> ImageData:
+def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:
     """Open training and test data: a name in SETS, a configuration, or images (a tenth is held out without `test`).
 
     Args:
@@ -60,14 +61,21 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         test: path of test images, if `name` is a path of images.
         image_size: size that images are cropped to, the network's.
         channels: channels of the images, the network's.
+        clean: images at a path get the test crop of classifiers: shorter side image_size / 0.875, bicubic, then the
+            centre, or the whole of pictures up to SMALL pixels; otherwise ADM's crop, as denoisers train on.
     """
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
             raise UserError(f"--test {test} is for class folders, {name} has test images of its own")
         data = _data_module(name)
     elif at_home(name).exists():
+        sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
         holdout = 0.0 if test else 0.1
-        data = Images(name, test, holdout, image_size=image_size, channels=channels, batch_size=1)
+        if clean:
+            crop = 1.0 if image_size <= SMALL else 0.875
+            data = AugmentedImages(name, test, holdout, test_crop=crop, **sizes)
+        else:
+            data = Images(name, test, holdout, **sizes)
     else:
         raise UserError(f"--data {name}: {', '.join(SETS)}, a configuration, or the path of class folders")
     data.setup()
@@ -75,6 +83,14 @@ def open_data(name: str, test: str | None, image_size: int, channels: int) -> Im
         actual = f"{data.image_size}x{data.image_size}x{data.channels}"
         raise UserError(f"{name} has {actual}, the network takes {image_size}x{image_size}x{channels}")
     return data
+
+
+def picture_protocol(data: ImageData) -> str:
+    """Return how the pictures were resized and cropped, for reports."""
+    size = data.image_size
+    if isinstance(data, AugmentedImages):
+        return f"shorter side {round(size / data.test_crop)}, bicubic, centre {size}"
+    return f"crop of ADM, {size}" if isinstance(data, Images) else f"as stored, {size}"
 
 
 def _of_set(stem: str, split: str, channels: int) -> DatasetImages:

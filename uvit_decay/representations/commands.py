@@ -16,9 +16,9 @@ from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 if TYPE_CHECKING:
     import torch
 
-    from uvit_decay.checkpoint import Checkpoint
     from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.representations.networks import Judged
     from uvit_decay.representations.patch_features import PatchFeatures
 
 
@@ -35,15 +35,15 @@ def probe(
     """Linear probes, nearest neighbours, rank: every layer and noise level.
 
     Args:
-        ckpt: a .ckpt or .safetensors.
+        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
             elsewhere.
         out: folder for probes.csv, .json, .png; default: in probes/, a telling name.
     """
-    from uvit_decay import checkpoint
-    from uvit_decay.evaluation.open_by_name import SETS, open_data
+    from uvit_decay.evaluation.open_by_name import picture_protocol
+    from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
@@ -52,19 +52,17 @@ def probe(
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
     with Processes.launched() as processes:
-        loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
-        if data is None and loaded.data not in SETS:
-            raise UserError(f"{ckpt} was trained on {loaded.data}: name it, or other data, with --data")
-        images = open_data(data or loaded.data, test, loaded.net.image_size, loaded.net.channels)
-        check_probed(loaded.net, loaded.path, images, probing)
+        judged = open_network(ckpt, loading)
+        images = open_judging_data(judged, data, test)
+        check_probed(judged.net, judged.path, images, probing)
         device = pick_device(loading.device, processes.local_rank)
         precision = chosen_precision(precision, device)
-        name = f"{ckpt.stem}-step{loaded.step}-{loaded.weights}-{images.name}"
+        name = f"{judged.name}-{images.name}"
         out = out or Path("probes") / (name if precision == "float32" else f"{name}-{precision}")
         check_writable(out, folder=True)
-        about = {"checkpoint": str(ckpt), "step": loaded.step, "weights": loaded.weights}
+        about = {**judged.about, "pictures": picture_protocol(images)}
         with claimed(out, processes.is_main):
-            grid = Prober(loaded.net.to(device), loaded.path, images, probing, device, precision).grid(processes, True)
+            grid = Prober(judged.net.to(device), judged.path, images, probing, device, precision).grid(processes, True)
             if grid is not None:
                 grid.save(out, f"Linear probe of {ckpt.name}, test accuracy in %", about)
     if grid is not None:
@@ -76,8 +74,8 @@ def probe(
 
 def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
-    from uvit_decay import checkpoint
     from uvit_decay.nn.intermediates import layer_indices
+    from uvit_decay.representations.networks import open_network
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
@@ -86,9 +84,9 @@ def features(options: Visualization) -> None:
         if not processes.is_main:
             return
         check_writable(options.out)
-        loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
-        patches = open_patch_features(loaded, options, pick_device(options.device, processes.local_rank))
-        layers = loaded.net.layers
+        judged = open_network(options.ckpt, options)
+        patches = open_patch_features(judged, options, pick_device(options.device, processes.local_rank))
+        layers = judged.net.layers
         chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (str(len(layers) // 2),))}
         masks = _open_masks(options.masks, patches.images) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
@@ -125,24 +123,24 @@ def reconstruct(options: Reconstruction) -> None:
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
 
 
-def open_patch_features(loaded: Checkpoint, options: Visualization, device: torch.device) -> PatchFeatures:
+def open_patch_features(judged: Judged, options: Visualization, device: torch.device) -> PatchFeatures:
     """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
     from uvit_decay.autoencoder import decoder
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.representations.probing import check_network
 
-    net = loaded.net
-    check_network(net, loaded.path)
-    if options.vae is not None and loaded.latents is None:
+    net = judged.net
+    check_network(net, judged.path)
+    if options.vae is not None and judged.latents is None:
         raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
-    autoencoder = decoder(loaded.latents, options.vae, device) if loaded.latents else None
+    autoencoder = decoder(judged.latents, options.vae, device) if judged.latents else None
     side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
     channels = 3 if autoencoder else net.channels
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
-    settings = (options.level(loaded.path is None), options.seed, options.batch_size)
-    return PatchFeatures(net.to(device), loaded.path, images, device, *settings, autoencoder)
+    settings = (options.level(judged.is_encoder), options.seed, options.batch_size)
+    return PatchFeatures(net.to(device), judged.path, images, device, *settings, autoencoder)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

@@ -1,0 +1,113 @@
+"""timm's vision transformers: the states are timm's own, and files that do not hold one are one line."""
+
+import json
+
+import pytest
+import timm
+import torch
+from evaluations import evaluate, refused
+from safetensors.torch import save_file
+
+from uvit_decay.nn.intermediates import pooled_features
+from uvit_decay.representations.timm_model import timm_vit
+from uvit_decay.runtime.errors import UserError
+
+NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep
+
+
+def weights(name=NAME, **options):
+    torch.manual_seed(0)
+    model = timm.create_model(name, **options).eval()
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.05)
+    return model
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """Of a model with a head."""
+    path = tmp_path_factory.mktemp("timm") / "vit.pth"
+    torch.save({"model": weights().state_dict(), "epoch": 3}, path)
+    return path
+
+
+@pytest.mark.parametrize("name", [NAME, "test_vit3"])  # a class token; a register alone
+def test_states_are_timms_own(name, tmp_path):
+    model = weights(name)
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    net = timm_vit(name, tmp_path / "vit.safetensors")
+    x = torch.rand(2, net.channels, net.image_size, net.image_size, generator=torch.Generator().manual_seed(1))
+    config = timm.data.resolve_model_data_config(model)
+    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        states = list(net.forward_intermediates(2 * x - 1))
+        options = {"output_fmt": "NLC", "return_prefix_tokens": True, "intermediates_only": True}
+        expected = model.forward_intermediates((x - mean) / std, **options)
+        final = model.forward_features((x - mean) / std)
+        features = {pool: pooled_features(net, 2 * x - 1, pool=pool) for pool in ("mean", "all", "cls")}
+    assert net.class_token == model.has_class_token
+    assert len(states) == len(net.layers) == len(model.blocks) + 1
+    torch.testing.assert_close(net.norm(states[-1]), final)
+    for i, (patches, prefix) in enumerate(expected):
+        torch.testing.assert_close(states[i + 1], torch.cat([prefix, patches], dim=1))
+        torch.testing.assert_close(features["mean"][i + 1], patches.mean(dim=1))
+        torch.testing.assert_close(features["cls"][i + 1], prefix[:, 0])
+        torch.testing.assert_close(features["all"][i + 1], torch.cat([prefix, patches], dim=1).mean(dim=1))
+
+
+def test_an_official_mae_loads_without_its_decoder(tmp_path):
+    state = weights(num_classes=0).state_dict()
+    extra = {"mask_token": torch.zeros(1, 1, 32), "decoder_blocks.0.norm1.weight": torch.ones(32)}
+    torch.save({"model": state | extra}, tmp_path / "mae.pth")
+    loaded = timm_vit(NAME, tmp_path / "mae.pth").model.state_dict()
+    assert all(torch.equal(loaded[name], value) for name, value in state.items())
+
+
+def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
+    with pytest.raises(UserError, match="timm has no model vit_nothing"):
+        timm_vit("vit_nothing")
+    with pytest.raises(UserError, match="resnet18 is a ResNet: features are read from timm's VisionTransformer alone"):
+        timm_vit("resnet18", file)
+    state = weights(num_classes=0).state_dict()
+    torch.save({name: value for name, value in state.items() if not name.startswith("norm.")}, tmp_path / "decayed.pth")
+    with pytest.raises(UserError, match=r"does not fit test_vit: it lacks norm.weight; a decayed network is imported"):
+        timm_vit(NAME, tmp_path / "decayed.pth")
+    with pytest.raises(UserError, match=r"does not fit vit_tiny_patch16_224"):
+        timm_vit("vit_tiny_patch16_224", file)
+    with pytest.raises(UserError, match="does not exist"):
+        timm_vit(NAME, tmp_path / "nothing.pth")
+
+
+def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
+    options = ["--data", image_dir, "--test", image_dir, "--layers", "3,6", "--neighbours", 3, "--pool", "cls"]
+    evaluate(monkeypatch, tmp_path, "probe", "--ckpt", f"timm:{NAME}={file}", *options)
+    folder = tmp_path / "probes" / f"{NAME}-vit-{image_dir.name}"
+    protocol = json.loads((folder / "probes.json").read_text())["protocol"]
+    assert (protocol["model"], protocol["weights"], protocol["pool"]) == (f"timm {NAME}", str(file), "cls")
+    assert (protocol["times"], protocol["pictures"]) == ([0.0], "shorter side 183, bicubic, centre 160")
+    rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]
+    assert rows == [["3", "blocks.2", "encoder", "0.0"], ["6", "blocks.5", "encoder", "0.0"]]
+    assert "best cell: blocks." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--times", "0.1"], "times are of denoisers, this network is an encoder"),
+        (["--weights", "ema"], "--weights are of checkpoints of this project"),
+        (["--layers", "blocks.9"], "no layer blocks.9"),
+    ],
+)
+def test_what_an_encoder_has_not_is_one_line(file, image_dir, tmp_path, monkeypatch, capsys, options, message):
+    ckpt = ["--ckpt", f"timm:{NAME}={file}", "--data", image_dir]
+    assert message in refused(monkeypatch, tmp_path, capsys, "probe", *ckpt, *options)
+
+
+def test_features_of_a_timm_model_are_drawn(file, image_dir, tmp_path, monkeypatch, capsys):
+    ckpt = ["--ckpt", f"timm:{NAME}={file}", "--images", image_dir, "--num", 3, "--fit", 6, "--points", 8]
+    evaluate(monkeypatch, tmp_path, "features", *ckpt, "--layer", "blocks.5", "--views", "pca,spectral,tsne")
+    out = capsys.readouterr().out
+    assert "6 blocks.5: three components hold" in out
+    assert (tmp_path / "features.png").stat().st_size > 1000
+    assert "--time is of denoisers" in refused(monkeypatch, tmp_path, capsys, "features", *ckpt, "--time", 0.1)
+    assert "needs images: name some with --data" in refused(monkeypatch, tmp_path, capsys, "probe", *ckpt[:2])

@@ -1,0 +1,75 @@
+"""Networks named on the command line, to be judged by their features: checkpoints of this project and timm's models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from uvit_decay.runtime.errors import UserError
+
+if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+    from uvit_decay.autoencoder import LatentSpace
+    from uvit_decay.data import ImageData
+    from uvit_decay.diffusion.noise_path import NoisePath
+    from uvit_decay.sampling_options import LoadingOptions
+
+TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A network in eval mode whose features are judged.
+
+    Args:
+        net: the network.
+        name: name in titles and of files.
+        about: which weights these are, for reports, as plain values.
+        path: noise path of a denoiser's input; None for an encoder, which sees clean images.
+        data: name of the images that it was trained on; None if that is not known.
+        latents: latent space of its input; None for pixels.
+    """
+
+    net: nn.Module
+    name: str
+    about: dict[str, Any]
+    path: NoisePath | None = None
+    data: str | None = None
+    latents: LatentSpace | None = None
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it sees clean images."""
+        return self.path is None
+
+
+def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
+    """Load a checkpoint, or timm's vision transformer timm:NAME or timm:NAME=FILE; see `timm_vit`."""
+    if not str(ckpt).startswith(TIMM):
+        from uvit_decay import checkpoint
+
+        found = checkpoint.load(ckpt, loading.weights, loading.trust)
+        about = {"checkpoint": str(ckpt), "step": found.step, "weights": found.weights}
+        name = f"{ckpt.stem}-step{found.step}-{found.weights}"
+        return Judged(found.net, name, about, found.path, found.data, found.latents)
+    if loading.weights is not None:
+        raise UserError(f"--weights are of checkpoints of this project, {ckpt} has one set")
+    from uvit_decay.representations.timm_model import timm_vit
+    from uvit_decay.runtime.files import at_home
+
+    name, _, file = str(ckpt).removeprefix(TIMM).partition("=")
+    net = timm_vit(name, at_home(file) if file else None)
+    about = {"checkpoint": str(ckpt), "weights": file or "pretrained", "model": f"timm {name}"}
+    return Judged(net, f"{name}-{Path(file).stem}" if file else name, about)
+
+
+def open_judging_data(judged: Judged, data: str | None, test: str | None) -> ImageData:
+    """Open the data to judge a network's features on, by default those that it was trained on; see `open_data`."""
+    from uvit_decay.evaluation.open_by_name import SETS, open_data
+
+    if data is None and judged.data not in SETS:
+        trained = f"was trained on {judged.data}: name it, or other data," if judged.data else "needs images: name some"
+        raise UserError(f"{judged.name} {trained} with --data")
+    return open_data(data or judged.data, test, judged.net.image_size, judged.net.channels, judged.is_encoder)
