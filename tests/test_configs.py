@@ -8,11 +8,15 @@ from conftest import ROOT, train
 from PIL import Image
 
 from uvit_decay.data import CIFAR100
-from uvit_decay.nn import SiT, UViT
+from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.tasks import MAETask
+from uvit_decay.tasks.base import Optimization
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4"]
 LATENT = [*SMALL, "--model.net.image_size=4", "--data.classes=null", "--data.num_workers=0"]
+TOKENS = ["--model.net.image_size=16", "--data.image_size=16", "--model.net.patch_size=4", "--data.num_workers=0"]
+MAE_SMALL = [*SMALL, *TOKENS, "--model.net.decoder_dim=8", "--model.net.decoder_depth=2", "--model.net.decoder_heads=2"]
 TINY = {
     "digits": ["--model.net.dim=16", "--model.net.depth=2"],
     "cifar10_uvit_s": SMALL,
@@ -24,6 +28,9 @@ TINY = {
     "imagenet100_sit_b": [*LATENT, "--model.net.num_classes=2"],
     "imagenet100_sit_xl": [*LATENT, "--model.net.num_classes=2"],
     "imagenet1k_sit_xl": [*LATENT, "--model.net.num_classes=2"],
+    "mae_cifar10": [*MAE_SMALL, "--data.holdout=0.4"],
+    "imagenet1k_mae_b": MAE_SMALL,
+    "imagenet100_mae_b": [*MAE_SMALL, "--data.classes=null"],
 }
 
 
@@ -43,7 +50,8 @@ def data_paths(encoded, tmp_path_factory):
     """Small data, by the name of the data module that reads them."""
     folder = tmp_path_factory.mktemp("data")
     write_cifar(CIFAR100, folder)
-    return {"Images": image_folder(folder / "images"), "CIFAR100": folder, "Latents": encoded}
+    images = image_folder(folder / "images")
+    return {"Images": images, "AugmentedImages": images, "CIFAR100": folder, "Latents": encoded}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -101,6 +109,29 @@ def test_recipes_are_the_official_ones(stem, wanted):
     ) == wanted
     assert optim["weight_decay"] == 0.03
     assert config["trainer"]["callbacks"][0]["init_args"] == {"decay": 0.9999, "ramp": False}
+
+
+@pytest.mark.parametrize("stem", ["imagenet1k_mae_b", "imagenet100_mae_b"])
+def test_mae_recipes_are_those_of_the_paper(stem):
+    """Appendix A.1: 800 epochs, 40 of warm-up, batch 1024, learning rate 6e-4; ViT-B/16 with 6 SkipLayers."""
+    config = yaml.safe_load((ROOT / "configs" / f"{stem}.yaml").read_text())
+    task = instantiated(config["model"])
+    batch = config["data"]["init_args"]["batch_size"]
+    assert (config["trainer"]["max_epochs"], batch, task.mask_ratio) == (800, 1024, 0.75)
+    assert task.optim.rate(batch) == pytest.approx(6e-4)
+    assert (task.optim.betas, task.optim.weight_decay, task.optim.decay_on) == ((0.9, 0.95), 0.05, "matrices")
+    assert (task.optim.warmup_epochs, task.optim.schedule, task.optim.min_lr) == (40, "cosine", 0.0)
+    assert sum(parameter.numel() for parameter in task.net.parameters()) == 117_291_008
+    assert task.net.config["alpha_min"] == 0.6
+    assert config["data"]["init_args"]["augment"] == {"crop_scale": [0.2, 1.0]}
+
+
+def instantiated(model):
+    """The task of a configuration, its network on the meta device."""
+    arguments, optim = model["init_args"], model["init_args"]["optim"]
+    with torch.device("meta"):
+        net = MAE(**arguments["net"]["init_args"])
+    return MAETask(net, arguments["mask_ratio"], Optimization(**{**optim, "betas": tuple(optim["betas"])}))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +274,7 @@ def test_a_version_that_is_there_already_is_refused(tmp_path):
 def test_the_baseline_starts_from_the_same_weights(config):
     """The decay is all that the runs with and without it differ in."""
     spec = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]
-    kind = {"UViT": UViT, "SiT": SiT}[spec["class_path"].rpartition(".")[2]]
+    kind = {kind.__name__: kind for kind in (MAE, SiT, UViT)}[spec["class_path"].rpartition(".")[2]]
     states = []
     for changed in ({}, {"alpha_min": 1.0}):
         torch.manual_seed(0)
