@@ -12,6 +12,8 @@ from contextlib import nullcontext
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from uvit_decay.nn.sizes import create_model
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -22,7 +24,9 @@ def main() -> None:
     parser.add_argument("--peak-tflops", type=float, help="of the device in bfloat16, for the utilisation; H200: 989")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    net = build("sit-xl/2", 0.8, num_classes=1000, wiring="decayed", checkpointing=options.checkpointing).to(device)
+    net = create_model("sit-xl/2", 0.8, num_classes=1000, wiring="decayed", checkpointing=options.checkpointing).to(
+        device
+    )
     x, t = torch.randn(options.batch, 4, 32, 32, device=device), torch.rand(options.batch, device=device)
     y = torch.randint(1000, (options.batch,), device=device)
 

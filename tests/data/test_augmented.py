@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import yaml
 from conftest import tiny_trainer
 from image_noise import noise, tree, zipped
 from lightning.pytorch import LightningModule
@@ -14,6 +15,8 @@ from uvit_decay.data import Augment, AugmentedImages
 from uvit_decay.data.augmented import Cached, Streamed
 from uvit_decay.data.batches import InMemory, StepLoader, StepSampler
 from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.evaluation.image_sources import DatasetImages
+from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.runtime.errors import UserError
 
 RAND = "rand-m9-mstd0.5-inc1"
@@ -179,6 +182,34 @@ def test_training_images_are_erased_after_the_transfer_and_test_images_are_not(s
     assert differs.float().mean() < 0.4
 
 
+def test_pieces_of_a_batch_are_erased_as_the_whole(photographs, tmp_path):
+    images = []
+    for piece in (None, 2):
+        seen, data = Seen(), ready(photographs, augment=Augment(erase=0.5), device_batch_size=piece)
+        tiny_trainer(tmp_path, max_steps=2).fit(seen, data)
+        images.append(torch.cat(seen.training_images))
+    assert torch.equal(*images)
+
+
+def test_a_configuration_names_it_and_stored_results_know_its_crop(photographs, squares, tmp_path):
+    prints = []
+    for path in (photographs, squares):
+        for share in (1.0, 0.5):
+            options = {
+                "path": str(path),
+                "image_size": 8,
+                "batch_size": 8,
+                "test_crop": share,
+                "augment": {"crop_scale": [0.5, 1.0]},
+            }
+            values = {"data": {"class_path": "uvit_decay.data.AugmentedImages", "init_args": options}}
+            (tmp_path / "data.yaml").write_text(yaml.safe_dump(values))
+            data = open_data(str(tmp_path / "data.yaml"), None, 8, 3)
+            assert data.augment == Augment(crop_scale=(0.5, 1.0))
+            prints.append(str(DatasetImages("x", data.train, 3, data.class_names).fingerprint()))
+    assert len(set(prints)) == 4
+
+
 def test_a_damaged_image_is_named(photographs, tmp_path):
     folder = tree(tmp_path / "damaged", ["cat/0.png", "cat/1.png"], size=32)
     (folder / "cat" / "0.jpg").write_bytes((photographs / "cat" / "00.jpg").read_bytes()[:300])
@@ -186,7 +217,16 @@ def test_a_damaged_image_is_named(photographs, tmp_path):
         ready(folder)
 
 
-@pytest.mark.parametrize(("options", "message"), [({"test_crop": 0.0}, "test_crop"), ({"channels": 2}, "1 channel")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"test_crop": 0.0}, "test_crop"),
+        ({"test_crop": 1e-3}, "size of images"),
+        ({"image_size": 0}, "size of images"),
+        ({"channels": 2}, "1 channel"),
+        ({"memory_gb": -1.0}, "memory_gb"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(photographs, options, message):
     with pytest.raises(UserError, match=message):
         batches(ready(photographs, **options))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from uvit_decay.data.augment import Augment, Draw, erased, rand_augment, seeded
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
-from uvit_decay.data.decoding import decode_box, planes, resized_centre
+from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import Listing, common_side, read
 from uvit_decay.data.resample import resampled
@@ -72,16 +71,16 @@ class Cached(InMemory):
         images: uint8 (n, c, side, side).
         labels: int64 (n,).
         image_size: height and width of crops.
-        test_crop: share of the shorter side in the test crop.
+        crop: the test crop.
     """
 
-    def __init__(self, images: Tensor, labels: Tensor, image_size: int, test_crop: float) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, image_size: int, crop: ResizedCentre) -> None:
         super().__init__(images, labels)
-        self.image_size, self.test_crop = image_size, test_crop
+        self.image_size, self.crop = image_size, crop
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         images, labels = super().__getitem__(indices)
-        side, scaled = images.shape[-1], round(self.image_size / self.test_crop)
+        side, scaled = images.shape[-1], self.crop.scaled(self.image_size)
         if side == scaled == self.image_size:
             return images, labels
         start = round((scaled - self.image_size) / 2.0) * side / scaled  # torchvision's CenterCrop, in source pixels
@@ -145,8 +144,8 @@ class AugmentedImages(Images):
         super().__init__(path, test_path, holdout, classes, *sizes, augment.flip, memory_gb, num_workers, seed)
         if not 0.0 < test_crop <= 1.0:
             raise UserError(f"test_crop is a share of the shorter side in (0, 1], got {test_crop}")
-        self.augment, self.test_crop = augment, test_crop
-        self.crop = partial(resized_centre, share=test_crop)
+        self.augment, self.crop = augment, ResizedCentre(test_crop)
+        check_shape(self.crop.scaled(image_size), channels)
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None
@@ -157,7 +156,7 @@ class AugmentedImages(Images):
             rank_zero_info(f"{len(chosen)} training images are decoded for every batch")
             return Streamed(listing, chosen, self.image_size, self.channels, self.crop)
         images = read(listing, side, self.channels, chosen, exact=True)
-        return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.test_crop)
+        return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.crop)
 
     def augmentation(self) -> Augmentation:
         return _Keyed(self.augment, self.seed)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from uvit_decay.data.decoding import Crop
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator, uniform
 
@@ -24,10 +25,11 @@ from uvit_decay.runtime.random import generator, uniform
 class ImageSet(ABC):
     """Images of one size in their stored form, read by lists of indices: uint8 (b, c, h, w) and int64 labels (b,).
 
-    `labels` (n,) are those of all images, on the CPU.
+    `labels` (n,) are those of all images, on the CPU; `crop` gives images of other sizes theirs when they are read.
     """
 
     labels: Tensor
+    crop: Crop | None = None
 
     def __len__(self) -> int:
         return len(self.labels)

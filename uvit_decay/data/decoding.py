@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import BinaryIO, NamedTuple
 
@@ -73,15 +74,24 @@ def centre_crop(image: Image.Image, size: int) -> Image.Image:
     return image.crop((x, y, x + size, y + size))
 
 
-def resized_centre(image: Image.Image, size: int, share: float) -> Image.Image:
-    """Scale the shorter side to round(size / share), bicubic, and crop the centre: torchvision's Resize and CenterCrop.
+@dataclass(frozen=True)
+class ResizedCentre:
+    """The Crop that scales the shorter side to round(size / share), bicubic, and takes the centre.
 
-    A `share` of 0.875 makes 224 of 256, the usual test crop of ImageNet.
+    It is torchvision's Resize and CenterCrop; a `share` of 0.875 makes 224 of 256, the usual test crop of ImageNet.
     """
-    from torchvision.transforms import InterpolationMode, functional
 
-    image = functional.resize(image, [round(size / share)], InterpolationMode.BICUBIC)
-    return functional.center_crop(image, [size, size])
+    share: float
+
+    def __call__(self, image: Image.Image, size: int) -> Image.Image:
+        from torchvision.transforms import InterpolationMode, functional
+
+        image = functional.resize(image, [self.scaled(size)], InterpolationMode.BICUBIC)
+        return functional.center_crop(image, [size, size])
+
+    def scaled(self, size: int) -> int:
+        """Return the shorter side before the crop to `size`."""
+        return round(size / self.share)
 
 
 def decode(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,8 @@ class Images(ImageData):
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
         if not 0.0 <= holdout < 1.0:
             raise UserError(f"holdout is a share in [0, 1), got {holdout}")
+        if not 0.0 <= memory_gb < math.inf:
+            raise UserError(f"memory_gb is a size in GiB, 0 or more, got {memory_gb}")
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
         self.classes = classes
         self.crop: Crop = centre_crop

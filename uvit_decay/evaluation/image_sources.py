@@ -14,6 +14,7 @@ from einops import repeat
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.decoding import centre_crop
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
@@ -184,4 +185,5 @@ class DatasetImages(ImageSource):
         else:
             raise UserError(f"{self.name} are no images: compare samples with a folder of images")
         indices = hashlib.sha256(repr(chosen).encode()).hexdigest()
-        return {"set": content, "chosen": indices, "shape": list(self.shape)}
+        crop = {} if self.images.crop in (None, centre_crop) else {"crop": repr(self.images.crop)}
+        return {"set": content, "chosen": indices, "shape": list(self.shape), **crop}
