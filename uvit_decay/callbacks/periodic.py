@@ -15,7 +15,6 @@ from uvit_decay.callbacks.run_log import continue_history, run_folder
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Periodic(Callback):
@@ -53,7 +52,7 @@ class Periodic(Callback):
 
         `device` is the task's, unless given.
         """
-        asked = task.sampling.precision if isinstance(task, DiffusionTask) else None
+        asked = task.sampling.precision if task.sampling else None
         return chosen_precision(asked, device or task.device)
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:

@@ -13,10 +13,10 @@ from uvit_decay.data import ImageData
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.cost import estimated_seconds
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import MOST_SEED, check_whole
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
 from uvit_decay.runtime.random import subset
 from uvit_decay.sampling_options import LARGEST_GRID
-from uvit_decay.tasks.base import Task
+from uvit_decay.tasks import MAETask, Task
 
 
 class Reconstructions(Periodic):
@@ -30,7 +30,7 @@ class Reconstructions(Periodic):
         every_n_steps: optimizer steps between grids; 0 means only at the end.
         at_end: make a grid when training ends, too.
         num: images, a fixed random choice.
-        mask_ratio: share of removed patches, in (0, 1).
+        mask_ratio: share of removed patches, in (0, 1); null: that of the training.
         seed: seed of the masks.
         batch_size: images per batch.
     """
@@ -40,7 +40,7 @@ class Reconstructions(Periodic):
         every_n_steps: int = 0,
         at_end: bool = True,
         num: int = 16,
-        mask_ratio: float = 0.75,
+        mask_ratio: float | None = None,
         seed: int = 0,
         batch_size: int = 64,
     ) -> None:
@@ -50,17 +50,21 @@ class Reconstructions(Periodic):
         self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        """Raise a UserError before training if the network is no MAE, or the masks leave no patch."""
+        """Raise a UserError before training if the task is not of an MAE, or the masks leave no patch."""
+        if not isinstance(task, MAETask):
+            kind = type(task).__name__
+            raise UserError(f"Reconstructions are of masked images, which a {kind} has not: remove the callback")
         self._reconstructor(trainer, task)
 
-    def _reconstructor(self, trainer: Trainer, task: Task) -> Reconstructor:
-        return Reconstructor(task.net, self.mask_ratio, self.seed, self.precision(task), trainer.datamodule.preview)
+    def _reconstructor(self, trainer: Trainer, task: MAETask) -> Reconstructor:
+        ratio = task.mask_ratio if self.mask_ratio is None else self.mask_ratio
+        return Reconstructor(task.net, ratio, self.seed, self.precision(task), trainer.datamodule.preview)
 
-    def evaluations(self, trainer: Trainer, task: Task) -> int:
+    def evaluations(self, trainer: Trainer, task: MAETask) -> int:
         data: ImageData = trainer.datamodule
         return min(self.num, len(data.test or data.train))
 
-    def seconds(self, trainer: Trainer, task: Task) -> float:
+    def seconds(self, trainer: Trainer, task: MAETask) -> float:
         reconstructor, shape = self._reconstructor(trainer, task), (task.net.channels, *2 * (task.net.image_size,))
 
         def reconstruct(count: int) -> Tensor:
@@ -68,7 +72,7 @@ class Reconstructions(Periodic):
 
         return estimated_seconds(reconstruct, self.evaluations(trainer, task), self.batch_size)
 
-    def evaluate(self, trainer: Trainer, task: Task) -> None:
+    def evaluate(self, trainer: Trainer, task: MAETask) -> None:
         """Make the grid on rank 0 alone: it is small."""
         data: ImageData = trainer.datamodule
         images = data.test or data.train

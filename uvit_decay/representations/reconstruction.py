@@ -50,18 +50,13 @@ class Reconstructor:
     def __post_init__(self) -> None:
         if not isinstance(self.net, MAE):
             raise UserError(f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images")
-        visible_patches(self.patches, self.mask_ratio)
-
-    @property
-    def patches(self) -> int:
-        """Number of patches of an image."""
-        return (self.net.image_size // self.net.patch_size) ** 2
+        visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "b c h w"], numbers: Sequence[int]) -> UInt8[Tensor, "b 3 c2 h w"]:
         """Return the image, the masked image (grey where patches are removed) and the reconstruction of each x."""
         rows = torch.tensor(numbers, dtype=torch.int64, device=x.device)
-        noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.patches,))
+        noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.net.patch_embed.tokens,))
         with computing(x.device, self.precision):
             prediction, mask = self.net(x, noise, self.mask_ratio)
         removed = self._pixels(mask)
@@ -70,7 +65,7 @@ class Reconstructor:
 
     def _pixels(self, mask: Float[Tensor, "b n"]) -> Tensor:
         """Return the mask of the pixels, bool (b, 1, h, w)."""
-        side, patch = math.isqrt(self.patches), self.net.patch_size
+        side, patch = math.isqrt(mask.shape[1]), self.net.patch_size
         grid = mask.bool().unflatten(1, (1, side, side))
         return grid.repeat_interleave(patch, dim=2).repeat_interleave(patch, dim=3)
 

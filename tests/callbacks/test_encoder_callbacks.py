@@ -1,0 +1,108 @@
+"""Callbacks of a real pre-training: probes of the encoder, reconstructions of masked images, curves of both."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_task, tiny_trainer
+from evaluations import evaluate, refused
+from PIL import Image
+from runs import fit
+from small_mae import mae_task
+
+from uvit_decay import checkpoint
+from uvit_decay.callbacks import LinearProbes, Preview, Reconstructions
+from uvit_decay.data import Digits
+from uvit_decay.representations.options import Probing
+from uvit_decay.representations.probing import Prober
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.errors import UserError
+
+SMALL = {"max_train": 200, "max_test": 100}
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory):
+    """The run folder of a small MAE of digits, probed at steps 10 and 20, and its losses."""
+    folder = tmp_path_factory.mktemp("mae")
+    probes = LinearProbes(every_n_steps=10, layers=(0, "blocks.1"), pool="cls", **SMALL)
+    losses, *_ = fit(folder, probes, Reconstructions(every_n_steps=10, num=6), max_steps=20, task=mae_task())
+    return folder, losses
+
+
+def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
+    folder, _ = pretrained
+    lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [10, 20]
+    last = lines[-1]
+    assert {"best_accuracy", "watched_knn", "watched_effective_rank", "watched_dimensions"} <= last["values"].keys()
+    assert (last["metadata"]["watched"], last["metadata"]["pool"]) == ("blocks.1", "cls")
+    assert (last["metadata"]["times"], last["metadata"]["input"]) == ([0.0], "clean images")
+    rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]
+    assert rows == [["0", "embeddings", "embeddings", "0.0"], ["2", "blocks.1", "encoder", "0.0"]]
+
+    data, found = Digits(), checkpoint.load(folder / "checkpoints" / "last.ckpt")
+    data.setup()
+    grid = Prober(found.net, found.path, data, Probing(layers=("2",), pool="cls", **SMALL), CPU).grid(Processes())
+    for name, value in grid.watched(2).items():
+        assert value == pytest.approx(last["values"][f"watched_{name}"], rel=1e-6), name
+
+
+def test_callbacks_change_no_training(pretrained, tmp_path):
+    assert fit(tmp_path, max_steps=20, task=mae_task())[0] == pretrained[1]
+
+
+def test_reconstructions_show_the_same_images_and_masks_at_every_step(pretrained):
+    folder, _ = pretrained
+    steps = [np.asarray(Image.open(folder / "reconstructions" / f"step_{n:08d}.png")) for n in (10, 20)]
+    assert np.array_equal(steps[1], np.asarray(Image.open(folder / "reconstructions.png")))
+    (first, second), cell = steps, 96 + 4
+    assert first.shape == (22 + 6 * cell + 4, 3 * cell + 4, 3)
+    assert np.array_equal(first[:, : 2 * cell], second[:, : 2 * cell])
+    assert not np.array_equal(first, second)
+    grey = (first[26:122, cell + 4 : 2 * cell] == 128).all(axis=2)[::24, ::24]
+    assert grey.sum() == 12  # of 16 patches
+
+
+def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, monkeypatch, capsys):
+    folder, _ = pretrained
+    options = ["--ckpt", folder / "checkpoints" / "last.ckpt", "--images", "digits:test"]
+    evaluate(monkeypatch, tmp_path, "reconstruct", *options, "--num", 6)
+    assert "wrote reconstructions.png: 6 of digits-test, 75% of their patches removed" in capsys.readouterr().out
+    ours, theirs = (np.asarray(Image.open(path / "reconstructions.png")) for path in (tmp_path, folder))
+    assert np.abs(ours.astype(int) - theirs).max() <= 1
+    assert "must lie in (0, 1)" in refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1)
+
+
+def test_two_curves_of_one_encoder_are_compared(tmp_path, monkeypatch, capsys, pretrained):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "probes.jsonl").write_text((pretrained[0] / "probes.jsonl").read_text())
+        (tmp_path / name / "config.yaml").write_text("model: {net: {init_args: {alpha_min: 0.7}}}")
+    evaluate(monkeypatch, tmp_path, "compare", tmp_path / "a", tmp_path / "b")
+    assert "0.7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("callback", "task", "message"),
+    [
+        (LinearProbes(times=(0.1,)), mae_task, "times are of denoisers, this network is an encoder"),
+        (LinearProbes(layers=(0,), watch=2), mae_task, "watch 2: this layer is not among the layers that are probed"),
+        (LinearProbes(layers=("blocks.7",)), mae_task, "no layer blocks.7"),
+        (LinearProbes(pool="cls"), tiny_task, "UViT has no class token"),
+        (Preview(), mae_task, "Preview samples images, which a MAETask does not make"),
+        (Reconstructions(), tiny_task, "Reconstructions are of masked images, which a DiffusionTask has not"),
+        (Reconstructions(mask_ratio=0.99), mae_task, "leaves 0 visible"),
+    ],
+)
+def test_callbacks_of_another_task_are_one_line_before_training(callback, task, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        tiny_trainer(tmp_path, callback, max_steps=1).fit(task(), Digits(32))
+
+
+def test_layers_of_a_denoiser_may_be_chosen(tmp_path):
+    fit(tmp_path, LinearProbes(times=(0.1,), layers=(0, 1), **SMALL), max_steps=5)
+    (line,) = map(json.loads, (tmp_path / "probes.jsonl").read_text().splitlines())
+    assert (line["metadata"]["watched"], line["metadata"]["layers"]) == ("in_blocks.0", ["0", "1"])
