@@ -147,7 +147,7 @@ def number(w, prefix):
 
 def kept_patches(noise, mask_ratio):
     """The patches that stay visible, (b, k), in the order of their noise."""
-    return noise.argsort(dim=1)[:, : math.floor(noise.shape[1] * (1 - mask_ratio) + 1e-9)]
+    return noise.argsort(dim=1)[:, : int(noise.shape[1] * (1 - mask_ratio))]
 
 
 def encoder_states(w, x, heads, kept=None, alphas=None, betas=None):

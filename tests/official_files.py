@@ -1,10 +1,13 @@
-"""Official files and imported ones, small, for the tests of checkpoints; U-ViTs, where they do not say SiT."""
+"""Official files and imported ones, small, for the tests of checkpoints; U-ViTs, where they do not say SiT or MAE."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import mae_reference
 import sit_reference
 import torch
+from reference import random_values
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL, VARIANTS, random_state
@@ -14,9 +17,12 @@ from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions, StateDict
 from uvit_decay.checkpoint.official.sit import without_sigma
 from uvit_decay.nn import UViT
+from uvit_decay.runtime.instantiate import Spec
 
 HERE = Path("file.pth")
 TINY = ImportOptions(heads=SMALL["heads"])
+TINY_ENCODER = ImportOptions(heads=mae_reference.SMALL["heads"])
+TINY_MAE = replace(TINY_ENCODER, decoder_heads=mae_reference.SMALL["decoder_heads"])
 CASES = {**VARIANTS, "labels": dict(num_classes=10), "latents": dict(channels=4)}  # 11 rows: 10 classes and none
 del CASES["time-1000"]  # which no file tells
 
@@ -76,10 +82,23 @@ def our_sit(tmp_path, **options):
     return _holding(sit_reference.loaded(**options), tmp_path / "ours.safetensors")
 
 
+def our_encoder(tmp_path, kind, **options):
+    """The same of an MAE or a ViT, with random weights in every layer."""
+    imported(mae_reference.finetuned_file(**mae_reference.SMALL), tmp_path, TINY_ENCODER)
+    net = kind(**options)
+    state = random_values({name: value.shape for name, value in net.named_parameters() if name != "alphas"}, 3)
+    net.load_state_dict(net.state_dict() | state)
+    for module in net.modules():
+        if isinstance(module, torch.nn.BatchNorm1d):
+            module.running_mean.normal_(generator=torch.Generator().manual_seed(4))
+            module.running_var.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(5))
+    return _holding(net, tmp_path / "ours.safetensors")
+
+
 def _holding(net, path):
-    """The checkpoint at `path` with another network of its class."""
+    """The checkpoint at `path` with another network."""
     card = described(path)
-    card["net"]["init_args"] = net.config
+    card["net"] = asdict(Spec.of(type(net), net.config))
     card["class_names"] = [str(label) for label in range(net.num_classes)]
     if net.channels != 4:
         card["latents"] = None

@@ -39,9 +39,6 @@ OTHERS = {
     "step": (500_000, "a single int"),
     "optimizer": (OPTIMIZER, r"the state of an optimizer .* nnet_ema\.pth"),
     "schedule": ({"last_epoch": 3, "base_lrs": [1e-4]}, "the state of an optimizer or of its schedule"),
-    "mae": (named("cls_token", "mask_token", "decoder_embed.weight", "decoder_pred.weight"), "an MAE"),
-    "decayed-mae": (named("cls_token", "decoder_cls_token", "decoder_embed.weight", "skip.0.fc.0.weight"), "an MAE"),
-    "vit": (named("cls_token", "pos_embed", "blocks.0.attn.qkv.weight"), "a plain vision transformer"),
     "text-to-image": (
         changed(context_embed__weight=torch.zeros(2, 2)), "a text-to-image U-ViT, which is not supported"
     ),
@@ -57,9 +54,6 @@ OTHERS = {
         {"model": tiny(), "ema": tiny(), "opt": OPTIMIZER, "steps": 3},
         "a training checkpoint with the entries model, ema, opt, steps: save its entry 'ema' alone",
     ),
-    "training-mae": (
-        {"model": named("mask_token"), "opt": OPTIMIZER}, "a training checkpoint with .* model, opt, 'model' is an MAE"
-    ),
     "training-unknown": ({"model": named("a.weight"), "epoch": 2}, "training checkpoint with the entries model, epoch"),
     "unknown": (named("a.weight", "b.weight"), r"a file of another program, it holds a\.weight, b\.weight"),
     "list": ([torch.zeros(2)], "a single list"),
@@ -69,7 +63,9 @@ OTHERS = {
 @pytest.mark.parametrize(("contents", "message"), OTHERS.values(), ids=OTHERS)
 def test_another_file_is_refused_by_its_name(tmp_path, contents, message):
     path, target = saved(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
-    with pytest.raises(UserError, match=f"other.pth is no official U-ViT or SiT, it looks like .*{message}") as caught:
+    with pytest.raises(
+        UserError, match=f"other.pth is no official U-ViT, SiT or MAE, it looks like .*{message}"
+    ) as caught:
         import_official(path, target, None, TINY)
     assert "\n" not in str(caught.value)
     assert not target.exists()
@@ -212,7 +208,9 @@ def test_a_network_of_no_official_family_is_refused(tmp_path):
     card = described(path)
     card["net"] = {"class_path": "uvit_decay.nn.block.Mlp", "init_args": {"dim": 2, "hidden": 3}}
     save_file(Mlp(2, 3).state_dict(), path, {"uvit_decay": json.dumps(card)})
-    with pytest.raises(UserError, match="holds a Mlp, official layouts are for UViT and SiT: export .safetensors"):
+    with pytest.raises(
+        UserError, match="holds a Mlp, official layouts are for UViT, SiT, MAE, ViT: export .safetensors"
+    ):
         export(path, tmp_path / "official.pth")
 
 

@@ -107,7 +107,11 @@ def test_arguments_of_another_class_or_with_code_are_refused(tmp_path, args, zip
 
 TRAINING = {
     "no-ema": ({"model": tiny_sit()}, PLAIN, "has no entry 'ema', the ema weights: give --weights raw"),
-    "empty-ema": ({"model": tiny_sit(), "ema": {}}, PLAIN, "is no official U-ViT or SiT, it looks like an empty dict"),
+    "empty-ema": (
+        {"model": tiny_sit(), "ema": {}},
+        PLAIN,
+        "is no official U-ViT, SiT or MAE, it looks like an empty dict",
+    ),
     "path": (
         {"ema": tiny_sit(), "args": Namespace(path_type="Cosine")},
         PLAIN,

@@ -1,4 +1,4 @@
-"""Exports this project's checkpoints, and imports official files of U-ViT and SiT."""
+"""Exports this project's checkpoints, and imports official files of U-ViT, SiT and MAE."""
 
 import sys
 from collections.abc import Sequence

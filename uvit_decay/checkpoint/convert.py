@@ -1,6 +1,6 @@
-"""Export of this project's checkpoints, and import of official files of U-ViT and SiT.
+"""Export of this project's checkpoints, and import of official files of U-ViT, SiT and MAE.
 
-An official file is a bare state_dict without a model card. Names and shapes determine the sizes; the published
+An official file is a state_dict without a model card. Names and shapes determine the sizes; the published
 configurations supply the rest (heads, null label, path, sampling) unless the caller's `ImportOptions` do.
 """
 
@@ -10,61 +10,109 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard, Weights
-from uvit_decay.checkpoint.detect import SIT, UVIT, looks_like
-from uvit_decay.checkpoint.io import HOME, check_weights, read, read_third_party, unpickle
-from uvit_decay.checkpoint.official import sit, uvit
-from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict
+from uvit_decay.checkpoint.detect import MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
+from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party, unpickle
+from uvit_decay.checkpoint.official import mae, sit, uvit
+from uvit_decay.checkpoint.official.common import (
+    IMPORTED,
+    PATHS,
+    ImportOptions,
+    Network,
+    RecognisedModel,
+    StateDict,
+)
+from uvit_decay.checkpoint.timm_layout import python_lines, timm_state
+from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
+from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
 
 
 class Family(NamedTuple):
-    """A family of official files: name in messages, class, and the function that recognises its files."""
+    """A family of official files: name in messages, class, the function that recognises its files, options, entry.
+
+    `options` are those of the `ImportOptions` that apply to it; `entry` is that of a dict around the state_dict.
+    """
 
     name: str
     net: type[nn.Module]
     recognise: Callable[[StateDict, ImportOptions], RecognisedModel]
+    options: tuple[str, ...]
+    entry: str | None = None
 
 
-FAMILIES = {UVIT: Family("U-ViT", UViT, uvit.recognise), SIT: Family("SiT", SiT, sit.recognise)}  # by `looks_like`
+ENCODER = ("heads", "alpha_min", "pixels", "wiring", "decoder_heads", "norm_pix")
+DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "wiring", "vae")
+FAMILIES = {  # by `looks_like`
+    UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
+    SIT: Family("SiT", SiT, sit.recognise, DENOISER),
+    MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
+    VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes"), mae.ENTRY),
+}
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
-ARGUMENTS = ("num_classes", "null_label", "time_scale")  # of networks, which their weights may not determine
-DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")
+# Arguments of networks that their weights may not determine.
+ARGUMENTS = ("num_classes", "null_label", "time_scale", "norm_pix", "pixels", "pool")
 
 
-def export(source: Path, target: Path, weights: Weights | None = None) -> str:
+def export(source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None) -> str:
     """Write one set of weights of a checkpoint of this project.
 
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
         weights: set to write; default: EMA if the run kept them.
+        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer.
 
     Returns:
         A note that lists what the written file does not record and its importer has to be given; empty if complete.
     """
     _check_target(source, target, (".safetensors", ".pth", ".pt"))
     stored = read(source, weights)
-    if target.suffix == ".safetensors":
+    if target.suffix == ".safetensors" and not to:
         if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
             stored.network()
         _write(target, stored.card, stored.state)
         return ""
     net = stored.network()
-    state = official_state(net, stored.state, source)
-    missing = missing_metadata(net, stored.card, state, source)
+    notes = _write_timm(target, stored, net) if to else _write_official(target, stored, net)
+    if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
+        notes.append(mae.LICENCE)
+    return "\n".join(notes)
+
+
+def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
+    """Write the layout of timm and return the lines of Python that read it."""
+    state = timm_state(net, stored.state, stored.where)
+    if target.suffix == ".safetensors":
+        save_tensors(target, state, {})
+    else:
+        _save(target, state)
+    return [python_lines(net, state, target)]
+
+
+def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
+    """Write the official layout and return a note on what it does not record."""
+    state = official_state(net, stored.state, stored.where)
+    missing = missing_metadata(net, stored.card, state, target)
+    if isinstance(net, MAE):
+        state |= mae.unread_skips(net, state)
+    entry = _family(net, stored.where).entry
+    _save(target, {entry: state} if entry else state)
+    return [f"an official file does not record {', '.join(missing)}: pass them on with it"] if missing else []
+
+
+def _save(target: Path, contents: Mapping[str, Any]) -> None:
     with replacing(target) as file:
-        torch.save(state, file)
-    return f"an official file does not record {', '.join(missing)}: pass them on with it" if missing else ""
+        torch.save(contents, file)
 
 
 def import_official(
@@ -73,25 +121,26 @@ def import_official(
     weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official U-ViT or SiT file into a checkpoint of this project.
+    """Turn an official U-ViT, SiT or MAE file into a checkpoint of this project.
 
     Args:
-        source: a bare state_dict as .pth or .safetensors, a training file of SiT, or a U-ViT's folder <step>.ckpt with
-            step.pth, nnet.pth and nnet_ema.pth.
+        source: a state_dict as .pth or .safetensors, a training file of SiT or MAE, or a U-ViT's folder <step>.ckpt
+            with step.pth, nnet.pth and nnet_ema.pth.
         target: the .safetensors file to write.
-        weights: set to import, or the set that a bare file holds; default: ema, and raw for a file named nnet.pth.
+        weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
         options: settings that the file does not determine.
 
     Returns:
-        A summary of the file for the user to verify.
+        A summary of the file for the user to verify, and notes on it, each a line.
     """
     _check_target(source, target, (".safetensors",))
-    if weights is None:
-        weights = "raw" if source.name == OFFICIAL_FILES["raw"] else "ema"
-    file = source / OFFICIAL_FILES[weights] if source.is_dir() else source
+    if weights is None and source.name == OFFICIAL_FILES["raw"]:
+        weights = "raw"
+    file = source / OFFICIAL_FILES[weights or "ema"] if source.is_dir() else source
     if source.is_dir() and not file.is_file():
         raise UserError(f"{source} holds no {file.name}: give a folder <step>.ckpt of the official code, or a file")
-    contents, options, step = sit.opened(read_third_party(file), weights, options, file)
+    contents, options, step = sit.opened(read_third_party(file), weights or "ema", options, file)
+    contents, options = mae.opened(contents, options, file)
     if isinstance(contents, Mapping):
         check_weights(file, {name: value for name, value in contents.items() if isinstance(value, Tensor)})
     model = recognise(contents, options, file)
@@ -100,8 +149,9 @@ def import_official(
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     alphas = torch.tensor(model.net.shortcuts.alphas)  # which a loader compares
-    _write(target, model.card(source.name, step, weights), {**model.state, "alphas": alphas})
-    return f"recognised {model.summary()}, {weights} weights of step {step}"
+    card = model.card(source.name, step, weights)
+    _write(target, card, {**model.state, "alphas": alphas})
+    return "\n".join([f"recognised {model.summary()}, {card.weights} weights of step {step}", *model.notes])
 
 
 def _check_target(source: Path, target: Path, suffixes: tuple[str, ...]) -> None:
@@ -120,17 +170,17 @@ def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedM
     """Return the network of an official file, given its `contents`; `where`, its path, is for error messages."""
     kind = looks_like(contents)
     if kind not in FAMILIES:
-        raise UserError(f"{where} is no official U-ViT or SiT, it looks like {kind}")
+        raise UserError(f"{where} is no official U-ViT, SiT or MAE, it looks like {kind}")
     family = FAMILIES[kind]
+    for name, value in asdict(options).items():
+        if value is not None and name not in family.options:
+            raise UserError(f"{where} is a {family.name}: leave out --{name.replace('_', '-')}, which it does not have")
     return family.recognise(StateDict.of(contents, family.name, where), options)
 
 
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
     """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`."""
-    family = next((family for family in FAMILIES.values() if type(net) is family.net), None)
-    if family is None:
-        kind = type(net).__name__
-        raise UserError(f"{where} holds a {kind}, official layouts are for UViT and SiT: export .safetensors")
+    family = _family(net, where)
     if net.shortcuts.learnable or set(net.shortcuts.betas) != {1.0}:
         raise UserError(
             f"{where} has the schedule {net.config['schedule']!r}, whose weights the official layout has no place for: "
@@ -140,7 +190,15 @@ def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> 
     return StateDict(weights, family.name, where).fitting(net)
 
 
-def missing_metadata(net: UViT | SiT, card: ModelCard, state: Mapping[str, Tensor], where: Path) -> list[str]:
+def _family(net: nn.Module, where: Path) -> Family:
+    for family in FAMILIES.values():
+        if type(net) is family.net:
+            return family
+    known = ", ".join(family.net.__name__ for family in FAMILIES.values())
+    raise UserError(f"{where} holds a {type(net).__name__}, official layouts are for {known}: export .safetensors")
+
+
+def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor], where: Path) -> list[str]:
     """List what an importer of the official state_dict of `net` would not find or guess, as strings "name value".
 
     The state_dict is recognised again, as an importer would, and the result is compared with `net` and `card`: every
@@ -148,18 +206,21 @@ def missing_metadata(net: UViT | SiT, card: ModelCard, state: Mapping[str, Tenso
     """
     # Heads and alpha_min are given because recognition can fail without them; both are listed below where needed.
     ours = net.config
-    guess = recognise(state, ImportOptions(heads=ours["heads"], alpha_min=1.0), where)
+    given = ImportOptions(heads=ours["heads"], alpha_min=1.0, decoder_heads=ours.get("decoder_heads"))
+    guess = recognise(state, given, where)
     names = [] if guess.size else ["heads"]
+    if ours.get("decoder_heads") != mae.DECODER_HEADS.get(ours.get("decoder_dim")):
+        names.append("decoder_heads")
     names += [name for name in ARGUMENTS if ours.get(name) != guess.net.config.get(name)]
     if ours["alpha_min"] != 1.0:
         names += [name for name in DECAY if ours[name] != guess.net.config[name]]
-    elif ours.get("wiring") == "decayed":
-        names.append("alpha_min")  # the importer requires it for this wiring
+    elif guess.decayed:
+        names.append("alpha_min")  # the importer requires it
     missing = [f"{name} {ours[name]}" for name in names]
     if card.prediction != guess.prediction:
         missing.append(f"prediction {card.prediction}")
     path = card.noise_path()
-    if path != PATHS[guess.path]:
+    if path and path != PATHS[guess.path]:
         missing.append(f"path {type(path).__name__} {asdict(path)}")
     for name in ("vae", "scale", "shift"):
         value = getattr(card.latents, name, None)  # None for pixels

@@ -11,16 +11,18 @@ PREFIX = "module."  # DataParallel puts it before every name
 IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
 SIT = f"a SiT (or a DiT, whose names are the same), {IMPORTED}"
+MAE_FILE = f"an MAE, {IMPORTED}"
+VIT_FILE = f"a plain vision transformer, as the encoder of an MAE, {IMPORTED}"
 OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # (kind, prefixes of names); the first match counts
     ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
     ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
     (SIT, ("enc_blocks.", "x_embedder.", "t_embedder.")),
-    ("an MAE", ("mask_token", "decoder_embed.")),
+    (MAE_FILE, ("mask_token", "decoder_embed.")),
     ("a convolutional UNet, as of diffusers", ("down_blocks.", "input_blocks.")),
     (UVIT, ("in_blocks.", "out_blocks.")),
     ("an autoencoder (VAE), which --vae names by its hub id or folder", ("encoder.", "decoder.", "quant_conv.")),
-    ("a plain vision transformer", ("cls_token",)),
+    (VIT_FILE, ("cls_token",)),
     ("an Inception network", ("Conv2d_1a_3x3.",)),
 )
 FOREIGN = "a file of another program"
@@ -28,8 +30,9 @@ MOST_PARTS = 10  # inspected entries of a dict: a pickle can nest one dict a tho
 
 
 def looks_like(contents: object, depth: int = 3) -> str:
-    """Name the kind of a third-party file, given its contents; `UVIT` or `SIT` for a bare state_dict of one.
+    """Name the kind of a third-party file, given its contents.
 
+    It is one of `UVIT`, `SIT`, `MAE_FILE` and `VIT_FILE` for a bare state_dict that can be imported.
     Nested dicts are inspected down to `depth` levels.
     """
     if not isinstance(contents, Mapping):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from argparse import Namespace
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,15 +19,21 @@ from uvit_decay.checkpoint.io import mismatch
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn.embed import Pixels
+from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT, Wiring
 from uvit_decay.nn.uvit import UViT
+from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.plain import typed
 
 PathName = Literal["linear", "gvp", "vp", "sd-discrete"]
 PATHS: dict[PathName, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
 STABLE_DIFFUSION = LatentSpace("stabilityai/sd-vae-ft-ema", sha256="", scale=0.18215, shift=0.0, channels=4, factor=8)
-Net = TypeVar("Net", UViT, SiT)
+IMPORTED = "unknown, imported from "  # data of an imported network, before the name of its file
+Network = UViT | SiT | MAE | ViT
+Net = TypeVar("Net", UViT, SiT, MAE, ViT)
 EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
 
 
@@ -42,6 +49,9 @@ class ImportOptions:
         alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
         wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
         vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
+        decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
+        norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
+        pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
     """
 
     heads: int | None = None
@@ -51,6 +61,9 @@ class ImportOptions:
     alpha_min: float | None = None
     wiring: Wiring | None = None
     vae: str | None = None
+    decoder_heads: int | None = None
+    norm_pix: bool | None = None
+    pixels: Pixels | None = None
 
 
 def on_meta(kind: type[Net], **config: Any) -> Net:
@@ -59,44 +72,84 @@ def on_meta(kind: type[Net], **config: Any) -> Net:
         return kind(**config)
 
 
+def run_arguments(args: object) -> Mapping[str, Any]:
+    """Return the arguments that a training file records, a Namespace or a dict; empty if it records none."""
+    return vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
+
+
+def recorded_alpha_min(
+    arguments: Mapping[str, Any], name: str, options: ImportOptions, where: Path
+) -> dict[str, float]:
+    """Return alpha_min, the argument `name` of a training run, as an option; empty if it is not recorded.
+
+    Raises:
+        UserError: the caller says otherwise.
+    """
+    if arguments.get(name) is None:
+        return {}
+    alpha_min = typed(float, arguments[name], f"{where}: {name}")
+    if options.alpha_min not in (None, alpha_min):
+        raise UserError(
+            f"{where} was trained with {name} {alpha_min}, not with alpha_min {options.alpha_min:g}: "
+            "leave out --alpha-min"
+        )
+    return {"alpha_min": alpha_min}
+
+
 @dataclass(frozen=True)
 class RecognisedModel:
-    """A recognised official file: network (on the meta device), weights, published size and settings of training."""
+    """A recognised official file: network (on the meta device), weights, published size and settings of training.
 
-    net: UViT | SiT
+    An MAE or ViT has no noise path, prediction and sampling. `weights` is the set that a bare file holds.
+    """
+
+    net: Network
     state: dict[str, Tensor]
     size: str | None
-    path: PathName
-    prediction: Prediction
-    sampling: Sampling
-    latents: LatentSpace | None  # None for a network of pixels
+    path: PathName | None = None
+    prediction: Prediction | None = None
+    sampling: Sampling | None = None
+    latents: LatentSpace | None = None  # None for a network of pixels
+    weights: Weights = "ema"
+    notes: tuple[str, ...] = ()  # lines for the user
 
-    def card(self, origin: str, step: int = 0, weights: Weights = "ema") -> ModelCard:
+    @property
+    def decayed(self) -> bool:
+        """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
+        return self.net.config.get("wiring") == "decayed"
+
+    def card(self, origin: str, step: int = 0, weights: Weights | None = None) -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""
         return ModelCard(
             net=Spec.of(type(self.net), self.net.config),
-            path=Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
+            path=self.path and Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
             prediction=self.prediction,
             sampling=self.sampling,
             class_names=tuple(str(label) for label in range(self.net.num_classes)),
-            data=f"unknown, imported from {origin}",
+            data=IMPORTED + origin,
             step=step,
             latents=self.latents,
-            weights=weights,
+            weights=weights or self.weights,
         )
 
     def summary(self) -> str:
         """Return a one-line summary for the user to verify."""
-        net, config = self.net, self.net.config
-        size = f"{self.size or type(net).__name__.lower()}/{config['patch_size']}"
+        config = self.net.config
+        size = f"{self.size or type(self.net).__name__.lower()}/{config['patch_size']}"
         count = sum(value.numel() for value in self.state.values())
+        return (
+            f"{size} ({config['heads']} heads, {count:,} parameters), {self.function()}, "
+            f"alpha_min {config['alpha_min']:g}{', decayed wiring' if config.get('wiring') == 'decayed' else ''}"
+        )
+
+    def function(self) -> str:
+        """Describe what the network computes, for the summary."""
+        net = self.net
         kind = "latents" if self.latents else "pixels"
         classes = f"{net.num_classes} classes {'and' if net.null_label else 'without'} a null label"
         return (
-            f"{size} ({config['heads']} heads, {count:,} parameters), {self.prediction} for {kind} "
-            f"{net.image_size}x{net.image_size}x{net.channels}, {classes if net.num_classes else 'unconditional'}, "
-            f"path {self.path}, alpha_min {config['alpha_min']:g}"
-            f"{', decayed wiring' if config.get('wiring') == 'decayed' else ''}"
+            f"{self.prediction} for {kind} {net.image_size}x{net.image_size}x{net.channels}, "
+            f"{classes if net.num_classes else 'unconditional'}, path {self.path}"
         )
 
 
@@ -195,6 +248,18 @@ class StateDict:
             )
         return num_classes, num_classes == rows - 1
 
+    def alpha_min(self, said: float | None, decayed: bool, usual: str) -> float:
+        """Return the caller's alpha_min, or 1; raise a UserError for a `decayed` layout without either it or alphas.
+
+        `usual` are the authors' values, for the message.
+        """
+        if said is None and decayed and "alphas" not in self.state:
+            raise UserError(
+                f"{self.where} is a decayed {self.family}, whose weights do not determine alpha_min: give it with "
+                f"--alpha-min ({usual})"
+            )
+        return 1.0 if said is None else said
+
     def latents(self, channels: int, vae: str | None) -> LatentSpace | None:
         """Return the latent space of a network of 4 channels (Stable Diffusion's in all official files), else None."""
         if channels == STABLE_DIFFUSION.channels:
@@ -203,7 +268,7 @@ class StateDict:
             raise UserError(f"{self.where} makes pixels of {channels} channels, not latents: leave out --vae")
         return None
 
-    def fitting(self, net: UViT | SiT) -> dict[str, Tensor]:
+    def fitting(self, net: Network) -> dict[str, Tensor]:
         """Return the weights for `net`, without alphas; recorded ones must be those of `net`."""
         state = {name: value for name, value in self.state.items() if name != "alphas"}
         if problem := mismatch(net, state, f"official {self.family}"):
@@ -212,7 +277,7 @@ class StateDict:
             self._check_alphas(net)
         return state
 
-    def _check_alphas(self, net: UViT | SiT) -> None:
+    def _check_alphas(self, net: Network) -> None:
         self.shape("alphas", 1)
         ours, alphas = torch.tensor(net.shortcuts.alphas), self.state["alphas"]
         if not alphas.is_floating_point():

@@ -8,7 +8,6 @@ DiT has the same names, but other times and another prediction: nothing in a fil
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,12 +18,18 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.card import Weights
 from uvit_decay.checkpoint.detect import SIT, looks_like
-from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict, on_meta
+from uvit_decay.checkpoint.official.common import (
+    ImportOptions,
+    RecognisedModel,
+    StateDict,
+    on_meta,
+    recorded_alpha_min,
+    run_arguments,
+)
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import typed
 
 ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
@@ -53,7 +58,7 @@ def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path)
 
 def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
     """Return the options with missing values filled in from the arguments of the training run; none may contradict."""
-    arguments = vars(args) if isinstance(args, Namespace) else args if isinstance(args, Mapping) else {}
+    arguments = run_arguments(args)
     values: dict[str, Any] = {}
     for name, (option, known) in ARGUMENTS.items():
         if name not in arguments or getattr(options, option) is not None:
@@ -62,13 +67,7 @@ def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
         if value not in known:
             raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{option}")
         values[option] = known[value]
-    if arguments.get(DECAY) is not None:
-        values["alpha_min"] = alpha_min = typed(float, arguments[DECAY], f"{where}: {DECAY}")
-        if options.alpha_min not in (None, alpha_min):
-            raise UserError(
-                f"{where} was trained with {DECAY} {alpha_min}, not with alpha_min {options.alpha_min:g}: "
-                "leave out --alpha-min"
-            )
+    values |= recorded_alpha_min(arguments, DECAY, options, where)
     return replace(options, **values)
 
 
@@ -77,7 +76,8 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     config = _config(loaded)
     size, heads = loaded.size(config, options.heads, SIT_SIZES)
     num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
-    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=_alpha_min(loaded, config, options))
+    alpha_min = loaded.alpha_min(options.alpha_min, config["wiring"] == "decayed", "its authors' default is 0.8")
+    rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min)
     latents = loaded.latents(config["channels"], options.vae)
     net = on_meta(SiT, **config, heads=heads, **rest)
     state = without_sigma(loaded).fitting(net)
@@ -102,16 +102,6 @@ def _config(loaded: StateDict) -> dict[str, Any]:
     if decayed and loaded.shape("dec_blocks.0.skip.weight", 2)[1] == 2 * image["dim"]:
         config["skip"] = "concat"
     return config
-
-
-def _alpha_min(loaded: StateDict, config: dict[str, Any], options: ImportOptions) -> float:
-    """Return the caller's alpha_min, or 1; raise a UserError for a decayed SiT without either option or alphas."""
-    if options.alpha_min is None and config["wiring"] == "decayed" and "alphas" not in loaded.state:
-        raise UserError(
-            f"{loaded.where} is a decayed SiT, whose weights do not determine alpha_min: give it with --alpha-min "
-            "(its authors' default is 0.8)"
-        )
-    return 1.0 if options.alpha_min is None else options.alpha_min
 
 
 def without_sigma(loaded: StateDict) -> StateDict:

@@ -1,0 +1,310 @@
+"""Official MAE files and those of the decay's authors: recognised, imported as the same function, and written back."""
+
+import math
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+import mae_reference as reference
+import pytest
+import torch
+from conftest import same
+from mae_reference import BASE, SMALL, inputs, standardised
+from official_files import (
+    HERE,
+    TINY_ENCODER,
+    TINY_MAE,
+    described,
+    imported,
+    our_encoder,
+    saved,
+    unrecorded,
+)
+from safetensors.torch import save_file
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.checkpoint.convert import export, import_official, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.official.mae import LICENCE
+from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn.sizes import VIT_SIZES
+
+LARGE, HUGE = BASE | VIT_SIZES["l"], BASE | VIT_SIZES["h"] | dict(patch_size=14)
+PUBLISHED = [
+    # size, layout, wiring, tensors and parameters of the file, SkipLayers that nothing reads, parameters of each
+    ("mae-b/16", BASE, "official", 254, 111_907_840, 0, 0),
+    ("mae-b/16", BASE, "decayed", 282, 117_291_008, 0, 0),
+    ("mae-l/16", LARGE, "official", 398, 329_541_888, 0, 0),
+    ("mae-l/16", LARGE, "decayed", 456, 341_885_184, 4, 1_050_624),
+    ("mae-h/14", HUGE, "official", 494, 657_074_508, 0, 0),
+    ("mae-h/14", HUGE, "decayed", 572, 675_589_964, 8, 1_181_952),
+    ("mae-768x18/16", BASE | VIT_SIZES["768x18"], "decayed", 369, 162_576_128, 1, 919_296),
+]
+ENCODERS = {
+    "encoder": (reference.pretrained_file, dict(pool="cls", num_classes=0)),
+    "fine-tuned": (reference.finetuned_file, dict(pool="mean", num_classes=5)),
+    "linear-probe": (reference.probed_file, dict(pool="cls", num_classes=5, batch_norm=True)),
+}
+ALPHAS = torch.linspace(1, 0.6, 8).tolist()
+
+
+def expected(contents, alphas=None):
+    """Prediction and mask of the file's weights at our inputs."""
+    x, noise = inputs(**SMALL)
+    return reference.mae_forward(contents["model"], standardised(x), noise, alphas=alphas, **SMALL)
+
+
+def difference(net, contents, alphas=None):
+    """The largest difference between the network and the file's weights, in prediction or mask."""
+    with torch.no_grad():
+        pairs = zip(net(*inputs(**SMALL)), expected(contents, alphas), strict=True)
+        return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def meta(shapes):
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
+# ---- recognition
+
+
+@pytest.mark.parametrize(("name", "layout", "wiring", "tensors", "count", "unread", "each"), PUBLISHED)
+def test_published_files_are_recognised(name, layout, wiring, tensors, count, unread, each):
+    shapes = reference.mae_shapes(wiring, **layout)
+    assert (len(shapes), sum(map(math.prod, shapes.values()))) == (tensors, count)
+    model = recognise(meta(shapes), ImportOptions(alpha_min=0.6), HERE)
+    config = layout | dict(wiring=wiring, norm_pix=True, alpha_min=0.6, pixels="imagenet")
+    assert model.net.config.items() >= config.items()
+    assert f"{name} ({layout['heads']} heads, {count - unread * each:,} parameters)" in model.summary()
+    assert model.notes[-1] == LICENCE
+    assert len(model.notes) == 1 + (unread > 0)
+    assert all(f"skip.{layout['depth'] // 2 - 1 - j}" in model.notes[0] for j in range(unread))
+
+
+@pytest.mark.parametrize(("file", "options"), ENCODERS.values(), ids=ENCODERS)
+def test_names_and_shapes_tell_the_encoder(file, options):
+    model = recognise(file(**SMALL)["model"], TINY_ENCODER, HERE)
+    size = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
+    assert model.net.config == ViT(**size, **options).config
+    assert model.size is None
+
+
+@pytest.mark.parametrize(("size", "count"), [("b", 86_567_656), ("l", 304_326_632), ("h", 632_045_800)])
+def test_fine_tuned_files_of_published_sizes_need_no_word(size, count):
+    layout = BASE | VIT_SIZES[size] | dict(patch_size=14 if size == "h" else 16)
+    model = recognise(meta(reference.encoder_shapes(norm="fc_norm", num_classes=1000, **layout)), ImportOptions(), HERE)
+    assert f"vit-{size}/{layout['patch_size']} ({layout['heads']} heads, {count:,} parameters)" in model.summary()
+    assert "1000 classes from the mean of the patches, alpha_min 1" in model.summary()
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "norm_pix"),
+    [
+        ("mae_pretrain_vit_base_full.pth", None, True),
+        ("mae_visualize_vit_base.pth", None, False),
+        ("mae_visualize_vit_large_ganloss.pth", None, False),
+        ("mae_visualize_vit_base.pth", True, True),
+        ("full.pth", False, False),
+    ],
+)
+def test_targets_are_told_by_the_name_of_a_released_file_or_said(name, said, norm_pix):
+    model = recognise(reference.random_state(**SMALL), replace(TINY_MAE, norm_pix=said), Path(name))
+    assert model.net.config["norm_pix"] is norm_pix
+    assert f"predicts {'normalised ' if norm_pix else ''}patches" in model.summary()
+
+
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+def test_prediction_and_loss_at_the_real_size_are_the_published_ones(wiring):
+    state = reference.random_state(**BASE, wiring=wiring)
+    model = recognise(state, ImportOptions(alpha_min=0.6), HERE)
+    model.net.load_state_dict(model.state, assign=True)
+    x, noise = inputs(**BASE, count=1)
+    with torch.no_grad():
+        prediction, mask = model.net(x, noise)
+        alphas = torch.linspace(1, 0.6, 24).tolist()
+        theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **BASE)
+    assert mask.sum() == 147
+    assert torch.equal(mask, their_mask)
+    assert torch.allclose(prediction, theirs, rtol=1e-5, atol=1e-5)
+    expected = reference.loss(standardised(x), theirs, mask, 16).item()
+    assert model.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
+
+
+# ---- import
+
+
+@pytest.mark.parametrize("norm_pix", [True, False])
+def test_an_imported_mae_is_the_published_function(tmp_path, norm_pix):
+    contents = reference.full_file(**SMALL)
+    checkpoint = imported(contents, tmp_path, replace(TINY_MAE, norm_pix=norm_pix))
+    assert difference(checkpoint.net, contents) < 1e-5
+    x, noise = inputs(**SMALL)
+    prediction, mask = expected(contents)
+    theirs = reference.loss(standardised(x), prediction, mask, SMALL["patch_size"], norm_pix)
+    assert checkpoint.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(theirs.item(), abs=1e-5)
+    assert (checkpoint.weights, checkpoint.path, checkpoint.class_names) == ("raw", None, ())
+
+
+def test_a_file_of_the_authors_is_imported_with_the_alpha_min_that_it_records(tmp_path):
+    contents = reference.decayed_file(**SMALL, min_decay=0.6)
+    net = imported(contents, tmp_path, TINY_MAE).net
+    assert (net.config["alpha_min"], net.config["wiring"], net.config["norm_pix"]) == (0.6, "decayed", True)
+    assert difference(net, contents, ALPHAS) < 1e-5 < difference(net, contents)
+    said = imported(reference.decayed_file(**SMALL), tmp_path, replace(TINY_MAE, alpha_min=0.6)).net
+    assert same(said.state_dict(), net.state_dict())
+    contents["args"].norm_pix_loss = False
+    assert imported(contents, tmp_path, TINY_MAE).net.config["norm_pix"] is False
+
+
+def test_skip_layers_that_nothing_reads_are_left_out_and_said(tmp_path):
+    layout = SMALL | dict(depth=8)
+    contents = reference.decayed_file(**layout, min_decay=1.0)
+    path = saved(contents, tmp_path / "official.pth")
+    note = import_official(path, tmp_path / "ours.safetensors", None, TINY_MAE)
+    assert "left out skip.3, which no block of its decoder reads" in note.splitlines()
+    net = load(tmp_path / "ours.safetensors").net
+    assert len(net.skip) == 3
+    x, noise = inputs(**SMALL)
+    prediction, _ = reference.mae_forward(contents["model"], standardised(x), noise, **layout)
+    assert torch.allclose(net(x, noise)[0], prediction, atol=1e-5)
+
+
+@pytest.mark.parametrize("file", [reference.finetuned_file, reference.probed_file])
+def test_an_imported_classifier_is_the_published_function(tmp_path, file):
+    contents, (x, _) = file(**SMALL), inputs(**SMALL)
+    checkpoint = imported(contents, tmp_path, TINY_ENCODER)
+    assert torch.allclose(checkpoint.net(x), reference.logits(contents["model"], standardised(x), 2), atol=1e-5)
+    assert checkpoint.class_names == tuple("01234")
+    decayed = imported(contents, tmp_path, replace(TINY_ENCODER, alpha_min=0.6)).net
+    theirs = reference.logits(contents["model"], standardised(x), 2, ALPHAS)
+    assert torch.allclose(decayed(x), theirs, atol=1e-5)
+
+
+def test_an_imported_encoder_has_the_published_states(tmp_path):
+    contents, (x, _) = reference.pretrained_file(**SMALL), inputs(**SMALL)
+    net = imported(contents, tmp_path, TINY_ENCODER).net
+    states = reference.encoder_states(contents["model"], standardised(x), 2)
+    for ours, theirs in zip(net.forward_intermediates(x), states, strict=True):
+        assert torch.allclose(ours, theirs, atol=1e-5)
+
+
+def test_a_network_of_other_channels_computes_in_their_own_scale(tmp_path):
+    layout = SMALL | dict(channels=1)
+    contents = reference.full_file(**layout)
+    net = imported(contents, tmp_path, TINY_MAE).net
+    x, noise = inputs(**layout)
+    assert net.config["pixels"] == "unit"
+    assert torch.allclose(net(x, noise)[0], reference.mae_forward(contents["model"], x, noise, **SMALL)[0], atol=1e-5)
+
+
+def test_files_of_data_parallel_and_bare_ones_are_imported(tmp_path):
+    state = reference.random_state(**SMALL)
+    ours = imported({"model": state}, tmp_path, TINY_MAE).net.state_dict()
+    parallel = {f"module.{name}": value for name, value in state.items()}
+    assert same(imported({"model": parallel}, tmp_path, TINY_MAE).net.state_dict(), ours)
+    assert same(imported(state, tmp_path, TINY_MAE).net.state_dict(), ours)
+    save_file(state, tmp_path / "bare.safetensors")
+    import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, TINY_MAE)
+    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), ours)
+
+
+# ---- export
+
+
+@pytest.mark.parametrize(
+    ("file", "hints", "lost"),
+    [
+        (reference.pretrained_file, TINY_ENCODER, "heads 2"),
+        (reference.finetuned_file, TINY_ENCODER, "heads 2"),
+        (reference.probed_file, TINY_ENCODER, "heads 2"),
+        (reference.full_file, TINY_MAE, "heads 2, decoder_heads 3"),
+        (reference.full_file, replace(TINY_MAE, norm_pix=False), "heads 2, decoder_heads 3, norm_pix False"),
+        (reference.decayed_file, replace(TINY_MAE, alpha_min=1.0), "heads 2, decoder_heads 3, alpha_min 1.0"),
+        (reference.decayed_file, replace(TINY_MAE, alpha_min=0.6), "heads 2, decoder_heads 3, alpha_min 0.6"),
+    ],
+)
+def test_official_to_ours_to_official_is_equal(tmp_path, file, hints, lost):
+    contents = file(**SMALL)
+    imported(contents, tmp_path, hints)
+    note = export(tmp_path / "ours.safetensors", tmp_path / "back.pth")
+    assert note.splitlines() == [unrecorded(lost), LICENCE]
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    assert list(back) == ["model"]
+    assert same(back["model"], contents["model"])
+
+
+SIZE = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
+OURS = {
+    "official": (MAE, SMALL),
+    "decayed": (MAE, SMALL | dict(wiring="decayed", alpha_min=0.7)),
+    "latent-and-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", alpha_min=0.7)),
+    "no-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", skips=False, alpha_min=0.7)),
+    "narrow": (MAE, SMALL | dict(mlp_ratio=2.0, patch_size=4)),
+    "encoder": (ViT, SIZE),
+    "encoder-without-norm": (ViT, SIZE | dict(norm=False, alpha_min=0.7)),
+    "classifier": (ViT, SIZE | dict(num_classes=3, pool="mean", alpha_min=0.7)),
+    "probe": (ViT, SIZE | dict(num_classes=3, batch_norm=True)),
+    "probe-of-means": (ViT, SIZE | dict(num_classes=3, pool="mean", batch_norm=True)),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), OURS.values(), ids=OURS)
+def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
+    ours, official, back = (tmp_path / name for name in ("ours.safetensors", "official.pth", "back.safetensors"))
+    net = load(our_encoder(tmp_path, kind, **options)).net
+    note = export(ours, official)
+    assert ("alpha_min 0.7" in note) == ("alpha_min" in options)
+    hints = TINY_MAE if kind is MAE else TINY_ENCODER
+    import_official(official, back, None, replace(hints, alpha_min=options.get("alpha_min")))
+    again = load(back).net
+    assert same(again.state_dict(), net.state_dict())
+    preset = {"wiring", "zero_init"}
+    assert {name: value for name, value in again.config.items() if name not in preset} == {
+        name: value for name, value in net.config.items() if name not in preset
+    }
+
+
+def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
+    layout = SMALL | dict(depth=8)
+    path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
+    export(path, tmp_path / "official.pth")
+    state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
+    assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)
+
+
+def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
+    path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
+    lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
+    assert export(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
+
+
+# ---- the command line
+
+
+def test_the_command_line_imports_and_exports(tmp_path, capsys):
+    official, ours, back = (str(tmp_path / name) for name in ("checkpoint-00049.pth", "ours.safetensors", "back.pth"))
+    contents = reference.decayed_file(**SMALL)
+    torch.save(contents, official)
+    hints = "--heads 2 --decoder-heads 3 --alpha-min 0.6 --no-norm-pix --pixels unit"
+    main(["import", official, ours, *hints.split()])
+    recognised, licence, wrote = capsys.readouterr().out.splitlines()
+    assert recognised.startswith("recognised mae/2 (2 heads, ")
+    assert (
+        "masked autoencoder of pixels 8x8x3 (unit) that predicts patches, alpha_min 0.6, decayed wiring" in recognised
+    )
+    assert recognised.endswith("raw weights of step 0")
+    assert licence == LICENCE
+    assert wrote.startswith(f"wrote {ours} (")
+    assert described(ours).keys().isdisjoint({"path", "prediction", "sampling"})
+    main(["export", ours, back])
+    assert "alpha_min 0.6" in capsys.readouterr().out.splitlines()[0]
+    assert same(torch.load(back, weights_only=True)["model"], contents["model"])
+
+
+def test_arguments_may_be_a_dict_or_missing(tmp_path):
+    contents = reference.decayed_file(**SMALL) | {"args": {"min_decay": 0.6}}
+    assert imported(contents, tmp_path, TINY_MAE).net.config["alpha_min"] == 0.6
+    for args in (None, Namespace()):
+        net = imported(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
+        assert net.config["alpha_min"] == 1.0

@@ -1,0 +1,124 @@
+"""Encoders written for timm: the lines of Python that an export prints build the same function there."""
+
+import pytest
+import timm
+import torch
+from mae_reference import BASE, SMALL, STD, inputs, standardised
+from official_files import TINY_ENCODER, imported, our_encoder, ours
+from safetensors.torch import load_file
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.official.mae import LICENCE
+from uvit_decay.checkpoint.timm_layout import python_lines
+from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn.sizes import VIT_SIZES
+from uvit_decay.runtime.errors import UserError
+
+SIZE = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
+DECAYED = dict(wiring="decayed", alpha_min=0.6)
+CASES = {
+    "official": (MAE, SMALL),
+    "decayed": (MAE, SMALL | DECAYED),
+    "cosine-mlp": (MAE, SMALL | DECAYED | dict(schedule="cosine", branches="mlp")),
+    "block-v2": (MAE, SMALL | DECAYED | dict(granularity="block", index="v2")),
+    "constant": (MAE, SMALL | dict(schedule="constant")),
+    "patch-4": (MAE, SMALL | dict(patch_size=4, channels=1, pixels="unit")),
+    "encoder": (ViT, SIZE | dict(alpha_min=0.7)),
+    "encoder-without-norm": (ViT, SIZE | dict(norm=False, alpha_min=0.7, mlp_ratio=2.0)),
+    "mean-encoder": (ViT, SIZE | dict(pool="mean")),
+    "classifier": (ViT, SIZE | dict(num_classes=5, alpha_min=0.7)),
+    "mean-classifier": (ViT, SIZE | dict(num_classes=5, pool="mean", alpha_min=0.7)),
+    "probe": (ViT, SIZE | dict(num_classes=5, batch_norm=True, norm=False, alpha_min=0.7)),
+    "probe-of-means": (ViT, SIZE | dict(num_classes=5, batch_norm=True, pool="mean")),
+}
+
+
+def built(note):
+    """The model of the lines of Python in the note of an export."""
+    words, *lines = note.splitlines()
+    assert words.startswith("for images ")
+    names = {}
+    exec("\n".join(line for line in lines if line != LICENCE), names)
+    return names["model"].eval()
+
+
+def expected(net, x):
+    """What timm's model has to return: logits, or the normed token or mean of an encoder."""
+    if net.num_classes:
+        return net(x)
+    if isinstance(net, ViT):
+        return net.pooled(x)
+    *_, last = net.forward_intermediates(x)
+    return (net.norm(last) if net.config["norm"] else last)[:, 0]
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES.values(), ids=CASES)
+def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, options):
+    path = our_encoder(tmp_path, kind, **options)
+    net = load(path).net
+    model = built(export(path, tmp_path / "timm.pth", to="timm"))
+    x, _ = inputs(**options)
+    scaled = standardised(x) if net.config["pixels"] == "imagenet" else x
+    with torch.no_grad():
+        assert torch.allclose(model(scaled), expected(net, x), rtol=1e-6, atol=2e-6)
+    std = timm.data.resolve_model_data_config(model)["std"]
+    assert std == (STD if net.config["pixels"] == "imagenet" else (0.5, 0.5, 0.5))
+
+
+def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
+    path = our_encoder(tmp_path, MAE, **SMALL | DECAYED)
+    net, model = load(path).net, built(export(path, tmp_path / "timm.safetensors", to="timm"))
+    x, _ = inputs(**SMALL)
+    expected(net, x).square().sum().backward()
+    model(standardised(x)).square().sum().backward()
+    for name, parameter in model.named_parameters():
+        theirs = dict(net.named_parameters())[name].grad if name != "pos_embed" else parameter.grad
+        assert torch.allclose(parameter.grad, theirs, rtol=1e-5, atol=1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "line"),
+    [
+        ("b", 16, "timm.create_model('vit_base_patch16_224.mae', checkpoint_path='a.pth', num_classes=0)"),
+        ("l", 16, "timm.create_model('vit_large_patch16_224.mae', checkpoint_path='a.pth', num_classes=0)"),
+        ("h", 14, "timm.create_model('vit_huge_patch14_224.mae', checkpoint_path='a.pth', num_classes=0)"),
+        ("s", 16, "num_classes=0, embed_dim=384, num_heads=6)"),
+        ("768x18", 16, "num_classes=0, depth=18)"),
+    ],
+)
+def test_published_sizes_have_names_in_timm(size, patch, line, tmp_path):
+    with torch.device("meta"):
+        net = MAE(**BASE | VIT_SIZES[size] | dict(patch_size=patch))
+    words, _, last = python_lines(net, net.state_dict(), "a.pth").splitlines()
+    assert words == "for images standardised with ImageNet's mean and standard deviation, the same function is"
+    assert last.endswith(line)
+
+
+def test_the_command_line_names_the_decay_and_the_licence(tmp_path, capsys):
+    path, target = our_encoder(tmp_path, MAE, **SMALL | DECAYED), tmp_path / "timm.safetensors"
+    main(["export", str(path), str(target), "--to", "timm"])
+    *_, attach, licence, wrote = capsys.readouterr().out.splitlines()
+    assert attach == "decay.attach(model, alpha_min=0.6)"
+    assert licence == LICENCE, "its card says that it was imported"
+    assert wrote.startswith("wrote ")
+    assert not any(name.startswith(("decoder", "mask", "skip", "alphas")) for name in load_file(target))
+
+
+def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
+    target = tmp_path / "timm.pth"
+    learned = our_encoder(tmp_path, ViT, **SIZE, schedule="learnable")
+    with pytest.raises(UserError, match="has learned alphas, which the layout of timm has no place for: export"):
+        export(learned, target, to="timm")
+    with pytest.raises(UserError, match="holds a UViT, the layout of timm is for ViT and MAE: leave out --to"):
+        export(ours(tmp_path), target, to="timm")
+    assert not target.exists()
+
+
+def test_a_vision_transformer_of_timm_is_imported(tmp_path):
+    model = timm.create_model("vit_base_patch16_224.mae", img_size=8, patch_size=2, embed_dim=16, depth=4, num_heads=2)
+    x, _ = inputs(**SMALL)
+    net = imported(model.state_dict(), tmp_path, TINY_ENCODER).net
+    with torch.no_grad():
+        assert torch.allclose(net.pooled(x), model.eval()(standardised(x)), atol=1e-5)

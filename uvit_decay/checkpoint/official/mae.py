@@ -1,0 +1,174 @@
+"""Official MAE files (He et al., CVPR 2022; github.com/facebookresearch/mae) and those of the decay's authors.
+
+A file is a dict of `model` and, from training, of `optimizer`, `epoch`, `scaler` and `args`; timm's vision transformers
+are bare state_dicts of the same names. With a decoder it is an `MAE`: the released `full` and `visualize` files, which
+differ in their targets alone, and files of the authors' pre-training, which record alpha_min in `args`. Without a
+decoder it is a `ViT`: an encoder, a fine-tuned network (`fc_norm`) or a linear probe (`head.0`, a batch norm). Names
+are ours, except for the buffer `alphas`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay.checkpoint.detect import MAE_FILE, VIT_FILE, looks_like
+from uvit_decay.checkpoint.official.common import (
+    ImportOptions,
+    RecognisedModel,
+    StateDict,
+    on_meta,
+    recorded_alpha_min,
+    run_arguments,
+)
+from uvit_decay.nn.mae import MAE
+from uvit_decay.nn.sizes import VIT_SIZES
+from uvit_decay.nn.vit import ViT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import typed
+
+ENTRY = "model"  # of the dict around a state_dict
+DECAY, NORMALISED = "min_decay", "norm_pix_loss"  # arguments of a training run: alpha_min of the authors, norm_pix
+UNNORMALISED = "mae_visualize"  # beginning of the names of released files that predict plain pixels
+DECODER_HEADS = {512: 16}  # published: of the only width of a decoder
+LICENCE = "MAE's released weights and what is made from them are under CC-BY-NC 4.0: not for commercial use"
+FULL = "mae_pretrain_vit_base_full.pth or mae_visualize_vit_base.pth"
+
+
+@dataclass(frozen=True)
+class RecognisedEncoder(RecognisedModel):
+    """A recognised MAE or ViT; without a last norm it is the authors'."""
+
+    @property
+    def decayed(self) -> bool:
+        """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
+        config = self.net.config
+        return not config["norm"] or config.get("wiring") == "decayed"
+
+    def function(self) -> str:
+        """Describe what the network computes, for the summary."""
+        net, config = self.net, self.net.config
+        pixels = f"{net.image_size}x{net.image_size}x{net.channels} ({config['pixels']})"
+        if isinstance(net, MAE):
+            patches = "normalised patches" if config["norm_pix"] else "patches"
+            return f"masked autoencoder of pixels {pixels} that predicts {patches}"
+        if not net.num_classes:
+            return f"encoder of pixels {pixels}"
+        probe = ", batch norm" if config["batch_norm"] else ""
+        pooled = "class token" if net.pool == "cls" else "mean of the patches"
+        return f"classifier of pixels {pixels}, {net.num_classes} classes from the {pooled}{probe}"
+
+
+def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
+    """Return the state_dict of an MAE's file and the options completed by its arguments; others are unchanged."""
+    if not isinstance(contents, Mapping) or looks_like(contents.get(ENTRY)) not in (MAE_FILE, VIT_FILE):
+        return contents, options
+    arguments = run_arguments(contents.get("args"))
+    values: dict[str, Any] = {**recorded_alpha_min(arguments, DECAY, options, where)}
+    if options.norm_pix is None and arguments.get(NORMALISED) is not None:
+        values["norm_pix"] = typed(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
+    return contents[ENTRY], replace(options, **values)
+
+
+def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
+    """Return the MAE of a file with a decoder; raise a UserError if file or options do not fit."""
+    config = _encoder(loaded, options) | _decoder(loaded, options)
+    if options.wiring not in (None, config["wiring"]):
+        raise UserError(f"{loaded.where} has the {config['wiring']} wiring, its weights fit no other: drop --wiring")
+    norm_pix = not loaded.where.name.startswith(UNNORMALISED) if options.norm_pix is None else options.norm_pix
+    found = _found(MAE, config | {"norm_pix": norm_pix}, loaded, options)
+    loaded, unread = without_unread(loaded, found.net)
+    notes = (f"left out {unread}, which no block of its decoder reads",) if unread else ()
+    return replace(found, state=loaded.fitting(found.net), notes=(*notes, LICENCE))
+
+
+def recognise_encoder(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
+    """Return the ViT of a file without a decoder; raise a UserError if file or options do not fit."""
+    if options.wiring or options.norm_pix is not None or options.decoder_heads:
+        raise UserError(
+            f"{loaded.where} has an encoder but no decoder: import a file that has one, such as {FULL}, or leave out "
+            "--wiring, --norm-pix and --decoder-heads"
+        )
+    found = _found(ViT, _encoder(loaded, options) | _head(loaded, options.num_classes), loaded, options)
+    return replace(found, state=loaded.fitting(found.net))
+
+
+def _found(
+    kind: type[MAE] | type[ViT], config: dict[str, Any], loaded: StateDict, options: ImportOptions
+) -> RecognisedEncoder:
+    """Return the network with these arguments, its heads and alpha_min, without weights yet."""
+    sizes = {f"{kind.__name__.lower()}-{name}": size for name, size in VIT_SIZES.items()}
+    size, heads = loaded.size(config, options.heads, sizes)
+    found = RecognisedEncoder(on_meta(kind, **config, heads=heads), {}, size, weights="raw", notes=(LICENCE,))
+    alpha_min = loaded.alpha_min(options.alpha_min, found.decayed, "the paper has 0.6, its code 0.7")
+    return replace(found, net=on_meta(kind, **found.net.config | {"alpha_min": alpha_min}))
+
+
+def _encoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
+    """Return the arguments of an encoder that names and shapes determine."""
+    image = loaded.image_layout("patch_embed.proj", num_prefix_tokens=1)
+    return image | {
+        "depth": loaded.blocks("blocks"),
+        "mlp_ratio": loaded.shape("blocks.0.mlp.fc1.weight", 2)[0] / image["dim"],
+        "norm": "norm.weight" in loaded.state,
+        "pixels": options.pixels or ("imagenet" if image["channels"] == 3 else "unit"),
+    }
+
+
+def _decoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
+    """Return the arguments of the decoder, whose heads are published for one width only."""
+    dim = loaded.shape("decoder_embed.weight", 2)[0]
+    heads = options.decoder_heads or DECODER_HEADS.get(dim)
+    if heads is None:
+        raise UserError(
+            f"{loaded.where} has a decoder of width {dim}, which is not published: its weights do not determine the "
+            "attention heads, give them with --decoder-heads"
+        )
+    skips = any(name.startswith("skip.") for name in loaded.state)
+    return {
+        "decoder_dim": dim,
+        "decoder_depth": loaded.blocks("decoder_blocks"),
+        "decoder_heads": heads,
+        "wiring": "official" if "norm.weight" in loaded.state and not skips else "decayed",
+        "skips": skips,
+        "decoder_input": "latent" if "mask_token" in loaded.state else "positions",
+    }
+
+
+def _head(loaded: StateDict, num_classes: int | None) -> dict[str, Any]:
+    """Return the arguments of the classifier, of no classes for an encoder alone."""
+    probe = "head.1.weight" in loaded.state
+    name = "head.1.weight" if probe else "head.weight"
+    rows = loaded.shape(name, 2)[0] if name in loaded.state else 0
+    if num_classes not in (None, rows):
+        has = f"a head of {rows} classes" if rows else "no classifier"
+        raise UserError(f"{loaded.where} has {has}, not one of {num_classes}: leave out --num-classes")
+    classifier: dict[str, Any] = {"num_classes": rows, "batch_norm": probe}
+    return classifier | ({"pool": "mean", "norm": True} if "fc_norm.weight" in loaded.state else {"pool": "cls"})
+
+
+def without_unread(loaded: StateDict, net: MAE) -> tuple[StateDict, str]:
+    """Remove the SkipLayers that no decoder block reads, which the authors' code builds; name those that were removed.
+
+    It builds one for every second block of the encoder, ours one for every block of the decoder that reads one.
+    """
+    unread = [f"skip.{j}" for j in range(len(net.skip), net.config["depth"] // 2)]
+    unread = [layer for layer in unread if f"{layer}.mask_token" in loaded.state]
+    names = tuple(f"{layer}." for layer in unread)
+    kept = {name: value for name, value in loaded.state.items() if not (names and name.startswith(names))}
+    return replace(loaded, state=kept), ", ".join(unread)
+
+
+def unread_skips(net: MAE, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zero weights of the SkipLayers that the authors' code builds and nothing reads, for its strict loader."""
+    return {
+        f"skip.{j}.{name.removeprefix('skip.0.')}": torch.zeros_like(value)
+        for j in range(len(net.skip), net.config["depth"] // 2 if len(net.skip) else 0)
+        for name, value in state.items()
+        if name.startswith("skip.0.")
+    }

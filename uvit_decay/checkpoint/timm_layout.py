@@ -1,0 +1,86 @@
+"""Encoders and classifiers as state_dicts of timm's `vision_transformer`, and the Python that builds it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from uvit_decay import decay
+from uvit_decay.nn.mae import MAE
+from uvit_decay.nn.vit import DECAY, ViT
+from uvit_decay.runtime.errors import UserError
+
+PARTS = ("cls_token", "pos_embed", "patch_embed.", "blocks.", "norm.", "fc_norm.", "head.")  # not an MAE's decoder
+COMMON: dict[str, Any] = dict(img_size=224, in_chans=3, mlp_ratio=4.0, global_pool="token", final_norm=True)
+ARCHITECTURES: dict[str, dict[str, Any]] = {  # names in timm, of which the tag .mae has ImageNet's mean and deviation
+    "vit_base_patch16_224": dict(patch_size=16, embed_dim=768, depth=12, num_heads=12),
+    "vit_large_patch16_224": dict(patch_size=16, embed_dim=1024, depth=24, num_heads=16),
+    "vit_huge_patch14_224": dict(patch_size=14, embed_dim=1280, depth=32, num_heads=16),
+}
+SCALES = {  # pixels: (tag of the architecture, words)
+    "imagenet": (".mae", "standardised with ImageNet's mean and standard deviation"),
+    "unit": ("", "in [-1, 1]"),
+}
+
+
+def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
+    """Return the state_dict of timm's vision transformer that computes the encoder or the logits of `net`.
+
+    A batch norm before the head becomes a part of its linear map; the decoder of an MAE is left out.
+
+    Args:
+        net: a network of this project.
+        state: its weights.
+        where: the file that it is from, for error messages.
+    """
+    if not isinstance(net, MAE | ViT):
+        kind = type(net).__name__
+        raise UserError(f"{where} holds a {kind}, the layout of timm is for ViT and MAE: leave out --to")
+    if net.shortcuts.learnable:
+        raise UserError(f"{where} has learned alphas, which the layout of timm has no place for: export .safetensors")
+    kept = {name: value.contiguous() for name, value in state.items() if name.startswith(PARTS)}
+    if "head.1.weight" not in kept:
+        return kept
+    mean, weight, bias = kept["head.0.running_mean"], kept["head.1.weight"], kept["head.1.bias"]
+    weight = weight / (kept["head.0.running_var"] + net.head[0].eps).sqrt()
+    encoder = {name: value for name, value in kept.items() if not name.startswith("head.")}
+    return encoder | {"head.weight": weight, "head.bias": bias - weight @ mean}
+
+
+def python_lines(net: MAE | ViT, state: Mapping[str, Tensor], target: Path) -> str:
+    """Return the lines of Python that build `net` with timm and `decay.attach`, `state` being in the file `target`."""
+    config = net.config
+    tag, words = SCALES[config["pixels"]]
+    wanted = COMMON | {
+        "img_size": config["image_size"],
+        "patch_size": config["patch_size"],
+        "in_chans": config["channels"],
+        "embed_dim": config["dim"],
+        "depth": config["depth"],
+        "num_heads": config["heads"],
+        "mlp_ratio": config["mlp_ratio"],
+        "global_pool": "avg" if config.get("pool") == "mean" else "token",
+        "final_norm": any(name in state for name in ("norm.weight", "fc_norm.weight")),
+    }
+    name, options = min(
+        ((name, _changed(wanted, COMMON | known)) for name, known in ARCHITECTURES.items()), key=lambda one: len(one[1])
+    )
+    options = {"checkpoint_path": str(target), "num_classes": net.num_classes, **options}
+    lines = ["import timm", f"model = timm.create_model({name + tag!r}, {_arguments(options)})"]
+    if {*net.shortcuts.alphas, *net.shortcuts.betas} != {1.0}:
+        usual = {name: parameter.default for name, parameter in signature(decay.attach).parameters.items()}
+        lines.insert(1, "from uvit_decay import decay")
+        lines.append(f"decay.attach(model, {_arguments(_changed({name: config[name] for name in DECAY}, usual))})")
+    return "\n".join([f"for images {words}, the same function is", *lines])
+
+
+def _changed(values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value != usual[name]}
+
+
+def _arguments(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in values.items())
