@@ -15,7 +15,7 @@ from conftest import ROOT, run_script
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.compare.report import save_csv
+from uvit_decay.compare.table import save_csv
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.report_html import Report, write_html
@@ -65,7 +65,7 @@ WRITERS = {
     "scatter.svg": lambda path: plots.scatter(path, {"one": torch.eye(2)}, torch.tensor([0, 1]), ["a", "b"], "title"),
     "report.html": lambda path: write_html(path, report()),
     "stats.npz": lambda path: save_statistics(path, {"features": STATISTICS}, {}),
-    "compare.csv": lambda path: save_csv(path, "alpha_min", []),
+    "compare.csv": lambda path: save_csv(path, ["alpha_min"], []),
     "shard-0.safetensors": lambda path: save_tensors(path, WEIGHTS),
     "labels.safetensors": lambda path: write_labels(path.parent, torch.zeros(900).long()),
     "000000000.safetensors": store,

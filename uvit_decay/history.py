@@ -15,6 +15,7 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.plain import parse, read_text, typed
 
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
+METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
 LARGEST = 2**28  # bytes of a history
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +16,7 @@ from uvit_decay.runtime.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure
 
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
@@ -69,13 +71,11 @@ def learning_curves(
     Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. `title` is that of the
     scatter plot, `legend` that of the legend of groups.
     """
-    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 3.5), layout="constrained", dpi=100)
     *panels, scatter = figure.subplots(1, len(names) + 1)
-    # A sequential colour map, legible with any colour vision; its yellow end is left out, being faint on white.
-    colours = [colormaps["plasma"](0.8 * i / max(len(groups) - 1, 1)) for i in range(len(groups))]
+    colours = _sequence(len(groups))
     for runs, colour in zip(groups.values(), colours, strict=True):
         for axes, key in zip(panels, names, strict=True):
             _curves(axes, runs, x, key, colour)
@@ -83,14 +83,75 @@ def learning_curves(
         scatter.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
     scatter.set(xlabel=names[against[0]], ylabel=names[against[1]])
     for axes, above in zip((*panels, scatter), (*names.values(), title), strict=True):
-        axes.set_title(above, fontsize=10)
-        axes.grid(alpha=0.25)
-        axes.spines[["top", "right"]].set_visible(False)
+        _plain_axes(axes, above)
     for axes in panels:
         axes.set_xlabel(x)
     handles = [line for line in panels[0].lines if line.get_label() == "mean"]
     figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
     _save(figure, path)
+
+
+def final_values(
+    path: Path,
+    groups: Mapping[str, Mapping[float | str, Sequence[Mapping[str, float]]]],
+    x: str,
+    names: Mapping[str, str],
+    legend: str,
+) -> None:
+    """Save a panel of each key in `names` (key: label) over an option `x`, of the final values of runs.
+
+    `groups` has, for each curve, the runs at each value of the option. A run is a point; the curve goes through their
+    means, with a bar of one standard deviation (n - 1) where there are several. `legend` is the legend's title.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(2 + 3.3 * len(names), 3.5), layout="constrained", dpi=100)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    places = list(dict.fromkeys(place for runs_at in groups.values() for place in runs_at))
+    handles = []
+    for runs_at, colour in zip(groups.values(), _sequence(len(groups)), strict=True):
+        drawn = [_final_curve(axes, runs_at, key, colour) for axes, key in zip(panels, names, strict=True)]
+        handles.append(drawn[0])
+    for axes, above in zip(panels, names.values(), strict=True):
+        _plain_axes(axes, above)
+        axes.set_xlabel(x)
+        axes.set_xticks(places)
+    figure.legend(handles, list(groups), loc="outside right center", title=legend, frameon=False)
+    _save(figure, path)
+
+
+def _final_curve(
+    axes: Axes,
+    runs_at: Mapping[float | str, Sequence[Mapping[str, float]]],
+    key: str,
+    colour: tuple[float, ...],
+) -> ErrorbarContainer:
+    """Draw a point for each run, and a curve through the means with bars of their spread; unknown values are left out.
+
+    Return the curve for the legend.
+    """
+    known = {
+        place: [run[key] for run in runs if math.isfinite(run.get(key, math.nan))] for place, runs in runs_at.items()
+    }
+    known = {place: values for place, values in known.items() if values}
+    for place, values in known.items():
+        axes.scatter([place] * len(values), values, s=10, color=colour, alpha=0.5, edgecolors="none")
+    means = [fmean(values) for values in known.values()]
+    spread = [stdev(values) if len(values) > 1 else 0.0 for values in known.values()]
+    return axes.errorbar(list(known), means, spread, color=colour, marker="o", markersize=4, capsize=3)
+
+
+def _sequence(count: int) -> list[tuple[float, ...]]:
+    """Return colours of a sequential map, legible with any colour vision, without its yellow end, faint on white."""
+    from matplotlib import colormaps
+
+    return [colormaps["plasma"](0.8 * i / max(count - 1, 1)) for i in range(count)]
+
+
+def _plain_axes(axes: Axes, title: str) -> None:
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
 
 
 def _save(figure: Figure, path: Path) -> None:

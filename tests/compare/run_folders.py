@@ -4,7 +4,7 @@ import pytest
 import yaml
 from evaluations import evaluate
 
-from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK
+from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, ON_TEST, RANK
 from uvit_decay.history import GENERATION, PROBES, Measurement, append
 
 EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, effective rank)
@@ -16,9 +16,9 @@ METADATA = {
 }
 
 
-def configuration(alpha_min=0.7, seed=0, probes=True, batch_size=32, ckpt_path=None):
+def configuration(alpha_min=0.7, seed=0, probes=True, batch_size=32, ckpt_path=None, dim=64):
     """What train.py saves, in short."""
-    net = {"class_path": "uvit_decay.nn.UViT", "init_args": {"alpha_min": alpha_min, "schedule": "linear", "dim": 64}}
+    net = {"class_path": "uvit_decay.nn.UViT", "init_args": {"alpha_min": alpha_min, "schedule": "linear", "dim": dim}}
     callbacks = [{"class_path": "uvit_decay.callbacks.EMA", "init_args": {"decay": 0.995}}]
     if probes:
         callbacks.append({"class_path": "uvit_decay.callbacks.LinearProbes", "init_args": {"times": [0.1, 0.2]}})
@@ -31,17 +31,31 @@ def configuration(alpha_min=0.7, seed=0, probes=True, batch_size=32, ckpt_path=N
     }
 
 
-def a_run(folder, version=0, evaluations=EVALUATIONS, fid=12.0, metadata=METADATA, at=180, **options):
+def a_run(
+    folder,
+    version=0,
+    evaluations=EVALUATIONS,
+    fid=12.0,
+    metadata=METADATA,
+    at=180,
+    dimensions=False,
+    top1=None,
+    **options,
+):
     """A run folder as train.py leaves it, with an older measurement of the samples before that at step `at`."""
     run = folder / "digits" / f"version_{version}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
     for step, (accuracy, rank) in evaluations.items():
         values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "watched_accuracy": accuracy / 2, KNN: accuracy / 4}
-        append(run / PROBES, measurement(step, {**values, RANK: rank}, {}))
+        values |= {RANK: rank, DIMENSIONS: 10 - rank} if dimensions else {RANK: rank}
+        append(run / PROBES, measurement(step, values, {}))
     if metadata is not None:
         append(run / GENERATION, measurement(1, {"fid": 99.0, "is": 1.0}, metadata))
         append(run / GENERATION, measurement(at, {"fid": fid, "is": 2.0}, metadata))
+    if top1 is not None:
+        lines = ["val/top1,step,train/loss", ",10,2.5", "0.1,20,", f"{top1},180,", "0."]  # killed while it wrote
+        (run / "metrics.csv").write_text("\n".join(lines))
     return run
 
 

@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 from PIL import Image
 from run_folders import METADATA, a_run, compare, configuration, refused, shifted
 
-from uvit_decay.compare.report import find_option, grouped, pearson, remarks
+from uvit_decay.compare.options import find_option, grouped
+from uvit_decay.compare.remarks import remarks
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.compare.table import pearson
 from uvit_decay.plots import _curves
 from uvit_decay.runtime.plain import flat
 

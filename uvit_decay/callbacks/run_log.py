@@ -15,13 +15,12 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
-from uvit_decay.history import GENERATION, PROBES
+from uvit_decay.history import GENERATION, METRICS, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.plain import read_text
 from uvit_decay.tasks.base import Task
 
-METRICS = "metrics.csv"
 LARGEST = 2**30  # bytes of metrics.csv
 CONTENTS = {
     "checkpoints/last.ckpt": "the checkpoint (raw and EMA weights)",

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uvit_decay.history import GENERATION, PROBES, Measurement, read
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import flat, read_yaml
+from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.plain import flat, read_text, read_yaml
 
-BEST, ON_TEST, KNN, RANK = "best_accuracy", "best_on_test_accuracy", "watched_knn", "watched_effective_rank"
+BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "watched_knn"
+RANK, DIMENSIONS = "watched_effective_rank", "watched_dimensions"  # of features centred over samples: dimensions
+TOP1 = "val/top1"  # of classifiers
+LARGEST = 2**30  # bytes of metrics.csv
 OUTCOMES = ("measured_nfe", "remarks")  # metadata of samples that their metrics do not depend on
 
 
@@ -26,12 +30,14 @@ class Run:
         probes: evaluations of the probes, at least one, in the order of their steps; each has `step`, `epoch`,
             `images` and the values of the history. Unknown values are NaN.
         generation: the last measurement of the samples; None if there is none.
+        top1: a classifier's last validation accuracy; None for other networks.
     """
 
     folder: Path
     options: Mapping[str, Any]
     probes: Sequence[Mapping[str, float]]
     generation: Measurement | None
+    top1: float | None = None
 
     @classmethod
     def read(cls, folder: Path) -> Run:
@@ -46,7 +52,7 @@ class Run:
             why = "has not evaluated its probes yet: wait, or set the probes' every_n_steps in its configuration"
             raise UserError(f"{folder} {why if probing else 'logs no probes: add the callback LinearProbes'}")
         generation = read(folder / GENERATION)
-        return cls(folder, options, probes, generation[-1] if generation else None)
+        return cls(folder, options, probes, generation[-1] if generation else None, _last_top1(folder / METRICS))
 
     @property
     def last_step(self) -> int:
@@ -55,8 +61,9 @@ class Run:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """The values of the last evaluation of the probes, with `fid` and `is` as last measured."""
-        return {**self.probes[-1], **({} if self.generation is None else self.generation.values)}
+        """The values of the last evaluation of the probes, with `fid`, `is` and `val/top1` as last measured."""
+        generated = {} if self.generation is None else self.generation.values
+        return {**self.probes[-1], **generated, **({} if self.top1 is None else {TOP1: self.top1})}
 
     @property
     def protocol(self) -> dict[str, Any]:
@@ -82,4 +89,14 @@ def _point(measurement: Measurement, path: Path) -> dict[str, float]:
         if value < 0:
             raise UserError(f"{path} is damaged: at step {measurement.step}, {name} is {value}")
     at = {"step": measurement.step, "epoch": measurement.epoch, "images": measurement.images_seen}
-    return {**dict.fromkeys((BEST, KNN, RANK), math.nan), **measurement.values, **at}
+    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS), math.nan), **measurement.values, **at}
+
+
+def _last_top1(path: Path) -> float | None:
+    """Return the last validation accuracy that was logged to metrics.csv."""
+    if not path.exists():
+        return None
+    whole_lines = read_text(path, LARGEST).rpartition("\n")[0]  # a killed run may have left half a line
+    with explained(f"{path} is damaged", ValueError, csv.Error):
+        logged = [float(row[TOP1]) for row in csv.DictReader(whole_lines.splitlines()) if row.get(TOP1)]
+    return logged[-1] if logged else None

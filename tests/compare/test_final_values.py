@@ -1,0 +1,108 @@
+"""Runs compared over a second option, runs of encoders, and the choice of the rank."""
+
+import csv
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from run_folders import EVALUATIONS, a_run, compare, refused, shifted
+
+from uvit_decay.compare.options import grouped_by
+from uvit_decay.compare.runs import BEST, DIMENSIONS, Run
+from uvit_decay.compare.table import pearson
+from uvit_decay.plots import _final_curve
+
+
+@pytest.fixture
+def eight(tmp_path):
+    """Runs of classifiers: two alphas, two widths, two seeds each."""
+    settings = [(alpha, dim, seed) for alpha in (1.0, 0.7) for dim in (8, 16) for seed in (0, 1)]
+    return [
+        a_run(
+            tmp_path, i, shifted(0.01 * seed + 0.1 * alpha), metadata=None, dimensions=True, top1=0.9 - 0.1 * seed,
+            alpha_min=alpha, dim=dim, seed=seed,
+        )
+        for i, (alpha, dim, seed) in enumerate(settings)
+    ]  # fmt: skip
+
+
+def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_path, monkeypatch, capsys):
+    compare(monkeypatch, tmp_path, *eight, "--x", "dim")
+    shown = capsys.readouterr()
+    lines = shown.out.splitlines()
+    assert lines[0] == (
+        "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN | effective rank | dimensions "
+        "| r within runs | r over all evaluations |"
+    )
+    places = [line.split(" | ")[:3] for line in lines[2:6]]
+    assert places == [["| 1.0", "8", "2"], ["| 1.0", "16", "2"], ["| 0.7", "8", "2"], ["| 0.7", "16", "2"]]
+    assert lines[2].startswith("| 1.0 | 8 | 2 | 0.850 +- 0.071 | 0.905 +- 0.007 | 0.915 +- 0.007 | 0.226 ")
+    assert lines[6].startswith("| all |  | 8 | - | ")
+    assert "FID" not in shown.out
+    assert shown.err == ""
+    rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
+    assert [(row["alpha_min"], row["dim"]) for row in rows][:2] == [("1.0", "8"), ("1.0", "16")]
+    assert float(rows[0]["val/top1_mean"]) == pytest.approx(0.85)
+    assert float(rows[0]["watched_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
+    assert Image.open(tmp_path / "compare.png").size == (1520, 350)
+
+
+def test_an_option_of_words_is_an_axis_too(eight, tmp_path, monkeypatch):
+    compare(monkeypatch, tmp_path, *eight, "--x", "net.schedule", "--out", "words.svg")
+    assert "linear" in (tmp_path / "words.svg").read_text()
+
+
+def test_a_curve_goes_through_means_with_bars_of_the_spread():
+    axes = Figure().add_subplot()
+    runs = {8.0: [{"y": 1.0}, {"y": 3.0}], 16.0: [{"y": 5.0}, {"y": float("nan")}, {}], 32.0: [{"other": 1.0}]}
+    line, caps, (bars,) = _final_curve(axes, runs, "y", (0.0, 0.0, 0.0, 1.0))
+    assert line.get_xydata().tolist() == [[8.0, 2.0], [16.0, 5.0]]
+    heights = [segment[:, 1] for segment in bars.get_segments()]
+    assert np.ptp(heights[0]) == pytest.approx(2 * 2**0.5)
+    assert np.ptp(heights[1]) == 0.0
+    drawn = sorted(point for dots in axes.collections[:2] for point in dots.get_offsets().tolist())
+    assert drawn == [[8.0, 1.0], [8.0, 3.0], [16.0, 5.0]]
+
+
+def test_further_options_ascend(eight):
+    runs = [Run.read(folder) for folder in eight]
+    groups = grouped_by(runs, ["model.net.dim", "model.net.alpha_min", "seed_everything"])
+    assert list(groups)[:3] == [("16", "0.7", "0"), ("16", "0.7", "1"), ("16", "1.0", "0")]
+    assert all(len(group) == 1 for group in groups.values())
+
+
+def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, monkeypatch, capsys):
+    points = [point for folder in eight for point in Run.read(folder).probes]
+    expected = np.corrcoef([point[DIMENSIONS] for point in points], [point[BEST] for point in points])[0, 1]
+    assert pearson(points, "dimensions") == pytest.approx(expected)
+    assert pearson(points, "dimensions") == pytest.approx(-pearson(points))
+    compare(monkeypatch, tmp_path, *eight, "--rank", "dimensions")
+    shown = capsys.readouterr().out
+    assert "correlation of the dimensions and the accuracy" in shown
+    assert f" {expected:.2f} |" in shown.splitlines()[4]
+
+
+def test_without_dimensions_their_correlation_is_unknown(tmp_path, monkeypatch, capsys):
+    compare(monkeypatch, tmp_path, a_run(tmp_path, evaluations=EVALUATIONS), "--rank", "dimensions")
+    header = capsys.readouterr().out.splitlines()[0]
+    assert "dimensions" not in header
+    assert "r within" not in header
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--x", "depth"], "--x depth: the configurations have no such option"),
+        (["--x", "alpha_min"], "--x alpha_min is the option of --by"),
+        (["--x", "model.net.alpha_min"], "is the option of --by"),
+        (["--rank", "mean"], "--rank"),
+    ],
+)
+def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
+    assert words in refused(monkeypatch, capsys, tmp_path, a_run(tmp_path), *args)
+
+
+def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
+    run = a_run(tmp_path, top1="much")
+    assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
