@@ -18,41 +18,31 @@ from uvit_decay.runtime.errors import UserError
 NAME = "rand-m9-mstd0.5-inc1"
 
 
-def torchvisions_box(monkeypatch, numbers, height, width, augment):
-    """RandomResizedCrop.get_params with these uniform numbers for its draws."""
-    stream = iter(numbers.flatten().tolist())
+def torchvisions_box(monkeypatch, attempts, height, width, augment):
+    """RandomResizedCrop.get_params, whose k-th attempt draws these four numbers: area, ratio, top, left."""
+    shapes, places = attempts[:, :2].flatten().tolist(), []
+
+    def uniform(x, low, high):
+        places[:] = attempts[len(attempts) - (len(shapes) + 1) // 2, 2:]
+        return x.fill_(low + (high - low) * shapes.pop(0))
+
+    def randint(low, high, size):
+        return torch.tensor([int(places.pop(0) * high)])
+
     with monkeypatch.context() as patch:
-        patch.setattr(torch.Tensor, "uniform_", lambda x, low, high: x.fill_(low + (high - low) * next(stream)))
-        patch.setattr(torch, "randint", lambda low, high, size: torch.tensor([int(next(stream) * high)]))
-        return RandomResizedCrop.get_params(
-            torch.empty(3, height, width), list(augment.crop_scale), list(augment.crop_ratio)
-        )
+        patch.setattr(torch.Tensor, "uniform_", uniform)
+        patch.setattr(torch, "randint", randint)
+        shape = torch.empty(3, height, width)
+        return RandomResizedCrop.get_params(shape, list(augment.crop_scale), list(augment.crop_ratio))
 
 
 @pytest.mark.parametrize(("height", "width"), [(400, 500), (500, 333), (32, 32), (40, 400), (400, 40), (1, 7)])
 def test_boxes_are_those_of_torchvision(monkeypatch, height, width):
     augment = Augment(crop_scale=(0.08, 1.0))
     for seed in range(50):
-        numbers = np.random.default_rng(seed).random((10, 4))
-        used = []
-        for attempt in numbers:  # torchvision draws places only for a box that fits
-            probe = Draw(augment, [attempt.tolist()], False, [0, 0])
-            fits = fitting(probe, height, width)
-            used += attempt.tolist() if fits else attempt[:2].tolist()
-            if fits:
-                break
-        expected = torchvisions_box(monkeypatch, np.array(used), height, width, augment)
-        assert tuple(Draw(augment, numbers.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
-
-
-def fitting(draw, height, width):
-    """Whether the one attempt of a draw fits into the image, by torchvision's equations."""
-    share, aspect = draw.attempts[0][:2]
-    low, high = draw.augment.crop_scale
-    area = height * width * (low + (high - low) * share)
-    ratio = math.exp(math.log(0.75) + (math.log(4 / 3) - math.log(0.75)) * aspect)
-    w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-    return 0 < w <= width and 0 < h <= height
+        attempts = np.random.default_rng(seed).random((10, 4))
+        expected = torchvisions_box(monkeypatch, attempts, height, width, augment)
+        assert tuple(Draw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
 
 
 def test_a_row_draws_the_same_in_any_batch():

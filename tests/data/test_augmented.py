@@ -191,6 +191,21 @@ def test_pieces_of_a_batch_are_erased_as_the_whole(photographs, tmp_path):
     assert torch.equal(*images)
 
 
+@pytest.mark.parametrize("source", ["photographs", "squares"])
+def test_a_run_resumed_in_the_middle_of_an_epoch_sees_the_crops_of_one_that_was_not_interrupted(
+    request, source, tmp_path
+):
+    def run(steps, resume=None):
+        seen, data = Seen(), ready(request.getfixturevalue(source), augment=Augment(rand_augment=RAND, erase=0.5))
+        trainer = tiny_trainer(tmp_path, max_steps=steps)
+        trainer.fit(seen, data, ckpt_path=resume)
+        trainer.save_checkpoint(tmp_path / f"{steps}.ckpt")
+        return seen.training_images
+
+    run(4)  # of 3 an epoch
+    assert torch.equal(torch.stack(run(7)[4:]), torch.stack(run(7, tmp_path / "4.ckpt")))
+
+
 def test_a_configuration_names_it_and_stored_results_know_its_crop(photographs, squares, tmp_path):
     prints = []
     for path in (photographs, squares):
@@ -208,6 +223,24 @@ def test_a_configuration_names_it_and_stored_results_know_its_crop(photographs, 
             assert data.augment == Augment(crop_scale=(0.5, 1.0))
             prints.append(str(DatasetImages("x", data.train, 3, data.class_names).fingerprint()))
     assert len(set(prints)) == 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_damaged_image_is_named_in_one_line_while_training(photographs, tmp_path, workers):
+    content = (photographs / "cat" / "00.jpg").read_bytes()
+    for i in range(8):
+        (tmp_path / f"{i}.jpg").write_bytes(content[: 300 if i == 5 else len(content)])
+    with pytest.raises(UserError) as error:
+        batches(ready(tmp_path), workers=workers)
+    assert str(error.value).startswith("5.jpg: ")
+    assert "\n" not in str(error.value)
+
+
+def test_extremely_long_images_are_cropped_like_others(tmp_path):
+    for i, size in enumerate([(1, 4000), (4000, 1), (1, 1), (2, 3)] * 2):
+        Image.new("RGB", size, (200, 10, 60)).save(tmp_path / f"{i}.png")
+    for batch in batches(ready(tmp_path)):
+        assert (batch.images == torch.tensor([200, 10, 60], dtype=torch.uint8)[:, None, None]).all()
 
 
 def test_a_damaged_image_is_named(photographs, tmp_path):
