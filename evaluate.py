@@ -10,13 +10,14 @@ X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100
 
 from uvit_decay.compare.report import compare
 from uvit_decay.evaluation.commands import generation, likelihood, statistics
-from uvit_decay.representations.commands import features, probe, reconstruct
+from uvit_decay.representations.commands import classify, features, probe, reconstruct
 from uvit_decay.runtime.command_line import run
 
 COMMANDS = {
     "generation": generation,
     "statistics": statistics,
     "probe": probe,
+    "classify": classify,
     "features": features,
     "reconstruct": reconstruct,
     "likelihood": likelihood,

@@ -1,7 +1,5 @@
 """Probes and figures of encoders: clean images, one row, and the pool that was asked for."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import tiny_net
@@ -9,7 +7,7 @@ from conftest import tiny_net
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.nn.intermediates import Layer, pooled_features
-from uvit_decay.representations.options import TIMES, Visualization
+from uvit_decay.representations.options import TIMES, chosen_level
 from uvit_decay.representations.probing import SCORES, Prober, Probing, check_probed, probed_images
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -77,8 +75,8 @@ def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     with pytest.raises(UserError, match="times are of denoisers, this network is an encoder"):
         check_probed(Encoder(), None, digits, Probing(times=(0.1,)))
     with pytest.raises(UserError, match="--time is of denoisers"):
-        Visualization(ckpt=Path("none.ckpt"), images="", time=0.1).level(encoder=True)
-    assert Visualization(ckpt=Path("none.ckpt"), images="").level(encoder=False) == 0.1
+        chosen_level(0.1, encoder=True)
+    assert (chosen_level(None, encoder=False), chosen_level(None, encoder=True)) == (0.1, 0.0)
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
 
 

@@ -13,7 +13,7 @@ from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Grid, Prober, check_probed, probed_images
+from uvit_decay.representations.probing import Grid, Prober, check_probed, probed_images, usual_layer
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Task
@@ -81,9 +81,7 @@ class LinearProbes(Periodic):
             if watched not in layers:
                 raise UserError(f"watch {self.watch}: this layer is not among the layers that are probed")
             return watched
-        if task.path is None or self.probing.layers is not None:
-            return layers[-1]
-        return len(layers) // 2  # U-ViT's middle block, SiT's last encoder block
+        return usual_layer(task.net, task.path) if self.probing.layers is None else layers[-1]
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         images = sum(map(len, probed_images(self.probing, trainer.datamodule)))

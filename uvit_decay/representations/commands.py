@@ -1,4 +1,4 @@
-"""`evaluate.py probe`, `features` and `reconstruct`: a checkpoint and images, opened by name for what judges features.
+"""`evaluate.py probe`, `classify`, `features` and `reconstruct`: a network and images, opened by name to be judged.
 
 What a command needs is imported when it runs, so that help is quick.
 """
@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uvit_decay.representations.options import Probing, Reconstruction, Visualization
+from uvit_decay.representations.options import Classification, Probing, Reconstruction, Visualization, chosen_level
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
@@ -70,6 +70,49 @@ def probe(
         print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
         print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
         print(f"wrote probes.csv, probes.json and probes.png in {out}")
+
+
+def classify(
+    *,
+    ckpt: Path,
+    data: str | None = None,
+    test: str | None = None,
+    precision: PrecisionOption | None = None,
+    out: Path | None = None,
+    loading: LoadingOptions,
+    classification: Classification,
+) -> None:
+    """Published protocols on frozen features: linear, kNN, few-shot.
+
+    Args:
+        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
+        data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
+        test: test images beside class folders; default: a tenth is held out.
+        precision: of the network; default: tf32 on CUDA GPUs, float32 elsewhere.
+        out: report, a .json; default: in classify/, a telling name.
+    """
+    from uvit_decay.representations.classification import Classifying, table
+    from uvit_decay.representations.networks import open_judging_data, open_network
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.plain import write_json
+    from uvit_decay.runtime.precision import chosen_precision
+
+    if out is not None and out.suffix != ".json":
+        raise UserError(f"--out {out}: the name must end in .json")
+    with Processes.launched() as processes:
+        judged = open_network(ckpt, loading)
+        classifying = Classifying(judged, open_judging_data(judged, data, test), classification)
+        device = pick_device(loading.device, processes.local_rank)
+        out = out or Path("classify") / f"{judged.name}-{classifying.data.name}.json"
+        check_writable(out)
+        with claimed(out, processes.is_main):
+            report = classifying.report(device, chosen_precision(precision, device), processes)
+            if report is not None:
+                write_json(out, report)
+    if report is not None:
+        print(table(report))
+        print(f"wrote {out}")
 
 
 def features(options: Visualization) -> None:
@@ -139,7 +182,7 @@ def open_patch_features(judged: Judged, options: Visualization, device: torch.de
     channels = 3 if autoencoder else net.channels
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
-    settings = (options.level(judged.is_encoder), options.seed, options.batch_size)
+    settings = (chosen_level(options.time, judged.is_encoder), options.seed, options.batch_size)
     return PatchFeatures(net.to(device), judged.path, images, device, *settings, autoencoder)
 
 

@@ -13,6 +13,7 @@ from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, See
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
+ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
 
 
 @dataclass(frozen=True)
@@ -104,13 +105,50 @@ class Visualization(LoadingOptions):
         if self.masks and "spectral" not in self.views:
             raise UserError("--masks are compared with spectral clusters: add spectral to --views")
 
-    def level(self, encoder: bool) -> float:
-        """Return the noise level, 0 for an encoder; raise a UserError for a time that was asked of one."""
-        if not encoder:
-            return 0.1 if self.time is None else self.time
+
+@dataclass(frozen=True)
+class Classification:
+    """Protocols.
+
+    Args:
+        protocol: what to compute.
+        pool: mean of patch tokens, of all tokens, or the class token; default: the protocol's, all for in100-linear
+            and logistic, else mean.
+        layer: number or name; default: the last of an encoder, the middle of a denoiser.
+        time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
+        norm: apply the network's final layer norm before pooling.
+        max_train: training images at most, a fixed random choice.
+        max_test: test images at most, likewise.
+        epochs: of in100-linear.
+        neighbours: k of the nearest neighbours.
+        temperature: T of their votes exp(similarity / T).
+        uniform: one vote for each neighbour, instead of DINO's weights.
+        draws: of the few shots.
+        seed: of noise, draws, initial weights and order.
+        batch_size: images at a time on each device.
+    """
+
+    protocol: tuple[ProtocolName, ...] = ("in100-linear", "logistic", "knn")
+    pool: Literal["mean", "all", "cls"] | None = None
+    layer: str | None = None
+    time: float | None = None
+    norm: bool = False
+    max_train: Most = 10_000_000
+    max_test: Most = 10_000_000
+    epochs: Annotated[int, Bounds(1, 10_000)] = 200
+    neighbours: Most = 20
+    temperature: float = 0.07
+    uniform: Annotated[bool, "--knn-uniform"] = False
+    draws: Annotated[int, Bounds(1, 1000)] = 5
+    seed: Seed = 0
+    batch_size: Most = 256
+
+    def __post_init__(self) -> None:
         if self.time is not None:
-            raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
-        return 0.0
+            check_times((self.time,))
+        if not self.temperature > 0:
+            raise UserError(f"--temperature must be positive, got {self.temperature:g}")
+        check_bounds(type(self), vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +172,15 @@ class Reconstruction(LoadingOptions):
     seed: Seed = 0
     batch_size: Count = 64
     out: Path = Path("reconstructions.png")
+
+
+def chosen_level(time: float | None, encoder: bool) -> float:
+    """Return the noise level, by default 0.1, or 0 for an encoder; raise a UserError for a time asked of an encoder."""
+    if not encoder:
+        return 0.1 if time is None else time
+    if time is not None:
+        raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
+    return 0.0
 
 
 def check_times(times: Sequence[float]) -> None:

@@ -65,6 +65,11 @@ def probed_images(probing: Probing, data: ImageData) -> tuple[list[int], list[in
     return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
 
+def usual_layer(net: HasIntermediates, path: NoisePath | None) -> int:
+    """Return the layer that is judged by default: U-ViT's middle block, SiT's last encoder block, an encoder's last."""
+    return len(net.layers) - 1 if path is None else len(net.layers) // 2
+
+
 def check_network(net: object, path: NoisePath | None) -> None:
     """Raise a UserError if the network has no features, or is a denoiser that has none without a label."""
     if not isinstance(net, HasIntermediates):
@@ -76,14 +81,19 @@ def check_network(net: object, path: NoisePath | None) -> None:
         )
 
 
-def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError if the network, a denoiser with this path or an encoder, cannot be probed on these data."""
-    check_network(net, path)
+def check_labelled(data: ImageData) -> None:
+    """Raise a UserError unless there are test images, of two classes or more."""
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
             "probes need test images of two classes or more: name some (train.py: --data.test_path, or "
             "--data.holdout 0.1; evaluate.py: --test), or remove LinearProbes"
         )
+
+
+def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
+    """Raise a UserError if the network, a denoiser with this path or an encoder, cannot be probed on these data."""
+    check_network(net, path)
+    check_labelled(data)
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)

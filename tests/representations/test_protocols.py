@@ -1,0 +1,203 @@
+"""Protocols of frozen features against independent loops and scikit-learn, and end to end on real small images."""
+
+import json
+import math
+from typing import get_args
+
+import pytest
+import torch
+from conftest import tiny_net
+from evaluations import evaluate, refused
+from runs import fit
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.preprocessing import StandardScaler
+from small_mae import mae_task
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.representations.classification import Classifying
+from uvit_decay.representations.extraction import Extraction, Features
+from uvit_decay.representations.linear import LinearProbe
+from uvit_decay.representations.networks import Judged
+from uvit_decay.representations.options import Classification, ProtocolName
+from uvit_decay.representations.protocols import PROTOCOLS, drawn
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.random import normal
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits()
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="module")
+def pixels(digits):
+    """The digits' pixels as features."""
+    train, test = (images.images.flatten(1).float() / 255 for images in (digits.train, digits.test))
+    return Features(train, digits.train.labels, test, digits.test.labels, 10)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A checkpoint of a small MAE after a few steps."""
+    folder = tmp_path_factory.mktemp("encoder")
+    fit(folder, max_steps=5, task=mae_task())
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def test_the_names_of_the_command_line_are_those_of_the_table():
+    assert get_args(ProtocolName) == tuple(PROTOCOLS)
+
+
+def test_the_linear_probe_is_the_loop_of_the_authors(pixels):
+    """Their rate is set from the epoch that has just ended, so that the first two epochs share the full one."""
+    probe = LinearProbe(epochs=7, batch_size=500, seed=3)
+    model = torch.nn.Linear(64, 10)
+    with torch.no_grad():
+        start = probe.start(10, 64)
+        model.weight.copy_(start[:, :-1])
+        model.bias.copy_(start[:, -1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    expected = []
+    for epoch in range(7):
+        order = probe.order(epoch, len(pixels.train))
+        assert order.sort().values.equal(torch.arange(len(pixels.train)))
+        for begin in range(0, len(order), 500):
+            part = order[begin : begin + 500]
+            optimizer.zero_grad()
+            torch.nn.CrossEntropyLoss()(model(pixels.train[part]), pixels.train_labels[part]).backward()
+            optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * epoch / 7))
+        with torch.no_grad():
+            expected.append((model(pixels.test).argmax(dim=1) == pixels.test_labels).double().mean())
+    assert torch.equal(probe.accuracies(pixels), torch.stack(expected))
+    assert [probe.rate(epoch) for epoch in (0, 1)] == [1e-2, 1e-2]
+    assert start.abs().max() <= 64**-0.5
+
+
+def test_the_linear_probe_reads_digits_and_says_last_and_best(pixels):
+    outcome = PROTOCOLS["in100-linear"].judge(pixels, Classification(epochs=100))
+    assert 0.9 < outcome.values["last"] <= outcome.values["best_on_test"]
+    chosen = outcome.chosen
+    assert (chosen["epochs"], chosen["batch"]) == (100, 1024)
+    assert chosen["optimizer"] == "AdamW, lr 0.01, weight decay 0.01, betas 0.9, 0.999"
+    assert "best_on_test is chosen on test" in chosen["reported"]
+
+
+def test_nearest_neighbours_are_scikit_learns(pixels):
+    weights = {"weights": lambda distances: torch.from_numpy((1 - distances) / 0.07).exp().numpy()}
+    reference = KNeighborsClassifier(20, metric="cosine", algorithm="brute", **weights)
+    reference.fit(pixels.train.double(), pixels.train_labels)
+    expected = reference.score(pixels.test.double(), pixels.test_labels)
+    outcome = PROTOCOLS["knn"].judge(pixels, Classification())
+    assert outcome.values["test"] == pytest.approx(expected, abs=1 / len(pixels.test))
+    assert (outcome.chosen["k"], outcome.chosen["T"]) == (20, 0.07)
+
+
+@pytest.mark.parametrize("shots", [1, 5, 10])
+def test_few_shots_are_scikit_learns_on_the_same_draws(pixels, shots):
+    options = Classification(draws=3, seed=4)
+    outcome = PROTOCOLS[f"few-shot-{shots}"].judge(pixels, options)
+    expected = []
+    for draw in range(3):
+        part = drawn(pixels.train_labels, shots, 4, draw)
+        assert (pixels.train_labels[part].bincount() == shots).all()
+        scaler = StandardScaler().fit(pixels.train[part])
+        model = LogisticRegression(C=1.0, max_iter=1000).fit(
+            scaler.transform(pixels.train[part]), _labels(pixels, part)
+        )
+        expected.append(model.score(scaler.transform(pixels.test), pixels.test_labels))
+    assert outcome.chosen["each"] == pytest.approx(expected, abs=0.01)
+    assert outcome.values["mean"] == pytest.approx(sum(outcome.chosen["each"]) / 3)
+    assert outcome.values["std"] > 0
+    assert outcome == PROTOCOLS[f"few-shot-{shots}"].judge(pixels, options)
+    assert outcome.values != PROTOCOLS[f"few-shot-{shots}"].judge(pixels, Classification(draws=3, seed=5)).values
+
+
+def _labels(features, part):
+    return features.train_labels[part].numpy()
+
+
+def test_fewer_shots_of_a_draw_are_among_more(pixels):
+    one, five = (set(drawn(pixels.train_labels, shots, 0, 2).tolist()) for shots in (1, 5))
+    assert one < five
+    assert one.isdisjoint(drawn(pixels.train_labels, 1, 0, 3).tolist())
+
+
+def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):
+    """Of a denoiser, under the null label and the fixed noise of an image."""
+    net, chosen = tiny_net().eval(), ([3, 700, 5], [8, 1])
+    extraction = Extraction(net, VP(), 2, 0.2, True, CPU, "float32", seed=1, batch_size=2)
+    features = extraction.features(digits, chosen, ["all", "mean"], Processes())
+    for split, images, part in (("train", digits.train, chosen[0]), ("test", digits.test, chosen[1])):
+        x = images.images[part].float() / 127.5 - 1
+        noise = normal("probe", 1, split, 0, rows=torch.tensor(part), shape=(1, 8, 8))
+        t = torch.full((len(part),), 0.2)
+        with torch.no_grad():
+            tokens = net.norm(list(net.forward_intermediates(VP().add_noise(x, noise, t), t))[2])
+        for pool, expected in {"all": tokens.mean(dim=1), "mean": tokens[:, 2:].mean(dim=1)}.items():
+            actual = features[pool].train if split == "train" else features[pool].test
+            torch.testing.assert_close(actual, expected)
+    assert features["all"].train_labels.tolist() == digits.train.labels[chosen[0]].tolist()
+
+
+def test_every_protocol_judges_a_checkpoint_of_an_encoder(encoder, tmp_path, monkeypatch, capsys):
+    few = ["--max-train", 400, "--max-test", 100, "--epochs", 20, "--draws", 2]
+    options = ["--protocol", ",".join(PROTOCOLS), *few]
+    evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options)
+    report = json.loads((tmp_path / "classify" / "last-step5-ema-digits.json").read_text())
+    assert set(report["protocols"]) == set(PROTOCOLS)
+    about = report["features"]
+    assert (about["train"], about["test"], about["classes"], about["pictures"]) == (400, 100, 10, "as stored, 8")
+    assert (about["layer"], about["name"], about["norm"], about["input"]) == (2, "blocks.1", "none", "clean images")
+    pools = {name: result["chosen"]["pool"] for name, result in report["protocols"].items()}
+    assert pools == {name: protocol.pool for name, protocol in PROTOCOLS.items()}
+    accuracies = {name: next(iter(result["values"].values())) for name, result in report["protocols"].items()}
+    assert all(0 < accuracy < 1 for accuracy in accuracies.values())
+    out = capsys.readouterr().out
+    for part in ("in100-linear: last", "best on test", "knn: test", "k 20; T 0.07", "pool all", "few-shot-5: mean"):
+        assert part in out, part
+
+
+def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch):
+    options = ["--protocol", "knn,few-shot-1", "--pool", "cls", "--layer", "blocks.0", "--out", "a.json"]
+    evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options, "--max-test", 50)
+    report = json.loads((tmp_path / "a.json").read_text())
+    assert {result["chosen"]["pool"] for result in report["protocols"].values()} == {"cls"}
+    assert report["features"]["name"] == "blocks.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--protocol", "linear"], "--protocol takes some of in100-linear,logistic,knn"),
+        (["--layer", "blocks.9"], "no layer blocks.9"),
+        (["--time", "0.1"], "--time is of denoisers"),
+        (["--norm"], "this MAE has no final layer norm"),
+        (["--protocol", "few-shot-10", "--max-train", "60"], "few-shot-10 needs 10 training images of each class, "),
+        (["--protocol", "knn", "--neighbours", "50", "--max-train", "40"], "50 nearest neighbours need as many"),
+        (["--protocol", "logistic", "--max-train", "4"], "a classifier needs five training images or more, got 4"),
+        (["--temperature", "0"], "--temperature must be positive"),
+        (["--out", "a.txt"], "the name must end in .json"),
+        (["--test", "nowhere"], "digits has test images of its own"),
+    ],
+)
+def test_what_cannot_be_judged_is_one_line(encoder, tmp_path, monkeypatch, capsys, options, message):
+    options = ["--ckpt", encoder, "--data", "digits", *options]
+    assert message in refused(monkeypatch, tmp_path, capsys, "classify", *options)
+
+
+def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, encoder, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--pool", "cls"]
+    assert "UViT has no class token" in refused(monkeypatch, tmp_path, capsys, "classify", *options)
+    data = Digits()
+    data.setup()
+    data.class_names = ("0",)
+    with pytest.raises(Exception, match="test images of two classes or more"):
+        Classifying(Judged(tiny_net(), "tiny", {}, VP()), data, Classification())

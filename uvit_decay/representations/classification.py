@@ -1,0 +1,125 @@
+"""The classification protocols of `evaluate.py classify`: checks before the work, one extraction, a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
+from uvit_decay.representations.extraction import Extraction, final_norm
+from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
+from uvit_decay.representations.probing import check_labelled, check_network, usual_layer
+from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.precision import Precision
+from uvit_decay.runtime.random import subset
+
+if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+    from uvit_decay.data import ImageData
+    from uvit_decay.representations.networks import Judged
+
+
+@dataclass(frozen=True)
+class Classifying:
+    """A network, labelled data, and what to judge it by.
+
+    Args:
+        judged: the network.
+        data: training and test images.
+        options: the protocols and their settings.
+
+    Raises:
+        UserError: something is asked that the network or the data do not have.
+    """
+
+    judged: Judged
+    data: ImageData
+    options: Classification
+
+    def __post_init__(self) -> None:
+        check_network(self.judged.net, self.judged.path)
+        check_labelled(self.data)
+        _ = self.layer, self.time
+        if self.options.norm:
+            final_norm(self.judged.net)
+        labels = self.data.train.labels[self.chosen[0]]
+        for name, pool in self.pools.items():
+            check_pool(self.judged.net, pool)
+            PROTOCOLS[name].check(labels, self.data.class_names, self.options)
+
+    @property
+    def layer(self) -> int:
+        """Number of the layer whose tokens are pooled."""
+        if self.options.layer is None:
+            return usual_layer(self.judged.net, self.judged.path)
+        return layer_indices(self.judged.net.layers, (self.options.layer,))[0]
+
+    @property
+    def time(self) -> float:
+        """Noise level of a denoiser's images, 0 for an encoder."""
+        return chosen_level(self.options.time, self.judged.is_encoder)
+
+    @property
+    def pools(self) -> dict[ProtocolName, Pool]:
+        """How each protocol pools tokens."""
+        return {name: self.options.pool or PROTOCOLS[name].pool for name in self.options.protocol}
+
+    @property
+    def chosen(self) -> tuple[list[int], list[int]]:
+        """Indices of the training and of the test images, fixed random choices."""
+        sizes = {"probe train": self.options.max_train, "probe test": self.options.max_test}
+        sides = zip((self.data.train, self.data.test), sizes.items(), strict=True)
+        train, test = (subset(images, most, name) for images, (name, most) in sides)
+        return train, test
+
+    def report(self, device: torch.device, precision: Precision, processes: Processes) -> dict[str, Any] | None:
+        """Compute all protocols; return values and all choices as plain values, None but on the first rank."""
+        net, options = self.judged.net.to(device), self.options
+        settings = (device, precision, options.seed, options.batch_size)
+        extraction = Extraction(net, self.judged.path, self.layer, self.time, options.norm, *settings)
+        pools = sorted(set(self.pools.values()))
+        features = extraction.features(self.data, self.chosen, pools, processes)
+        if features is None:
+            return None
+        results = {}
+        for name, pool in self.pools.items():
+            outcome = PROTOCOLS[name].judge(features[pool], options)
+            results[name] = {"values": dict(outcome.values), "chosen": {"pool": pool, **outcome.chosen}}
+        return {"network": self.judged.about, "features": self._about(precision), "protocols": results}
+
+    def _about(self, precision: Precision) -> dict[str, Any]:
+        """Return what all protocols have in common, as plain values."""
+        from uvit_decay.evaluation.open_by_name import picture_protocol
+
+        train, test = self.chosen
+        return {
+            "data": self.data.name,
+            "train": len(train),
+            "test": len(test),
+            "classes": len(self.data.class_names),
+            "pictures": picture_protocol(self.data),
+            "layer": self.layer,
+            "name": self.judged.net.layers[self.layer].name,
+            "norm": "the network's final layer norm" if self.options.norm else "none",
+            "input": "clean images" if self.judged.is_encoder else f"noise level {self.time:g}, null label",
+            "precision": precision,
+        }
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """Return a report as text: what the features are, then a paragraph for each protocol."""
+    lines = [f"{name}: {value}" for name, value in report["features"].items()]
+    for name, result in report["protocols"].items():
+        values = ", ".join(f"{key.replace('_', ' ')} {100 * value:.2f} %" for key, value in result["values"].items())
+        chosen = (f"{key.replace('_', ' ')} {_short(value)}" for key, value in result["chosen"].items())
+        lines += ["", f"{name}: {values}", f"  {'; '.join(chosen)}"]
+    return "\n".join(lines)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_short, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
