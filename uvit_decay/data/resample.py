@@ -17,7 +17,7 @@ def resampled(
     """Return a part of each image, scaled to size x size: uint8 (b, c, size, size), as PIL's but for roundings.
 
     The result does not depend on the order of sums, thus neither on the batch size nor on the kernel that runs. Columns
-    are scaled first; PIL scales the rows first where that is cheaper, which matters where values are clipped in between.
+    are scaled first; PIL scales rows first where that is cheaper, which matters where values are clipped in between.
 
     Args:
         images: uint8 (b, c, h, w).
