@@ -1,4 +1,4 @@
-"""Official MAE files and those of the decay's authors: recognised, imported as the same function, and written back."""
+"""Official MAE files and those of the decay's authors: recognised, and imported as the same function."""
 
 import math
 from argparse import Namespace
@@ -14,20 +14,16 @@ from official_files import (
     HERE,
     TINY_ENCODER,
     TINY_MAE,
-    described,
     imported,
-    our_encoder,
     saved,
-    unrecorded,
 )
 from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.checkpoint.convert import export, import_official, recognise
+from uvit_decay.checkpoint.convert import import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
-from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn import ViT
 from uvit_decay.nn.sizes import VIT_SIZES
 
 LARGE, HUGE = BASE | VIT_SIZES["l"], BASE | VIT_SIZES["h"] | dict(patch_size=14)
@@ -207,99 +203,6 @@ def test_files_of_data_parallel_and_bare_ones_are_imported(tmp_path):
     save_file(state, tmp_path / "bare.safetensors")
     import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, TINY_MAE)
     assert same(load(tmp_path / "ours.safetensors").net.state_dict(), ours)
-
-
-# ---- export
-
-
-@pytest.mark.parametrize(
-    ("file", "hints", "lost"),
-    [
-        (reference.pretrained_file, TINY_ENCODER, "heads 2"),
-        (reference.finetuned_file, TINY_ENCODER, "heads 2"),
-        (reference.probed_file, TINY_ENCODER, "heads 2"),
-        (reference.full_file, TINY_MAE, "heads 2, decoder_heads 3"),
-        (reference.full_file, replace(TINY_MAE, norm_pix=False), "heads 2, decoder_heads 3, norm_pix False"),
-        (reference.decayed_file, replace(TINY_MAE, alpha_min=1.0), "heads 2, decoder_heads 3, alpha_min 1.0"),
-        (reference.decayed_file, replace(TINY_MAE, alpha_min=0.6), "heads 2, decoder_heads 3, alpha_min 0.6"),
-    ],
-)
-def test_official_to_ours_to_official_is_equal(tmp_path, file, hints, lost):
-    contents = file(**SMALL)
-    imported(contents, tmp_path, hints)
-    note = export(tmp_path / "ours.safetensors", tmp_path / "back.pth")
-    assert note.splitlines() == [unrecorded(lost), LICENCE]
-    back = torch.load(tmp_path / "back.pth", weights_only=True)
-    assert list(back) == ["model"]
-    assert same(back["model"], contents["model"])
-
-
-SIZE = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
-OURS = {
-    "official": (MAE, SMALL),
-    "decayed": (MAE, SMALL | dict(wiring="decayed", alpha_min=0.7)),
-    "latent-and-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", alpha_min=0.7)),
-    "no-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", skips=False, alpha_min=0.7)),
-    "narrow": (MAE, SMALL | dict(mlp_ratio=2.0, patch_size=4)),
-    "encoder": (ViT, SIZE),
-    "encoder-without-norm": (ViT, SIZE | dict(norm=False, alpha_min=0.7)),
-    "classifier": (ViT, SIZE | dict(num_classes=3, pool="mean", alpha_min=0.7)),
-    "probe": (ViT, SIZE | dict(num_classes=3, batch_norm=True)),
-    "probe-of-means": (ViT, SIZE | dict(num_classes=3, pool="mean", batch_norm=True)),
-}
-
-
-@pytest.mark.parametrize(("kind", "options"), OURS.values(), ids=OURS)
-def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
-    ours, official, back = (tmp_path / name for name in ("ours.safetensors", "official.pth", "back.safetensors"))
-    net = load(our_encoder(tmp_path, kind, **options)).net
-    note = export(ours, official)
-    assert ("alpha_min 0.7" in note) == ("alpha_min" in options)
-    hints = TINY_MAE if kind is MAE else TINY_ENCODER
-    import_official(official, back, None, replace(hints, alpha_min=options.get("alpha_min")))
-    again = load(back).net
-    assert same(again.state_dict(), net.state_dict())
-    preset = {"wiring", "zero_init"}
-    assert {name: value for name, value in again.config.items() if name not in preset} == {
-        name: value for name, value in net.config.items() if name not in preset
-    }
-
-
-def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
-    layout = SMALL | dict(depth=8)
-    path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
-    export(path, tmp_path / "official.pth")
-    state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
-    assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)
-
-
-def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
-    path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
-    lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
-    assert export(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
-
-
-# ---- the command line
-
-
-def test_the_command_line_imports_and_exports(tmp_path, capsys):
-    official, ours, back = (str(tmp_path / name) for name in ("checkpoint-00049.pth", "ours.safetensors", "back.pth"))
-    contents = reference.decayed_file(**SMALL)
-    torch.save(contents, official)
-    hints = "--heads 2 --decoder-heads 3 --alpha-min 0.6 --no-norm-pix --pixels unit"
-    main(["import", official, ours, *hints.split()])
-    recognised, licence, wrote = capsys.readouterr().out.splitlines()
-    assert recognised.startswith("recognised mae/2 (2 heads, ")
-    assert (
-        "masked autoencoder of pixels 8x8x3 (unit) that predicts patches, alpha_min 0.6, decayed wiring" in recognised
-    )
-    assert recognised.endswith("raw weights of step 0")
-    assert licence == LICENCE
-    assert wrote.startswith(f"wrote {ours} (")
-    assert described(ours).keys().isdisjoint({"path", "prediction", "sampling"})
-    main(["export", ours, back])
-    assert "alpha_min 0.6" in capsys.readouterr().out.splitlines()[0]
-    assert same(torch.load(back, weights_only=True)["model"], contents["model"])
 
 
 def test_arguments_may_be_a_dict_or_missing(tmp_path):
