@@ -3,13 +3,17 @@
 import pytest
 import timm
 import torch
+from conftest import same
 from mae_reference import BASE, SMALL, STD, inputs, standardised
 from official_files import TINY_ENCODER, imported, our_encoder, ours
+from runs import fit
 from safetensors.torch import load_file
+from small_mae import mae_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
 from uvit_decay.checkpoint.timm_layout import python_lines
 from uvit_decay.nn import MAE, ViT
@@ -65,6 +69,18 @@ def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, option
         assert torch.allclose(model(scaled), expected(net, x), rtol=1e-6, atol=2e-6)
     std = timm.data.resolve_model_data_config(model)["std"]
     assert std == (STD if net.config["pixels"] == "imagenet" else (0.5, 0.5, 0.5))
+
+
+def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(tmp_path):
+    fit(tmp_path, max_steps=3, task=mae_task())
+    run, official = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "official.pth"
+    net, x = load(run).net, inputs(8, 1)[0]
+    with torch.no_grad():
+        assert torch.allclose(built(export(run, tmp_path / "timm.pth", to="timm"))(x), expected(net, x), atol=1e-6)
+    assert "alpha_min 0.7" in export(run, official)
+    hints = ImportOptions(heads=2, decoder_heads=2, alpha_min=0.7)
+    import_official(official, tmp_path / "back.safetensors", None, hints)
+    assert same(load(tmp_path / "back.safetensors").net.state_dict(), net.state_dict())
 
 
 def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
