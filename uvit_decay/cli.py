@@ -187,9 +187,12 @@ class CLI(LightningCLI):
         """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
 
     def before_fit(self) -> None:
-        """Check --ckpt_path before any work."""
+        """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
         self.model.settings = self._settings()
-        if self.config.fit.ckpt_path is not None:
+        if self.config.fit.ckpt_path is None:
+            self.model.start()
+        else:
+            self.model.init_from = None
             step, last = self._check_fits(self.config.fit.ckpt_path), self.trainer.max_steps
             if 0 <= last <= step:
                 raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")

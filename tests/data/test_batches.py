@@ -164,3 +164,17 @@ def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
     assert len(set(chosen)) == 200
     assert images.labels[chosen].bincount(minlength=10).min() >= 8
     assert subset(images, 1000, "probe") == list(range(1000))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 7, 12, 13])
+def test_a_filled_set_holds_every_image_once_among_its_rows(size, ranks):
+    """What fills the last batch has rows beyond the set, and all ranks have equally many batches."""
+    samplers = [StepSampler(size, 6, 0, rank, ranks, shuffle=False, fill=True) for rank in range(ranks)]
+    assert {len(sampler) for sampler in samplers} == {-(-size // 6)}
+    rows = {}
+    for sampler in samplers:
+        for indices, number, first, total in sampler:
+            rows |= {number * total + first + i: index for i, index in enumerate(indices)}
+    assert {row: index for row, index in rows.items() if row < size} == {i: i for i in range(size)}
+    assert all(0 <= index < size for index in rows.values())

@@ -127,29 +127,40 @@ class StepSampler(DistributedSampler):
         ranks: number of processes.
         shuffle: a new order in each epoch; otherwise always the order of the set.
         limit: most images per piece; None takes the whole share at once.
+        fill: fill the last batch of an epoch with images of its beginning; otherwise a last part of one is left out.
+            Without shuffling, the rows of what fills it are `size` or more.
     """
 
     def __init__(
-        self, size: int, batch_size: int, seed: int, rank: int, ranks: int, shuffle: bool, limit: int | None = None
+        self,
+        size: int,
+        batch_size: int,
+        seed: int,
+        rank: int,
+        ranks: int,
+        shuffle: bool,
+        limit: int | None = None,
+        fill: bool = False,
     ) -> None:
         super().__init__(range(size), num_replicas=ranks, rank=rank, shuffle=shuffle, seed=seed)
         if batch_size < 1:
             raise UserError(f"{size} images in batches of {batch_size} leave nothing for {ranks} devices")
         if batch_size % ranks:
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
-        if batch_size > size:
+        if batch_size > size and not fill:
             raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set")
         if limit is not None and limit < 1:
             raise UserError(f"device_batch_size must be at least 1, got {limit}")
         self.size, self.batch_size, self.start = size, batch_size, 0
         self.share = batch_size // ranks
         self.pieces = pieces(self.share, limit)
+        self.batches = -(-size // batch_size) if fill else size // batch_size  # in an epoch
 
     def __len__(self) -> int:
-        return self.size // self.batch_size * self.pieces
+        return self.batches * self.pieces
 
     def __iter__(self) -> Iterator[_Slice]:
-        batches, step = self.size // self.batch_size, self.share // self.pieces
+        batches, step = self.batches, self.share // self.pieces
         epoch, position = divmod(self.start, batches)
         order = torch.arange(self.size)
         if self.shuffle:
@@ -157,7 +168,7 @@ class StepSampler(DistributedSampler):
         for k in range(position, batches):
             for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
                 begin = k * self.batch_size + first
-                indices = order[begin : begin + step].tolist()
+                indices = order[torch.arange(begin, begin + step) % self.size].tolist()
                 yield _Slice(indices, epoch * batches + k, first, self.batch_size)
 
 

@@ -54,6 +54,7 @@ class ImageData(LightningDataModule):
         self.class_names: tuple[str, ...] = ()
         self.latents: LatentSpace | None = None  # None for pixels
         self.pieces = 1  # accumulated on each device for a global batch
+        self.whole_test = False  # whether validation fills its last batch, to see all images; tasks that count set it
 
     @property
     def name(self) -> str:
@@ -99,9 +100,11 @@ class ImageData(LightningDataModule):
         images = sampler.share // sampler.pieces
         rank_zero_info(f"global batch {self.batch_size} = {sampler.num_replicas} x {images} images{accumulated}")
 
-    def _sampler(self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None) -> StepSampler:
+    def _sampler(
+        self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None, fill: bool = False
+    ) -> StepSampler:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle, limit)
+        return StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle, limit, fill)
 
     def _train_sampler(self) -> StepSampler:
         return self._sampler(self.train, self.batch_size, True, self.device_batch_size)
@@ -121,12 +124,17 @@ class ImageData(LightningDataModule):
         return self._loader(self.train, self._train_sampler(), self.augmentation())
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
-        """Return a loader of the test set in order, whole global batches only, or [] without a test set."""
+        """Return a loader of the test set in order, or [] without a test set.
+
+        The last part of the set that is no whole global batch is left out; with `whole_test`, images of the beginning
+        fill it, with rows beyond the set.
+        """
         if self.test is None:
             return []
         ranks = self.trainer.world_size if self.trainer else 1
-        share = min(self.batch_size // ranks, len(self.test) // ranks, self.device_batch_size or self.batch_size)
-        return self._loader(self.test, self._sampler(self.test, share * ranks, False, None))
+        most = -(-len(self.test) // ranks) if self.whole_test else len(self.test) // ranks
+        share = min(self.batch_size // ranks, most, self.device_batch_size or self.batch_size)
+        return self._loader(self.test, self._sampler(self.test, share * ranks, False, None, self.whole_test))
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         return batch._replace(images=self.network_input(batch.images))

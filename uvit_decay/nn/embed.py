@@ -108,6 +108,19 @@ def sincos_positions(side: int, dim: int) -> Float[Tensor, "n d"]:
     return torch.cat([waves.repeat(side, 1), waves.repeat_interleave(side, dim=0)], dim=-1)
 
 
+def resized_positions(positions: Float[Tensor, "1 n d"], prefix: int, side: int) -> Float[Tensor, "1 _ d"]:
+    """Return embeddings of a square grid of positions for another grid, side * side, by bicubic interpolation (MAE).
+
+    The first `prefix` tokens, such as the class token, stay as they are.
+    """
+    before = math.isqrt(positions.shape[1] - prefix)
+    if before == side:
+        return positions
+    grid = rearrange(positions[:, prefix:], "1 (h w) d -> 1 d h w", h=before)
+    grid = nn.functional.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
+    return torch.cat([positions[:, :prefix], rearrange(grid, "1 d h w -> 1 (h w) d")], dim=1)
+
+
 @dataclass(frozen=True)
 class PixelScale:
     """Scale of the pixel values in which a network computes: (value - mean) / std for values in [0, 1], by channel."""

@@ -1,7 +1,8 @@
 """LightningModules that join a network and data for training."""
 
 from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.classify import ClassifyTask
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.mae import MAETask
 
-__all__ = ["DiffusionTask", "MAETask", "Task"]
+__all__ = ["ClassifyTask", "DiffusionTask", "MAETask", "Task"]

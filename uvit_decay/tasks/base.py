@@ -70,6 +70,7 @@ class Task(LightningModule):
 
     path: NoisePath | None = None  # of a denoiser, and how to sample from it
     sampling: Sampling | None = None
+    init_from: str | None = None  # a file whose weights `start` loads
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = False, seed: int = 0) -> None:
         super().__init__()
@@ -88,6 +89,9 @@ class Task(LightningModule):
         backend, self._backend = self._backend, False
         if backend:
             compile_net(self.net, backend, isinstance(self.trainer.strategy, Sharded))
+
+    def start(self) -> None:
+        """Load the weights from which a new run starts, once; a run that resumes sets `init_from` to None before."""
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val"."""

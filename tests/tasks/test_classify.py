@@ -1,0 +1,247 @@
+"""Classifiers: exact accuracy, exact resumption, what is frozen, what is random, and what is refused."""
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import same, state, tiny_trainer, train
+from lightning.pytorch import Callback
+from runs import fit
+from small_vit import fine_tuning, linear_probe, small_vit
+
+from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits
+from uvit_decay.data.batches import Batch
+from uvit_decay.image_io import to_float
+from uvit_decay.nn import ResNet
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import ClassifyTask
+from uvit_decay.tasks.mixing import Mixing
+
+VALIDATION = {"limit_val_batches": 1.0, "val_check_interval": 4, "check_val_every_n_epoch": None}
+
+
+def small_resnet():
+    torch.manual_seed(0)
+    return ResNet(8, 1, width=4, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit")
+
+
+@pytest.mark.parametrize("make", [fine_tuning, linear_probe, lambda: ClassifyTask(small_resnet())])
+def test_accuracy_is_that_of_every_test_image_counted_once(tmp_path, make):
+    task, data = make(), Digits(32)
+    trainer = tiny_trainer(tmp_path, max_steps=4, **VALIDATION)
+    trainer.fit(task, data)
+    images, labels = data.test[list(range(len(data.test)))]
+    assert len(labels) % 32  # the last batch is not whole
+    with torch.no_grad():
+        logits = task.net.eval()(to_float(images)).double().log_softmax(dim=1)
+    order = logits.argsort(dim=1, descending=True)
+    expected = {
+        "val/loss": -logits[torch.arange(len(labels)), labels].mean(),
+        "val/top1": (order[:, 0] == labels).double().mean(),
+        "val/top5": (order[:, :5] == labels[:, None]).any(dim=1).double().mean(),
+    }
+    for name, value in expected.items():
+        assert float(trainer.callback_metrics[name]) == pytest.approx(float(value), rel=1e-5)
+
+
+@pytest.mark.parametrize("step", [30, 44])  # in the middle and at the end of an epoch
+@pytest.mark.parametrize("make", [fine_tuning, linear_probe])
+def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, make, step, caplog):
+    whole_task, rest_task = make(), make()
+    keep = LastCheckpoint(keep_every_n_steps=step)
+    whole = fit(tmp_path / "whole", keep, max_steps=50, task=whole_task, **VALIDATION)
+    checkpoint = tmp_path / "whole" / "checkpoints" / f"step_{step:08d}.ckpt"
+    with caplog.at_level("INFO"):
+        rest = fit(tmp_path / "rest", max_steps=50, ckpt_path=checkpoint, task=rest_task, **VALIDATION)
+    assert rest[0] == whole[0][step:]
+    assert same(rest[1], whole[1])
+    assert rest_task.last == whole_task.last
+    assert rest_task.best == whole_task.best or whole_task.best.step == step  # measured after it was saved
+    assert f"last: {rest_task.last}\nbest: {rest_task.best}, chosen on the test images" in caplog.text
+    assert whole_task.best.top1 >= whole_task.last.top1 > 0.05
+    assert (whole_task.last.epoch, whole_task.last.step) == (2, 48)
+
+
+def test_the_best_of_two_equal_results_is_the_first(tmp_path):
+    task = fine_tuning()
+    task.optim = type(task.optim)(1e-30)
+    fit(tmp_path, max_steps=8, task=task, **VALIDATION)
+    assert (task.best.step, task.last.step) == (4, 8)
+
+
+def test_whatever_is_frozen_stays_as_it_was(tmp_path):
+    nets = {"vit": small_vit(batch_norm=True, norm=True), "resnet": small_resnet()}
+    for name, net in nets.items():
+        task = linear_probe(net)
+        before = state(task)
+        fit(tmp_path / name, max_steps=6, task=task, **{**VALIDATION, "val_check_interval": 2})
+        changed = {key for key, value in state(task).items() if not torch.equal(value, before[key])}
+        head = {"net.fc.weight", "net.fc.bias"} if name == "resnet" else {"net.head.1.weight", "net.head.1.bias"}
+        batch_norm = {f"net.head.0.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")}
+        assert changed == head | (batch_norm if name == "vit" else set())
+
+
+def batch(count=8, number=3, first=0, total=16):
+    random = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(total, 1, 8, 8, generator=random), torch.randint(10, (total,), generator=random)
+    return Batch(images[first : first + count], labels[first : first + count], number, first, total)
+
+
+@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
+def test_images_are_mixed_with_their_neighbours_alike_in_any_pieces(mixup, cutmix):
+    mixing = Mixing(mixup, cutmix, 0.5, 0.1, 10, seed=0)
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    images, targets = mixing(batch(16))
+    assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+    for first in (0, 8):
+        part = mixing(batch(8, first=first))
+        assert torch.equal(part[0], images[first : first + 8])
+        assert torch.equal(part[1], targets[first : first + 8])
+    assert not torch.equal(mixing(batch(16, number=4))[1], targets)
+    whole = batch(16)
+    smooth = 0.9 * torch.nn.functional.one_hot(whole.labels, 10) + 0.01
+    neighbours = smooth.reshape(8, 2, 10).flip(1).reshape(16, 10)
+    different = (whole.labels.reshape(8, 2)[:, 0] != whole.labels.reshape(8, 2)[:, 1]).repeat_interleave(2)
+    share = ((targets - neighbours) / (smooth - neighbours))[different].nanmean(dim=1)
+    assert torch.allclose(share, share[0].expand_as(share), atol=1e-5)
+    assert torch.allclose(targets, share[0] * smooth + (1 - share[0]) * neighbours, atol=1e-6)
+    other = whole.images.reshape(8, 2, 1, 8, 8).flip(1).reshape(16, 1, 8, 8)
+    if not cutmix:
+        assert torch.allclose(images, share[0] * whole.images + (1 - share[0]) * other, atol=1e-6)
+    if not mixup:
+        own = images == whole.images
+        assert torch.equal(own | (images == other), torch.ones_like(own))
+        assert own.float().mean() == pytest.approx(float(share[0]), abs=1e-6)
+
+
+def test_the_loss_is_the_soft_cross_entropy_of_mixed_images():
+    task = fine_tuning(drop_path=0.0)
+    images, targets = task.mixing(batch())
+    expected = -(targets.double() * task.net(images).double().log_softmax(dim=1)).sum(dim=1).mean()
+    assert float(task.loss(batch(), "train")) == pytest.approx(float(expected), rel=1e-6)
+    smooth = ClassifyTask(small_vit(), label_smoothing=0.2)
+    logits, labels = smooth.net(batch().images).double().log_softmax(dim=1), batch().labels
+    expected = -(0.8 * logits[torch.arange(8), labels] + 0.2 * logits.mean(dim=1)).mean()
+    assert float(smooth.loss(batch(), "train")) == pytest.approx(float(expected), rel=1e-6)
+    expected = -logits[torch.arange(8), labels].mean()
+    assert float(smooth.loss(batch(), "val")) == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_branches_are_dropped_more_often_the_deeper_they_are_and_per_image():
+    task = ClassifyTask(small_vit(depth=5), drop_path=0.4)
+    kept = task.kept(batch(4000, total=4000)._replace(images=torch.empty(4000, 1)))
+    rates = [0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4]  # timm: linspace over blocks, both branches alike
+    assert kept.shape == (10, 4000)
+    assert (kept == 0).double().mean(dim=1).tolist() == pytest.approx(rates, abs=0.03)
+    for row, rate in zip(kept, rates, strict=True):
+        assert row[row > 0].tolist() == pytest.approx([1 / (1 - rate)] * int((row > 0).sum()))
+    half = task.kept(batch(2000, number=0, total=4000)._replace(images=torch.empty(2000, 1)))
+    whole = task.kept(batch(4000, number=0, total=4000)._replace(images=torch.empty(4000, 1)))
+    assert torch.equal(half, whole[:, :2000])
+
+
+def test_a_checkpoint_is_of_a_classifier_and_knows_its_classes(tmp_path):
+    fit(tmp_path, max_steps=2, task=fine_tuning())
+    loaded = load(tmp_path / "checkpoints" / "last.ckpt")
+    assert (loaded.class_names, loaded.path) == (tuple("0123456789"), None)
+    with pytest.raises(UserError, match=r"is of a classifier \(ViT\), which makes no images"):
+        loaded.source(torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ClassifyTask(small_vit(num_classes=1)), "needs two classes or more, the network has 1"),
+        (lambda: ClassifyTask(small_vit(num_classes=0)), "needs two classes or more, the network has 0"),
+        (lambda: ClassifyTask(small_vit(), drop_path=1.0), r"shares lie in \[0, 1\)"),
+        (lambda: ClassifyTask(small_vit(), label_smoothing=-0.1), r"shares lie in \[0, 1\)"),
+        (lambda: ClassifyTask(small_vit(), mixup=-1.0), "are not negative"),
+        (lambda: ClassifyTask(small_resnet(), drop_path=0.1), "a ResNet has no stochastic depth"),
+        (lambda: ClassifyTask(small_vit(num_classes=7)), "have num_classes 10, the network 7: set --model.net.num_cl"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line_before_any_work(tmp_path, make, message):
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, max_steps=1, task=make())
+
+
+def test_data_of_one_class_and_odd_pieces_are_refused(tmp_path):
+    class One(Digits):
+        def load(self) -> None:
+            super().load()
+            self.class_names = ("digit",)
+
+    with pytest.raises(UserError, match="one has 1 classes, a classifier needs two or more"):
+        fit(tmp_path, max_steps=1, task=linear_probe(), data=One(32))
+    with pytest.raises(UserError, match="a piece of 33 images is odd"):
+        fit(tmp_path, max_steps=1, task=fine_tuning(), data=Digits(33))
+
+
+def test_pieces_of_a_batch_train_the_same_network(tmp_path):
+    runs = []
+    for size in (None, 8):
+        data = Digits(32)
+        data.device_batch_size = size
+        runs.append(fit(tmp_path / str(size), max_steps=6, task=fine_tuning(), data=data)[1])
+    for name, value in runs[0].items():
+        if name.endswith(
+            "qkv.bias"
+        ):  # keys' biases change nothing: AdamW turns the rounding of their gradients to steps
+            value, runs[1][name] = (bias.reshape(3, 16)[[0, 2]] for bias in (value, runs[1][name]))
+        torch.testing.assert_close(runs[1][name], value, rtol=0, atol=2e-5)
+
+
+def test_a_frozen_encoder_stays_frozen_after_a_callback_that_evaluates(tmp_path):
+    class Evaluate(Callback):
+        def on_train_batch_end(self, trainer, task, *_) -> None:
+            task.net.eval()
+            task.net.train()
+
+    a = fit(tmp_path / "a", max_steps=4, task=linear_probe())
+    b = fit(tmp_path / "b", Evaluate(), max_steps=4, task=linear_probe())
+    assert same(a[1], b[1])
+
+
+CONFIG = {
+    "seed_everything": 0,
+    "trainer": {
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "limit_train_batches": 4,
+        "enable_progress_bar": False,
+        "logger": {"class_path": "uvit_decay.callbacks.RunLogger", "init_args": {"experiment": "probe"}},
+        "callbacks": [{"class_path": f"uvit_decay.callbacks.{name}"} for name in ("LastCheckpoint", "Summary")],
+    },
+    "model": {
+        "class_path": "uvit_decay.tasks.ClassifyTask",
+        "init_args": {
+            "net": {"class_path": "uvit_decay.nn.ViT", "init_args": small_vit(batch_norm=True).config},
+            "frozen": True,
+            "optim": {"optimizer": "lars", "blr": 0.1, "weight_decay": 0.0, "warmup_epochs": 1, "schedule": "cosine"},
+        },
+    },
+    "data": {"class_path": "uvit_decay.data.Digits", "init_args": {"batch_size": 32}},
+}
+
+
+def test_a_configuration_trains_and_is_validated_from_the_command_line(tmp_path, monkeypatch, caplog, capsys):
+    (tmp_path / "probe.yaml").write_text(yaml.safe_dump(CONFIG))
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", "--config=probe.yaml", "--trainer.precision=bf16-mixed")
+    assert "(epoch 2, step 8)\nbest: top-1" in caplog.text
+    path = tmp_path / "runs" / "probe" / "version_0" / "checkpoints" / "last.ckpt"
+    train(monkeypatch, tmp_path, "validate", "--config=probe.yaml", f"--ckpt_path={path}")
+    assert "val/top5" in capsys.readouterr().out
+
+
+def test_an_average_of_the_weights_is_what_is_judged(tmp_path):
+    task = fine_tuning()
+    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=4, **VALIDATION)
+    trainer.fit(task, Digits(32))
+    average = load(tmp_path / "checkpoints" / "last.ckpt", "ema").net
+    images, labels = trainer.datamodule.test[list(range(len(trainer.datamodule.test)))]
+    with torch.no_grad():
+        hits = (average(to_float(images)).argmax(dim=1) == labels).double().mean()
+    assert task.last.top1 == pytest.approx(float(hits))

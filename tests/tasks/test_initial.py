@@ -1,0 +1,115 @@
+"""Classifiers that start from an encoder: its weights by name, positions of another size, refusals."""
+
+import shutil
+
+import pytest
+import torch
+import yaml
+from conftest import train
+from runs import fit
+from small_mae import mae_task, small_mae
+from small_vit import fine_tuning, linear_probe, small_vit
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.convert import export
+from uvit_decay.nn import ResNet
+from uvit_decay.nn.embed import resized_positions
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import ClassifyTask
+from uvit_decay.tasks.initial import start_from
+
+
+@pytest.fixture(scope="module")
+def mae(tmp_path_factory):
+    """A .ckpt of an MAE of the authors' wiring, after two steps."""
+    folder = tmp_path_factory.mktemp("mae")
+    task = mae_task()
+    fit(folder, max_steps=2, task=task)
+    return folder / "checkpoints" / "last.ckpt", task.net.eval()
+
+
+def test_the_encoder_is_that_of_the_file_and_one_line_says_so(mae, tmp_path):
+    path, _ = mae
+    export(path, tmp_path / "mae.safetensors", "raw")
+    x = torch.rand(2, 1, 8, 8)
+    for file, weights in ((path, "ema"), (tmp_path / "mae.safetensors", "raw")):
+        net = small_vit(batch_norm=True, norm=True)
+        torch.nn.init.ones_(net.patch_embed.proj.weight)
+        line = start_from(net, file)
+        assert f"tensors from {file} (MAE, {weights} weights of step 2); new: norm.weight, norm.bias, head.0" in line
+        assert "left out: decoder_blocks, decoder_cls_token, decoder_embed" in line
+    for ours, theirs in zip(net.forward_intermediates(x), mae[1].forward_intermediates(x), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_probe_starts_from_the_file_but_a_resumed_one_does_not_read_it(mae, tmp_path, monkeypatch, capsys, caplog):
+    shutil.copy(mae[0], tmp_path / "mae.ckpt")
+    net = {"class_path": "uvit_decay.nn.ViT", "init_args": small_vit(batch_norm=True).config}
+    probe = {"net": net, "frozen": True, "init_from": "mae.ckpt"}
+    trainer = {"accelerator": "cpu", "logger": {"class_path": "RunLogger", "init_args": {"experiment": "probe"}}}
+    trainer |= {"callbacks": [{"class_path": "LastCheckpoint"}], "limit_val_batches": 0, "enable_progress_bar": False}
+    model = {"class_path": "uvit_decay.tasks.ClassifyTask", "init_args": probe}
+    data = {"class_path": "Digits", "init_args": {"batch_size": 32}}
+    (tmp_path / "probe.yaml").write_text(yaml.safe_dump({"trainer": trainer, "model": model, "data": data}))
+    fit_probe = ("fit", "--config=probe.yaml")
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=2")
+    assert "(MAE, ema weights of step 2); new: head.0.running_mean" in caplog.text
+    (tmp_path / "mae.ckpt").unlink()
+    path = "runs/probe/version_0/checkpoints/last.ckpt"
+    train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=3", f"--ckpt_path={path}")
+    then = load(tmp_path / "runs/probe/version_1/checkpoints/last.ckpt").net.blocks[1].mlp.fc2.weight
+    assert torch.equal(then, load(mae[0]).net.blocks[1].mlp.fc2.weight)
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=3")
+    assert "the checkpoint mae.ckpt does not exist" in capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_the_classifier_of_a_fine_tuned_encoder_starts_almost_at_zero(mae):
+    head = fine_tuning(init_from=str(mae[0])).net.head
+    assert float(head.weight.detach().std()) == pytest.approx(2e-5, rel=0.2)
+    assert not head.bias.detach().any()
+    assert float(fine_tuning().net.head.weight.detach().std()) > 0.1  # from scratch
+    assert float(linear_probe().net.head[1].weight.detach().std()) == pytest.approx(0.01, rel=0.2)
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_positions_of_another_size_are_interpolated_as_published(mae, size):
+    from timm.layers import resample_abs_pos_embed
+
+    net = small_vit(image_size=size)
+    start_from(net, mae[0])
+    before = mae[1].pos_embed
+    expected = resample_abs_pos_embed(before, [size // 2] * 2, num_prefix_tokens=1, antialias=False)
+    torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
+    assert torch.equal(resized_positions(before, 1, 4), before)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: small_vit(dim=32), "was trained with net.dim 16, this network has 32: set --model.net.dim 16"),
+        (lambda: small_vit(depth=4), "was trained with net.depth 2, this network has 4: set --model.net.depth 2"),
+        (lambda: small_vit(alpha_min=1.0), "net.alpha_min 0.7, this network has 1.0: set --model.net.alpha_min 0.7"),
+        (lambda: small_vit(patch_size=4), "was trained with net.patch_size 2, this network has 4"),
+        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), "was trained with net.depth 2"),
+    ],
+    ids=["dim", "depth", "alphas", "patches", "class"],
+)
+def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
+    with pytest.raises(UserError, match=message):
+        start_from(net(), mae[0])
+
+
+def test_a_file_without_this_encoder_is_refused(trained):
+    with pytest.raises(UserError, match=r"is of a UViT with no cls_token: it has no encoder of this ViT"):
+        start_from(small_vit(), trained)
+
+
+def test_a_classifier_starts_from_another_and_its_head_is_new(tmp_path):
+    fit(tmp_path, max_steps=2, task=fine_tuning())
+    net = small_vit(pool="mean", num_classes=3)
+    line = start_from(net, tmp_path / "checkpoints" / "last.ckpt")
+    assert "(ViT, ema weights of step 2); new: head.weight, head.bias; left out: head" in line
+    assert isinstance(ClassifyTask(net), ClassifyTask)
+    assert small_mae().config["alpha_min"] == 0.7

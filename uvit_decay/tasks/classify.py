@@ -1,0 +1,211 @@
+"""Training of classifiers: linear probes of frozen encoders, fine-tuning, and supervised training from scratch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from uvit_decay.data.batches import Batch
+from uvit_decay.nn.vit import ViT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.random import generator, uniform
+from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.initial import head_module, start_from
+from uvit_decay.tasks.mixing import Mixing, check_pairs
+
+SCORES = "scores"  # key in the checkpoint
+
+
+@dataclass(frozen=True)
+class Score:
+    """Accuracy on the whole test set, shares in [0, 1], in epoch `epoch` (from 1) after `step` optimizer steps."""
+
+    top1: float
+    top5: float
+    epoch: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % (epoch {self.epoch}, step {self.step})"
+
+
+class ClassifyTask(Task):
+    """Training of a classifier net(x) -> logits by cross-entropy.
+
+    Logs val/loss, val/top1 and val/top5 of all test images, each once, and the best top-1 so far with its epoch; says
+    the last and the best result at the end. The best one is chosen on the test images: report the last.
+
+    Args:
+        net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
+        frozen: train the classifier alone, on features of a frozen encoder (a linear probe); all else is in evaluation
+            mode. A batch norm in the classifier is trained, too.
+        init_from: a .ckpt or .safetensors of this project, whose encoder the network starts from; see `start_from`.
+            train.py does not read it when a run resumes.
+        drop_path: stochastic depth: probability that a residual branch of the last block is dropped for an image, in
+            [0, 1); it rises from 0 linearly over the blocks.
+        mixup: Beta parameter of Mixup, see `Mixing`; 0 for none.
+        cutmix: Beta parameter of CutMix; 0 for none.
+        switch_prob: probability of CutMix where both are asked for.
+        label_smoothing: share of the target that is spread over all classes, in [0, 1).
+        optim: optimizer and learning rate. MAE's linear probe: lars, blr 0.1, weight_decay 0, warmup_epochs 10, cosine;
+            fine-tuning: adamw, blr 5e-4, betas 0.9 and 0.999, weight_decay 0.05 on layers, layer_decay 0.65,
+            warmup_epochs 5, min_lr 1e-6, cosine.
+        compile: see `Task`.
+        seed: seed of a new classifier, stochastic depth, Mixup and CutMix.
+
+    A classifier of a frozen encoder starts from normal(0, 0.01), one of an encoder that is fine-tuned from
+    normal(0, 2e-5), truncated (MAE). Batch norms see one piece of the batch on one device, as in MAE's code; their
+    running statistics are averaged over the devices before they are used or saved.
+
+    Raises:
+        UserError: an option out of range, fewer than two classes, or stochastic depth of a network without it.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        frozen: bool = False,
+        init_from: str | None = None,
+        drop_path: float = 0.0,
+        mixup: float = 0.0,
+        cutmix: float = 0.0,
+        switch_prob: float = 0.5,
+        label_smoothing: float = 0.0,
+        optim: Optimization = Optimization(),  # noqa: B008  frozen
+        compile: bool | str = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(net, optim, compile, seed)
+        if net.num_classes < 2:
+            raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
+        shares = {"drop_path": drop_path, "label_smoothing": label_smoothing}
+        if not (all(0 <= share < 1 for share in shares.values()) and 0 <= switch_prob <= 1):
+            raise UserError(f"shares lie in [0, 1), switch_prob in [0, 1]; got {shares}, switch_prob {switch_prob}")
+        if not min(mixup, cutmix) >= 0:
+            raise UserError(f"mixup and cutmix are not negative, got {mixup} and {cutmix}")
+        if drop_path and not isinstance(net, ViT):
+            raise UserError(f"a {type(net).__name__} has no stochastic depth: set --model.drop_path 0")
+        self.frozen, self.init_from = frozen, init_from
+        self.drop_path, self.label_smoothing = drop_path, label_smoothing
+        options = (switch_prob, label_smoothing, net.num_classes, seed)
+        self.mixing = Mixing(mixup, cutmix, *options) if mixup or cutmix else None
+        self.last: Score | None = None
+        self.best: Score | None = None
+        self._sums = torch.zeros(4)
+        self._head = head_module(net)
+        self._start_head()
+
+    def _start_head(self) -> None:
+        head = self.net.linear_head
+        if self.frozen:
+            self.net.requires_grad_(False)
+            head.requires_grad_(True)
+        if self.frozen or self.init_from:
+            std = 0.01 if self.frozen else 2e-5
+            nn.init.trunc_normal_(head.weight, std=std, generator=generator("head", self.seed))
+            nn.init.zeros_(head.bias)
+
+    def setup(self, stage: str) -> None:
+        """Check the data, and load `init_from` if that is still to be done."""
+        data = self.trainer.datamodule
+        if len(data.class_names) < 2:
+            raise UserError(f"{data.name} has {len(data.class_names)} classes, a classifier needs two or more")
+        super().setup(stage)
+        data.whole_test = True
+        if self.mixing:
+            check_pairs(data.batch_size // self.trainer.world_size // data.pieces)
+        if stage == "fit":
+            self.start()
+
+    def start(self) -> None:
+        if self.init_from is not None:
+            file, self.init_from = Path(self.init_from), None
+            rank_zero_info(start_from(self.net, file))
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Keep a frozen encoder in evaluation mode, whatever callbacks did."""
+        if self.frozen:
+            self.net.eval()
+            self.net.get_submodule(self._head).train()
+
+    def loss(self, batch: Batch, stage: str) -> Tensor:
+        """Return the mean cross-entropy of a part of a global batch, which training mixes and smooths.
+
+        All random numbers are functions of (seed, `batch.rows`) or (seed, number of the global batch).
+        """
+        if stage != "train":
+            return cross_entropy(self.net(batch.images), batch.labels)
+        images, targets, smoothing = batch.images, batch.labels, self.label_smoothing
+        if self.mixing:
+            images, targets = self.mixing(batch)
+            smoothing = 0.0  # the targets are smoothed
+        logits = self.net(images, self.kept(batch)) if self.drop_path else self.net(images)
+        return cross_entropy(logits.float(), targets, label_smoothing=smoothing)
+
+    def kept(self, batch: Batch) -> Float[Tensor, "branches b"]:
+        """Return factors of the 2 L residual branches: 0 for a dropped one, else 1 / (1 - its rate)."""
+        depth = len(self.net.blocks)
+        rates = torch.linspace(0, self.drop_path, depth, device=batch.images.device).repeat_interleave(2)
+        kept = uniform("drop path", self.seed, rows=batch.rows, shape=(2 * depth,)) >= rates
+        return (kept / (1 - rates)).T
+
+    def on_validation_epoch_start(self) -> None:
+        self._sums = torch.zeros(4, dtype=torch.float64, device=self.device)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Add up losses, hits and images; images that only fill the last batch do not count."""
+        logits = self.net(batch.images).float()
+        losses = cross_entropy(logits, batch.labels, reduction="none")
+        hits = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]
+        counts = torch.stack([losses, hits[:, 0], hits.any(dim=1), torch.ones_like(losses)]).double()
+        self._sums += (counts * (batch.rows < len(self.trainer.datamodule.test))).sum(dim=1)
+
+    def on_validation_epoch_end(self) -> None:
+        loss, top1, top5, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum").tolist()
+        score = Score(top1 / images, top5 / images, self._epoch(), self.trainer.global_step)
+        values = {"loss": loss / images, "top1": score.top1, "top5": score.top5}
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self.last = score
+            self.best = max(self.best or score, score, key=lambda one: (one.top1, -one.step))
+            values |= {"best_top1": self.best.top1, "best_epoch": float(self.best.epoch)}
+        for name, value in values.items():
+            self.log(f"val/{name}", value, prog_bar=name in ("loss", "top1"), sync_dist=True)
+
+    def _epoch(self) -> int:
+        """Return the number of the epoch, from 1; Lightning's also counts epochs in which a run was stopped."""
+        pieces = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        return math.ceil(pieces / self.trainer.num_training_batches) if self.trainer.num_training_batches else 0
+
+    def on_train_end(self) -> None:
+        if self.last and self.best:
+            rank_zero_info(f"last: {self.last}\nbest: {self.best}, chosen on the test images")
+
+    def on_validation_start(self) -> None:
+        self._average_batch_norms()
+
+    def _average_batch_norms(self) -> None:
+        """Average running statistics over all ranks, which must all call this."""
+        if self.trainer.world_size > 1:
+            from timm.utils import distribute_bn  # takes seconds to import
+
+            distribute_bn(self.net, self.trainer.world_size, reduce=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._average_batch_norms()
+        super().on_save_checkpoint(checkpoint)
+        scores = {"last": self.last, "best": self.best}
+        checkpoint[SCORES] = {name: asdict(score) for name, score in scores.items() if score}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        scores = typed(dict[str, Score], checkpoint.get(SCORES, {}), "scores of the checkpoint")
+        self.last, self.best = scores.get("last"), scores.get("best")

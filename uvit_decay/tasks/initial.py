@@ -1,0 +1,74 @@
+"""Weights that a classifier starts from: those of an encoder, of this project's checkpoints, by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from uvit_decay.checkpoint.io import StoredModel, read
+from uvit_decay.nn.embed import resized_positions
+from uvit_decay.runtime.errors import UserError
+
+# Arguments of networks that their encoders share; image_size, num_classes and the norm before the head may differ.
+SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
+SHARED += ("alpha_min", "schedule", "granularity", "index", "branches")
+NORMS = ("norm", "fc_norm")  # between encoder and head: new ones are near the identity
+
+
+def start_from(net: nn.Module, file: Path) -> str:
+    """Load the weights of an encoder into `net`, and return one line that says what was taken and what is new.
+
+    The head is always new; a decoder is left out; positions are interpolated for another image size.
+
+    Args:
+        net: a classifier with `linear_head` and `config`.
+        file: a .ckpt or .safetensors of this project, of an MAE or of a network of the class of `net`; EMA weights if
+            it has them.
+
+    Raises:
+        UserError: a file that cannot be read, of another architecture or another decay.
+    """
+    stored = read(file, None)
+    _check_architecture(stored, net)
+    own, head = net.state_dict(), head_module(net)
+    taken = {name: v for name, v in stored.state.items() if name in own and name.partition(".")[0] != head}
+    if "pos_embed" in taken:
+        side = math.isqrt(own["pos_embed"].shape[1] - net.num_prefix_tokens)
+        taken["pos_embed"] = resized_positions(taken["pos_embed"].float(), net.num_prefix_tokens, side)
+    new = [name for name in own if name not in taken and name not in ("alphas", "betas")]
+    absent = [name for name in new if name.partition(".")[0] not in (head, *NORMS)]
+    wrong = [name for name, value in taken.items() if value.shape != own[name].shape]
+    if absent or wrong:
+        kind = stored.card.net.class_path.rpartition(".")[2]
+        what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
+        raise UserError(f"{file} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
+    net.load_state_dict(taken, strict=False)  # checks the alphas
+    return _summary(stored, taken, new)
+
+
+def head_module(net: nn.Module) -> str:
+    """Return the name of the part of `net` that is its classifier: the linear layer, with its batch norm if any."""
+    weight = next(name for name, p in net.named_parameters() if p is net.linear_head.weight)
+    return weight.partition(".")[0]
+
+
+def _check_architecture(stored: StoredModel, net: nn.Module) -> None:
+    """Raise a UserError with the flag to set if an argument that encoders share differs."""
+    before: Mapping[str, object] = stored.card.net.init_args
+    for name in SHARED:
+        if name in before and name in net.config and before[name] != net.config[name]:
+            flag = f"--model.net.{name}"
+            raise UserError(
+                f"{stored.where} was trained with net.{name} {before[name]}, this network has {net.config[name]}: set "
+                f"{flag} {before[name]}"
+            )
+
+
+def _summary(stored: StoredModel, taken: Mapping[str, Tensor], new: list[str]) -> str:
+    card, parts = stored.card, sorted({name.partition(".")[0] for name in stored.state.keys() - taken.keys()})
+    left = f"; left out: {', '.join(parts)}" if parts else ""
+    origin = f"{card.net.class_path.rpartition('.')[2]}, {card.weights} weights of step {card.step}"
+    return f"{len(taken)} tensors from {stored.where} ({origin}); new: {', '.join(new)}{left}"
