@@ -208,6 +208,8 @@ def test_files_of_data_parallel_and_bare_ones_are_imported(tmp_path):
 def test_arguments_may_be_a_dict_or_missing(tmp_path):
     contents = reference.decayed_file(**SMALL) | {"args": {"min_decay": 0.6}}
     assert imported(contents, tmp_path, TINY_MAE).net.config["alpha_min"] == 0.6
+    args = Namespace(norm_pix_loss=True)  # of the pre-training of an encoder whose decoder is gone
+    assert imported(reference.pretrained_file(**SMALL) | {"args": args}, tmp_path, TINY_ENCODER).net.num_classes == 0
     for args in (None, Namespace()):
         net = imported(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
         assert net.config["alpha_min"] == 1.0

@@ -103,6 +103,7 @@ HINTS = [
     (FULL, TINY_ENCODER, "a decoder of width 24, which is not published: .* give them with --decoder-heads"),
     (FULL, replace(TINY_MAE, heads=3), "dim 16 is not divisible by heads 3"),
     (FULL, replace(TINY_MAE, decoder_heads=5), "dim 24 is not divisible by heads 5"),
+    (FULL, replace(TINY_MAE, decoder_heads=0), "decoder_heads must be at least 1"),
     (FULL, replace(TINY_MAE, alpha_min=0.0), r"alpha_min must lie in \(0, 1\]"),
     (FULL, replace(TINY_MAE, wiring="decayed"), "has the official wiring, its weights fit no other: drop --wiring"),
     (FULL, replace(TINY_MAE, path="vp"), "is a masked autoencoder: leave out --path, which it does not have"),

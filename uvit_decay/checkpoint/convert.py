@@ -70,10 +70,11 @@ def export(source: Path, target: Path, weights: Weights | None = None, *, to: Li
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
         weights: set to write; default: EMA if the run kept them.
-        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer.
+        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card.
 
     Returns:
-        A note that lists what the written file does not record and its importer has to be given; empty if complete.
+        A note that lists what the written file does not record and its importer has to be given, or the lines of Python
+        with which timm reads it; empty if it is complete.
     """
     _check_target(source, target, (".safetensors", ".pth", ".pt"))
     stored = read(source, weights)

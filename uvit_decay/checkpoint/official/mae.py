@@ -66,11 +66,12 @@ class RecognisedEncoder(RecognisedModel):
 
 def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
     """Return the state_dict of an MAE's file and the options completed by its arguments; others are unchanged."""
-    if not isinstance(contents, Mapping) or looks_like(contents.get(ENTRY)) not in (MAE_FILE, VIT_FILE):
+    kind = looks_like(contents.get(ENTRY)) if isinstance(contents, Mapping) else None
+    if kind not in (MAE_FILE, VIT_FILE):
         return contents, options
     arguments = run_arguments(contents.get("args"))
     values: dict[str, Any] = {**recorded_alpha_min(arguments, DECAY, options, where)}
-    if options.norm_pix is None and arguments.get(NORMALISED) is not None:
+    if kind == MAE_FILE and options.norm_pix is None and arguments.get(NORMALISED) is not None:
         values["norm_pix"] = typed(bool, arguments[NORMALISED], f"{where}: {NORMALISED}")
     return contents[ENTRY], replace(options, **values)
 
@@ -89,7 +90,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
 
 def recognise_encoder(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the ViT of a file without a decoder; raise a UserError if file or options do not fit."""
-    if options.wiring or options.norm_pix is not None or options.decoder_heads:
+    if (options.wiring, options.norm_pix, options.decoder_heads) != (None, None, None):
         raise UserError(
             f"{loaded.where} has an encoder but no decoder: import a file that has one, such as {FULL}, or leave out "
             "--wiring, --norm-pix and --decoder-heads"
@@ -123,7 +124,7 @@ def _encoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
 def _decoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
     """Return the arguments of the decoder, whose heads are published for one width only."""
     dim = loaded.shape("decoder_embed.weight", 2)[0]
-    heads = options.decoder_heads or DECODER_HEADS.get(dim)
+    heads = DECODER_HEADS.get(dim) if options.decoder_heads is None else options.decoder_heads
     if heads is None:
         raise UserError(
             f"{loaded.where} has a decoder of width {dim}, which is not published: its weights do not determine the "
