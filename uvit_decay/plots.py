@@ -38,14 +38,16 @@ def heat_map(
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-    figure = Figure(figsize=(1.8 + 0.75 * len(columns), 1.4 + 0.42 * len(rows)), layout="constrained", dpi=120)
+    figure = Figure(
+        figsize=(max(3.2, 1.8 + 0.75 * len(columns)), 1.4 + 0.42 * len(rows)), layout="constrained", dpi=120
+    )
     axes = figure.add_subplot()
     image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(columns)), columns)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
-    axes.set_title(title, fontsize=10)
+    figure.suptitle(title, fontsize=10, wrap=True)
     dark = float(values.min() + values.max()) / 2
     for row in range(len(rows)):
         for column in range(len(columns)):

@@ -200,4 +200,4 @@ def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, en
     data.setup()
     data.class_names = ("0",)
     with pytest.raises(Exception, match="test images of two classes or more"):
-        Classifying(Judged(tiny_net(), "tiny", {}, VP()), data, Classification())
+        Classifying(Judged(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())

@@ -64,7 +64,7 @@ def probe(
         with claimed(out, processes.is_main):
             grid = Prober(judged.net.to(device), judged.path, images, probing, device, precision).grid(processes, True)
             if grid is not None:
-                grid.save(out, f"Linear probe of {ckpt.name}, test accuracy in %", about)
+                grid.save(out, f"Linear probe of {judged.title}, test accuracy in %", about)
     if grid is not None:
         best = grid.summary()
         print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
@@ -183,7 +183,7 @@ def open_patch_features(judged: Judged, options: Visualization, device: torch.de
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
     settings = (chosen_level(options.time, judged.is_encoder), options.seed, options.batch_size)
-    return PatchFeatures(net.to(device), judged.path, images, device, *settings, autoencoder)
+    return PatchFeatures(net.to(device), judged.path, images, device, *settings, judged.title, autoencoder)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

@@ -25,7 +25,8 @@ class Judged:
 
     Args:
         net: the network.
-        name: name in titles and of files.
+        name: name of files of results.
+        title: name in titles.
         about: which weights these are, for reports, as plain values.
         path: noise path of a denoiser's input; None for an encoder, which sees clean images.
         data: name of the images that it was trained on; None if that is not known.
@@ -34,6 +35,7 @@ class Judged:
 
     net: nn.Module
     name: str
+    title: str
     about: dict[str, Any]
     path: NoisePath | None = None
     data: str | None = None
@@ -53,7 +55,7 @@ def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
         found = checkpoint.load(ckpt, loading.weights, loading.trust)
         about = {"checkpoint": str(ckpt), "step": found.step, "weights": found.weights}
         name = f"{ckpt.stem}-step{found.step}-{found.weights}"
-        return Judged(found.net, name, about, found.path, found.data, found.latents)
+        return Judged(found.net, name, ckpt.name, about, found.path, found.data, found.latents)
     if loading.weights is not None:
         raise UserError(f"--weights are of checkpoints of this project, {ckpt} has one set")
     from uvit_decay.representations.timm_model import timm_vit
@@ -62,7 +64,7 @@ def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
     name, _, file = str(ckpt).removeprefix(TIMM).partition("=")
     net = timm_vit(name, at_home(file) if file else None)
     about = {"checkpoint": str(ckpt), "weights": file or "pretrained", "model": f"timm {name}"}
-    return Judged(net, f"{name}-{Path(file).stem}" if file else name, about)
+    return Judged(net, f"{name}-{Path(file).stem}" if file else name, name, about)
 
 
 def open_judging_data(judged: Judged, data: str | None, test: str | None) -> ImageData:

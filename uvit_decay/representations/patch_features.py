@@ -33,6 +33,7 @@ class PatchFeatures:
         time: noise level t; 0 for an encoder.
         seed: seed of the noise.
         batch_size: images at a time.
+        title: name of the network in titles.
         autoencoder: encoder of the images for a network of latents, which takes the posterior's mean; None for pixels.
     """
 
@@ -43,12 +44,13 @@ class PatchFeatures:
     time: float
     seed: int
     batch_size: int
+    title: str
     autoencoder: Autoencoder | None = None
 
     @property
     def level(self) -> str:
         """The noise level in words, for titles."""
-        return "clean" if self.path is None else f"t = {self.time:g}"
+        return "clean images" if self.path is None else f"t = {self.time:g}"
 
     def states(self, indices: Sequence[int], layers: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
         """Yield float32 patch states of these layers (ascending) on the CPU, batchwise; later ones never run."""

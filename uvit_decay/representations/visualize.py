@@ -60,7 +60,7 @@ def draw_patches(
     if truth is not None:
         columns["mask"] = _painted(truth[:ROWS], truth)
     rows = [images.class_names[int(images.labels[i])] if images.labels is not None else str(i) for i in shown]
-    about = f"{options.ckpt.name}, {images.name}, {features.level}"
+    about = f"{features.title}, {images.name}, {features.level}"
     image_table(options.out, columns, rows[:ROWS], about)
     print(f"wrote {options.out}: {len(rows[:ROWS])} images of {images.name}")
 
@@ -147,6 +147,6 @@ def draw_tsne(
     }
     out = options.out.with_stem(f"{options.out.stem}_tsne")
     names = [images.class_names[label] for label in classes]
-    title = f"t-SNE of mean patch features: {options.ckpt.name}\n{len(points)} of {images.name}, {features.level}"
+    title = f"t-SNE of mean patch features: {features.title}\n{len(points)} of {images.name}, {features.level}"
     scatter(out, panels, labels, names, title)
     print(f"wrote {out}: {len(points)} images of {len(classes)} classes, perplexity {perplexity:g}")
