@@ -1,11 +1,13 @@
 """Two processes that talk over gloo, for what must be the same on one and on many."""
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
@@ -27,3 +29,11 @@ def _one_of_two(rank: int, work: Callable[[int], Any], address: str, folder: Pat
     dist.init_process_group("gloo", address, rank=rank, world_size=2)
     (folder / str(rank)).write_text(json.dumps(work(rank)))
     dist.destroy_process_group()
+
+
+def lightning_rank(rank: int) -> None:
+    """Let a Lightning trainer of two devices in this process be one of two ranks, on one thread."""
+    torch.set_num_threads(1)
+    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+    variables |= {"RANK": rank, "LOCAL_RANK": rank}
+    os.environ |= {name: str(value) for name, value in variables.items()}

@@ -1,13 +1,12 @@
 """Training: exact resumption, independence of callbacks and devices, guards."""
 
-import os
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run_script, same, tiny_net, tiny_task, tiny_trainer
-from gloo import on_two_processes
+from gloo import lightning_rank, on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt, fit
@@ -184,10 +183,7 @@ def test_labels_are_dropped_in_training_alone(tmp_path):
 
 def spoilt(folder, rank):
     """How runs of two processes end after the images of one of them are NaN at step 4, or 6."""
-    torch.set_num_threads(1)
-    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
-    variables |= {"RANK": rank, "LOCAL_RANK": rank}
-    os.environ |= {name: str(value) for name, value in variables.items()}
+    lightning_rank(rank)
     spare_copies()
     return {last: ended(folder / str(last), last, rank) for last in (4, 6)}
 
