@@ -44,7 +44,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.optimization import Optimization, Schedule
-from uvit_decay.tasks.resume import Settings, changes, check
+from uvit_decay.tasks.resume import Settings, changes, check, recount
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local, original_class
 
 NEVER = 2**62  # a step that is never reached
@@ -234,24 +234,15 @@ class Task(LightningModule):
         checkpoint["settings"] = self.settings
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the checkpoint, in fit report settings that differ, and convert its batch counts to this run's pieces.
-
-        Lightning counts pieces as batches; a global batch may have had another number of them in the checkpoint's run.
-        """
+        """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
         card = check(checkpoint, self, self.trainer, "the checkpoint")
         self.check_data(card)
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
         if different and self.trainer.state.fn == "fit":
             rank_zero_info(f"other settings than the checkpoint's: {different}")
-        before, now = card.pieces, self.trainer.datamodule.pieces
-        current = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
-        # Lightning's counts ready, started, processed and completed of the pieces of this epoch. A checkpoint is saved
-        # after the last piece of a global batch, so `ready` is a multiple of `before`. Other counts may be one piece
-        # lower, since the hook that saves runs before they are raised: convert `ready`, and keep their differences.
-        ready = current["ready"]
-        for key, count in current.items():
-            current[key] = ready // before * now - (ready - count)
+        epoch, _ = self.run_length()
+        recount(checkpoint["loops"]["fit_loop"], epoch, self.trainer.datamodule.pieces)
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:

@@ -1,0 +1,49 @@
+"""Runs of so many epochs that stop and go on."""
+
+import pytest
+from conftest import Losses, same, state, tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.data import Digits
+
+EPOCH = 44  # steps of 32 of 1437 digits
+
+
+class Epochs(Callback):
+    """Remembers the steps after which an epoch ended."""
+
+    def __init__(self) -> None:
+        self.ends = []
+
+    def on_train_epoch_end(self, trainer, task) -> None:
+        self.ends.append(trainer.global_step)
+
+
+def run(folder, ckpt_path=None, max_steps=-1, device_batch_size=None):
+    task, losses, epochs = tiny_task(), Losses(), Epochs()
+    trainer = tiny_trainer(folder, losses, epochs, max_steps=max_steps, max_epochs=3)
+    trainer.fit(task, Digits(32, device_batch_size), ckpt_path=ckpt_path)
+    return losses.values, state(task), trainer.global_step, epochs.ends, folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.mark.parametrize("stops", [(30,), (EPOCH,), (60,), (30, 60)], ids=str)
+def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, whole, tmp_path):
+    losses, checkpoint = [], None
+    for stop in (*stops, -1):
+        values, weights, step, ends, checkpoint = run(tmp_path / str(stop), checkpoint, stop)
+        losses += values
+    assert losses == whole[0]
+    assert step == 3 * EPOCH
+    assert same(weights, whole[1])
+    assert ends == [end for end in whole[3] if end > stops[-1]]
+
+
+def test_it_may_go_on_in_other_pieces(whole, tmp_path):
+    stopped = run(tmp_path / "stopped", max_steps=30)[-1]
+    _, _, step, ends, _ = run(tmp_path / "rest", stopped, device_batch_size=16)
+    assert (step, ends) == (3 * EPOCH, whole[3])
