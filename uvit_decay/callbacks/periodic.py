@@ -23,14 +23,15 @@ class Periodic(Callback):
     Args:
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
         at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # name of the history of its measurements in the run folder
 
-    def __init__(self, every_n_steps: int = 0, at_end: bool = True) -> None:
-        check_whole(0, every_n_steps=every_n_steps)
-        self.every_n_steps, self.at_end = every_n_steps, at_end
+    def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
+        check_whole(0, every_n_steps=every_n_steps, every_n_epochs=every_n_epochs or 0)
+        self.every_n_steps, self.at_end, self.every_n_epochs = every_n_steps, at_end, every_n_epochs
         self.folder = Path()  # the run folder, set before each evaluation
         self._seen_step = -1
         self._announced = False
@@ -65,7 +66,8 @@ class Periodic(Callback):
             continue_history(trainer, self.history_file)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        if self.every_n_steps and trainer.global_step % self.every_n_steps == 0:
+        epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0
+        if any(n and trainer.global_step % n == 0 for n in (self.every_n_steps, epoch * (self.every_n_epochs or 0))):
             self._evaluate_once(trainer, task)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:

@@ -33,6 +33,7 @@ class LinearProbes(Periodic):
             for an encoder.
         every_n_steps: optimizer steps between probes; 0 means only at the end.
         at_end: probe when training ends, too.
+        every_n_epochs: epochs between further probes; null means none.
         watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block,
             an encoder's last block; of chosen `layers` the last.
         layers: numbers or names of the layers that are probed; null: all.
@@ -51,6 +52,7 @@ class LinearProbes(Periodic):
         times: Sequence[float] | None = None,
         every_n_steps: int = 0,
         at_end: bool = True,
+        every_n_epochs: int | None = None,
         watch: int | str | None = None,
         layers: Sequence[int | str] | None = None,
         pool: Pool | None = None,
@@ -60,7 +62,7 @@ class LinearProbes(Periodic):
         seed: int = 0,
         batch_size: int = 256,
     ) -> None:
-        super().__init__(every_n_steps, at_end)
+        super().__init__(every_n_steps, at_end, every_n_epochs)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         times = None if times is None else tuple(times)
         chosen = None if layers is None else tuple(map(str, layers))
