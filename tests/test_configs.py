@@ -8,7 +8,7 @@ from conftest import ROOT, train
 from PIL import Image
 
 from uvit_decay.data import CIFAR100
-from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
 from uvit_decay.tasks import MAETask
 from uvit_decay.tasks.base import Optimization
 
@@ -17,6 +17,7 @@ SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--
 LATENT = [*SMALL, "--model.net.image_size=4", "--data.classes=null", "--data.num_workers=0"]
 TOKENS = ["--model.net.image_size=16", "--data.image_size=16", "--model.net.patch_size=4", "--data.num_workers=0"]
 MAE_SMALL = [*SMALL, *TOKENS, "--model.net.decoder_dim=8", "--model.net.decoder_depth=2", "--model.net.decoder_heads=2"]
+RESNET_SMALL = ["--model.net.width=4", *(flag for flag in TOKENS if "patch_size" not in flag), "--data.batch_size=4"]
 TINY = {
     "digits": ["--model.net.dim=16", "--model.net.depth=2"],
     "cifar10_uvit_s": SMALL,
@@ -31,6 +32,7 @@ TINY = {
     "mae_cifar10": [*MAE_SMALL, "--data.holdout=0.4"],
     "imagenet1k_mae_b": MAE_SMALL,
     "imagenet100_mae_b": [*MAE_SMALL, "--data.classes=null"],
+    "resnet18": [*RESNET_SMALL, "--model.net.num_classes=2", "--data.holdout=0.4"],
 }
 
 
@@ -274,11 +276,12 @@ def test_a_version_that_is_there_already_is_refused(tmp_path):
 def test_the_baseline_starts_from_the_same_weights(config):
     """The decay is all that the runs with and without it differ in."""
     spec = yaml.safe_load(config.read_text())["model"]["init_args"]["net"]
-    kind = {kind.__name__: kind for kind in (MAE, SiT, UViT)}[spec["class_path"].rpartition(".")[2]]
+    kind = {kind.__name__: kind for kind in (MAE, ResNet, SiT, UViT, ViT)}[spec["class_path"].rpartition(".")[2]]
     states = []
     for changed in ({}, {"alpha_min": 1.0}):
         torch.manual_seed(0)
-        states.append(kind(**spec["init_args"] | dict(dim=16, depth=2, heads=2) | changed).state_dict())
+        small = {"width": 4} if kind is ResNet else {"dim": 16, "depth": 2, "heads": 2}
+        states.append(kind(**spec["init_args"] | small | changed).state_dict())
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == ["alphas"]
     if kind is UViT:
         assert "--model.net.zero_init false" in config.read_text()  # the official start, the third run

@@ -1,0 +1,88 @@
+"""The rank of a ResNet's pooled features over the epochs of its training: from the run to the table that compares."""
+
+import json
+
+import pytest
+import torch
+import yaml
+from evaluations import evaluate
+from runs import StopAt, fit
+
+from uvit_decay import checkpoint
+from uvit_decay.callbacks import LinearProbes
+from uvit_decay.data import Digits
+from uvit_decay.image_io import to_float
+from uvit_decay.nn import ResNet
+from uvit_decay.runtime.random import subset
+from uvit_decay.tasks import ClassifyTask
+
+TEST = 100  # images
+VALIDATION = {"limit_val_batches": 1.0}
+
+
+def probes(**options):
+    return LinearProbes(max_train=100, max_test=TEST, **options)
+
+
+def classifier():
+    torch.manual_seed(0)
+    return ClassifyTask(ResNet(8, 1, width=4, num_classes=10, stem="cifar", alpha_min=0.7, pixels="unit"))
+
+
+def history(folder):
+    return [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three epochs of 5 steps of digits, probed after each."""
+    folder = tmp_path_factory.mktemp("resnet")
+    fit(folder, probes(every_n_epochs=1), max_steps=15, task=classifier(), data=Digits(256), **VALIDATION)
+    return folder
+
+
+def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
+    lines = history(run)
+    assert [line["step"] for line in lines] == [5, 10, 15]
+    assert lines[-1]["metadata"]["watched"] == "avgpool"
+    net, data = checkpoint.load(run / "checkpoints" / "last.ckpt", "ema").net, Digits()
+    data.setup()
+    pooled = []
+    net.avgpool.register_forward_hook(lambda module, args, out: pooled.append(out.flatten(1)))
+    with torch.no_grad():
+        net(to_float(data.test[subset(data.test, TEST, "probe test")][0]))
+    x = pooled[0].double().numpy()
+    for name, centred in {
+        "watched_effective_rank": x - x.mean(axis=1, keepdims=True),
+        "watched_dimensions": x - x.mean(axis=0, keepdims=True),
+    }.items():
+        variance = torch.linalg.svdvals(torch.from_numpy(centred)) ** 2
+        p = variance / variance.sum()
+        entropy = float(-(p * p.clamp(min=1e-300).log()).sum())
+        expected = entropy if name == "watched_effective_rank" else float(torch.tensor(entropy).exp())
+        assert lines[-1]["values"][name] == pytest.approx(expected, rel=1e-4), name
+
+
+def test_epochs_are_counted_in_global_batches(tmp_path):
+    """Two pieces a batch, every second epoch; a run that goes on in mid-epoch counts as one that was not stopped."""
+
+    def data():
+        return Digits(256, device_batch_size=128)
+
+    stopped = tmp_path / "stopped"
+    fit(stopped, probes(every_n_epochs=2), StopAt(7), max_steps=25, task=classifier(), data=data())
+    assert [line["step"] for line in history(stopped)] == [7]
+    last = stopped / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "rest", probes(every_n_epochs=2), max_steps=25, ckpt_path=last, task=classifier(), data=data())
+    assert [line["step"] for line in history(tmp_path / "rest")] == [7, 10, 20, 25]
+
+
+def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):
+    net = {"class_path": "uvit_decay.nn.ResNet", "init_args": {"depth": 8, "alpha_min": 0.7}}
+    (run / "config.yaml").write_text(yaml.safe_dump({"seed_everything": 0, "model": {"init_args": {"net": net}}}))
+    evaluate(monkeypatch, tmp_path, "compare", str(run), "--x", "net.depth")
+    shown = capsys.readouterr()
+    header, _, row, _ = shown.out.splitlines()[:4]
+    assert header.startswith("| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank | dim")
+    assert row.startswith("| 0.7 | 8 | 1 | ")
+    assert shown.err == ""
