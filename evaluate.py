@@ -2,6 +2,7 @@
 
     python evaluate.py generation --samples X --reference Y        # FID, IS, KID, precision and recall
     python evaluate.py probe --ckpt runs/.../last.ckpt             # every layer and noise level
+    python evaluate.py classify --ckpt timm:vit_base_patch16_224.mae --data ...   # linear, kNN, few-shot
     torchrun --nproc_per_node 8 -- evaluate.py ...                 # on several GPUs
 
 X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100:train, or one of a configuration

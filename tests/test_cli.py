@@ -83,7 +83,7 @@ def metrics(**init_args):
         (metrics(max_reference=0), "max_reference must be at least 1"),
         (metrics(batch_size=0), "batch_size must be"),
         (metrics(seed=-1), "seed must be"),
-        (callback("LinearProbes", times=None), "cannot be built"),
+        (callback("LinearProbes", times=[0.1, 2.0]), "probe times must lie in (0, 1)"),
         (callback("LinearProbes", seed=-1), "seed must be"),
         (callback("LinearProbes", neighbours=0), "neighbours must be"),
         (callback("LastCheckpoint", every_n_steps=-1), "every_n_steps must be"),
