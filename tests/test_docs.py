@@ -20,6 +20,7 @@ from uvit_decay.image_io import save_npz
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [page for page in PAGES if page.name not in ("LOG.md", "extending.md")]  # test_extending.py runs the latter
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
+TINY_MAE = ["--model.net.dim=16", "--model.net.depth=2", "--data.holdout=0.4"]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -80,7 +81,8 @@ def smaller(words: list[str]) -> list[str]:
     if "train.py" in words and "--ckpt_path" in words:
         return [*words, *TINY, "--trainer.max_steps=62"] if "fit" in words else [*words, *TINY]
     if "train.py" in words:
-        return [*words, *TINY, "--trainer.fast_dev_run=2", "--data.batch_size=4", "--trainer.accelerator=cpu"]
+        tiny = TINY_MAE if any("mae" in word for word in words) else TINY
+        return [*words, *tiny, "--trainer.fast_dev_run=2", "--data.batch_size=4", "--trainer.accelerator=cpu"]
     if "likelihood" in words:
         return [*words, "--num=8", "--steps=4"]
     if "generation" in words and "--ckpt" in words:
