@@ -57,3 +57,15 @@ def test_a_newer_version_is_one_line_that_says_what_to_do(trained, tmp_path, ver
 def test_entries_that_are_no_fields_are_ignored(trained):
     values = read_training_checkpoint(trained)["uvit_decay"]
     assert ModelCard.from_dict(values | {"colour": "blue"}, "x") == ModelCard.from_dict(values, "x")
+
+
+def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts(trained):
+    values = read_training_checkpoint(trained)["uvit_decay"]
+    encoder = {name: value for name, value in values.items() if name not in ("path", "prediction", "sampling")}
+    card = ModelCard.from_dict(encoder, "x")
+    assert (card.path, card.prediction, card.sampling, card.noise_path()) == (None, None, None, None)
+    assert ModelCard.from_dict(card.to_dict(), "x") == card
+    assert card.to_dict().keys().isdisjoint({"path", "prediction", "sampling"})
+    for name in ("path", "prediction", "sampling"):
+        with pytest.raises(UserError, match=f"its model card lacks {name}, a denoiser has path, prediction and sam"):
+            ModelCard.from_dict({key: value for key, value in values.items() if key != name}, "x")

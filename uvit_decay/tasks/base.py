@@ -107,6 +107,8 @@ class Task(LightningModule):
             actual = getattr(self.net, key)
             if actual != value:
                 raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
+        if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
+            raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
 
     def function(self) -> dict[str, Any]:
         """Return the fields of `card` that define the function of the weights; they need no data."""
@@ -154,8 +156,6 @@ class Task(LightningModule):
         epoch, total = self.run_length()
         if self.optim.schedule == "cosine" and math.isinf(total):
             raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
-        if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
-            raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
         lr, floor = self._rate(), self.optim.min_lr / self._rate()
         if self.optim.blr is not None:
             batch = self.trainer.datamodule.batch_size

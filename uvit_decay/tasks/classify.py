@@ -27,22 +27,25 @@ SCORES = "scores"  # key in the checkpoint
 
 @dataclass(frozen=True)
 class Score:
-    """Accuracy on the whole test set, shares in [0, 1], in epoch `epoch` (from 1) after `step` optimizer steps."""
+    """Accuracy on test images, shares in [0, 1], in epoch `epoch` (from 1) after `step` optimizer steps."""
 
     top1: float
     top5: float
+    images: int
     epoch: int
     step: int
 
     def __str__(self) -> str:
-        return f"top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % (epoch {self.epoch}, step {self.step})"
+        shares = f"top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % of {self.images} test images"
+        return f"{shares} (epoch {self.epoch}, step {self.step})"
 
 
 class ClassifyTask(Task):
     """Training of a classifier net(x) -> logits by cross-entropy.
 
     Logs val/loss, val/top1 and val/top5 of all test images, each once, and the best top-1 so far with its epoch; says
-    the last and the best result at the end. The best one is chosen on the test images: report the last.
+    the last and the best result at the end. The best one is chosen on the test images: report the last. A run that
+    resumes does not know the result of its checkpoint's own step, which is measured after the checkpoint is saved.
 
     Args:
         net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
@@ -171,7 +174,7 @@ class ClassifyTask(Task):
 
     def on_validation_epoch_end(self) -> None:
         loss, top1, top5, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum").tolist()
-        score = Score(top1 / images, top5 / images, self._epoch(), self.trainer.global_step)
+        score = Score(top1 / images, top5 / images, int(images), self._epoch(), self.trainer.global_step)
         values = {"loss": loss / images, "top1": score.top1, "top5": score.top5}
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.last = score
