@@ -119,6 +119,7 @@ def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
+    from uvit_decay.representations.probing import usual_layer
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
@@ -129,8 +130,8 @@ def features(options: Visualization) -> None:
         check_writable(options.out)
         judged = open_network(options.ckpt, options)
         patches = open_patch_features(judged, options, pick_device(options.device, processes.local_rank))
-        layers = judged.net.layers
-        chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (str(len(layers) // 2),))}
+        layers, usual = judged.net.layers, str(usual_layer(judged.net, judged.path))
+        chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
         masks = _open_masks(options.masks, patches.images) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
         with claimed(options.out):

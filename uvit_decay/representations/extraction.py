@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled
 from uvit_decay.representations.probing import network_inputs
@@ -94,7 +95,12 @@ class Extraction:
             return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools]).cpu()
 
         jobs = batches(len(chosen), self.batch_size, processes.size)
-        parts = list(processes.map_ordered(jobs, work))
+        bar = tqdm(total=len(jobs), unit="batch", desc=f"features of {split} images", disable=not processes.is_main)
+        parts = []
+        with bar:
+            for part in processes.map_ordered(jobs, work):
+                parts.append(part)
+                bar.update()
         return torch.cat(parts, dim=1).to(self.device) if processes.is_main else None
 
 

@@ -66,8 +66,8 @@ class LinearProbe:
                 optimizer.step()
             with torch.no_grad():
                 guesses = linear(features.test, weight, bias).argmax(dim=1)
-            accuracies.append((guesses == features.test_labels).double().mean())
-        return torch.stack(accuracies).cpu()
+            accuracies.append((guesses == features.test_labels).cpu().double().mean())
+        return torch.stack(accuracies)
 
     def about(self) -> dict[str, Any]:
         """Return the settings for reports, as plain values."""

@@ -66,9 +66,9 @@ class Visualization(LoadingOptions):
     """Figures of features.
 
     Args:
-        ckpt: a .ckpt or .safetensors.
+        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
         images: folder, zip, tar, .npz or data set, such as digits:test.
-        layer: comma-separated numbers or names; default: the middle one.
+        layer: comma-separated numbers or names; default: the middle one of a denoiser, the last of an encoder.
         time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
         num: images, of which the first 16 are drawn.
         views: what to draw.
