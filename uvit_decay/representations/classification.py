@@ -110,8 +110,8 @@ class Classifying:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """Return a report as text: what the features are, then a paragraph for each protocol."""
-    lines = [f"{name}: {value}" for name, value in report["features"].items()]
+    """Return a report as text: the network and its features, then a paragraph for each protocol."""
+    lines = [f"{name}: {value}" for name, value in {**report["network"], **report["features"]}.items()]
     for name, result in report["protocols"].items():
         values = ", ".join(f"{key.replace('_', ' ')} {100 * value:.2f} %" for key, value in result["values"].items())
         chosen = (f"{key.replace('_', ' ')} {_short(value)}" for key, value in result["chosen"].items())
