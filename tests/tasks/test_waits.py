@@ -9,10 +9,12 @@ import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
 from record_ops import Waits
+from small_mae import mae_task
+from small_vit import fine_tuning, linear_probe
 from torch import nn
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import InMemory
+from uvit_decay.data.batches import Batch, InMemory
 from uvit_decay.diffusion.loss import diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction, training_times
@@ -54,6 +56,17 @@ def test_times_network_and_loss_do_not_wait_for_the_device(prediction, path):
     step()  # a path may copy tables, once
     with Waits() as waits:
         step()
+    assert waits.found == []
+
+
+@pytest.mark.parametrize("task", [mae_task(), fine_tuning(), linear_probe()], ids=["mae", "fine-tuning", "probe"])
+def test_masks_mixing_and_stochastic_depth_do_not_wait_for_the_device(task):
+    images = torch.empty(4, 1, 8, 8, device="meta")
+    batch = Batch(images, torch.empty(4, dtype=torch.int64, device="meta"), number=3, first=0, total=4)
+    task.net.to("meta")
+    task.loss(batch, "train")  # timm is imported, and seeds are drawn, once
+    with Waits() as waits:
+        task.loss(batch, "train").backward()
     assert waits.found == []
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from uvit_decay.data.augment import seeded
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.random import generator
 
 
 class Mixing:
@@ -39,8 +39,8 @@ class Mixing:
         # timm mixes image i with image b - 1 - i: this order makes them neighbours of the batch.
         order = torch.cat([torch.arange(0, count, 2), torch.arange(1, count, 2).flip(0)])
         there, back = order.to(device, non_blocking=True), order.argsort().to(device, non_blocking=True)
-        words = uniform("mix", self.seed, rows=torch.tensor([batch.number]), shape=(2,))[0] * 2**24
-        with seeded(words.long().tolist()):
+        word = generator("mix", self.seed, batch.number).initial_seed() % 2**32  # numpy takes 32 bits
+        with seeded((word, word)):
             images, targets = self.mix(batch.images[there], batch.labels[there])
         return images[back], targets[back]
 
