@@ -35,15 +35,15 @@ def history(folder):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Three epochs of 5 steps of digits, probed after each."""
+    """Three epochs of 2 steps of digits, probed after each."""
     folder = tmp_path_factory.mktemp("resnet")
-    fit(folder, probes(every_n_epochs=1), max_steps=15, task=classifier(), data=Digits(256), **VALIDATION)
+    fit(folder, probes(every_n_epochs=1), max_steps=6, task=classifier(), data=Digits(512), **VALIDATION)
     return folder
 
 
 def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
     lines = history(run)
-    assert [line["step"] for line in lines] == [5, 10, 15]
+    assert [line["step"] for line in lines] == [2, 4, 6]
     assert lines[-1]["metadata"]["watched"] == "avgpool"
     net, data = checkpoint.load(run / "checkpoints" / "last.ckpt", "ema").net, Digits()
     data.setup()
@@ -67,14 +67,14 @@ def test_epochs_are_counted_in_global_batches(tmp_path):
     """Two pieces a batch, every second epoch; a run that goes on in mid-epoch counts as one that was not stopped."""
 
     def data():
-        return Digits(256, device_batch_size=128)
+        return Digits(512, device_batch_size=256)
 
     stopped = tmp_path / "stopped"
-    fit(stopped, probes(every_n_epochs=2), StopAt(7), max_steps=25, task=classifier(), data=data())
-    assert [line["step"] for line in history(stopped)] == [7]
+    fit(stopped, probes(every_n_epochs=2), StopAt(3), max_steps=9, task=classifier(), data=data())
+    assert [line["step"] for line in history(stopped)] == [3]
     last = stopped / "checkpoints" / "last.ckpt"
-    fit(tmp_path / "rest", probes(every_n_epochs=2), max_steps=25, ckpt_path=last, task=classifier(), data=data())
-    assert [line["step"] for line in history(tmp_path / "rest")] == [7, 10, 20, 25]
+    fit(tmp_path / "rest", probes(every_n_epochs=2), max_steps=9, ckpt_path=last, task=classifier(), data=data())
+    assert [line["step"] for line in history(tmp_path / "rest")] == [3, 4, 8, 9]
 
 
 def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):

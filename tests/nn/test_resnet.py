@@ -30,7 +30,7 @@ def official(depth=8):
     return net
 
 
-def images(size=64, count=2):
+def images(size=40, count=2):
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(1)) * 2 - 1
 
 
@@ -48,10 +48,10 @@ def test_official_weights_load_and_give_the_same_logits(training):
     theirs.load_state_dict({name: value for name, value in net.state_dict().items() if name != "alphas"})
 
 
-@pytest.mark.parametrize("options", [{}, {"schedule": "cosine"}, {"index": "v2"}, {"schedule": "learnable"}])
+@pytest.mark.parametrize("options", [{"index": "v2"}, {"schedule": "learnable"}])
 def test_a_decayed_and_deeper_network_is_torchvisions_with_attached_decay(options):
-    theirs = official(depth=11).double()
-    net = ResNet(num_classes=1000, depth=11, alpha_min=0.7, pixels="unit", **options).double()
+    theirs = official(depth=9).double()
+    net = ResNet(num_classes=1000, depth=9, alpha_min=0.7, pixels="unit", **options).double()
     net.load_state_dict(theirs.state_dict())
     attached = decay.attach(theirs, 0.7, **options).double()
     x = images().double()
