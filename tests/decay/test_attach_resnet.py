@@ -9,95 +9,17 @@ import pytest
 import timm
 import torch
 from foreign_models import hooks
-from timm.layers import BlurPool2d
+from foreign_resnets import MODELS, edited, randomised, small_timm
 from timm.models.resnet import BasicBlock as TimmBasicBlock
-from timm.models.resnet import Bottleneck as TimmBottleneck
-from timm.models.resnet import ResNet as TimmResNet
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torchvision.models import resnet18
-from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from uvit_decay import decay
 from uvit_decay.runtime.errors import UserError
 
-
-def tv_branch(block, x):
-    out = block.bn1(block.conv1(x)).relu()
-    if isinstance(block, BasicBlock):
-        return block.bn2(block.conv2(out))
-    return block.bn3(block.conv3(block.bn2(block.conv2(out)).relu()))
-
-
-def timm_branch(block, x):
-    out = block.conv1(x)
-    if isinstance(block, TimmBottleneck):
-        out = block.conv3(block.aa(block.bn2(block.conv2(block.bn1(out).relu())).relu()))
-        out = block.bn3(out)
-    else:
-        out = block.bn2(block.conv2(block.aa(block.bn1(out).relu())))
-    out = out if block.se is None else block.se(out)
-    return out if block.drop_path is None else block.drop_path(out)
-
-
-def edited(model, x, alphas, betas=None):
-    """The forward of a ResNet of either library with relu(alpha * shortcut(x) + beta * f(x)), written out."""
-    timms = isinstance(model, TimmResNet)
-    branch = timm_branch if timms else tv_branch
-    x = model.maxpool(model.bn1(model.conv1(x)).relu())
-    blocks = [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
-    assert len(blocks) == len(alphas)
-    for block, alpha, beta in zip(blocks, alphas, betas or (1.0,) * len(alphas), strict=True):
-        shortcut = x if block.downsample is None else block.downsample(x)
-        x = (alpha * shortcut + beta * branch(block, x)).relu()
-    return model.forward_head(x) if timms else model.fc(model.avgpool(x).flatten(1))
-
-
-def randomised(model):
-    """The same with norms that differ from the identity, so that no branch is silent and running means matter."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.bias):
-                nn.init.normal_(tensor, 0.3, 0.3)
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 2)
-    return model
-
-
-class Small(nn.Module):
-    """torchvision's blocks in a network of 8 to 32 channels."""
-
-    def __init__(self, block: type[nn.Module]) -> None:
-        super().__init__()
-        self.conv1, self.bn1, self.maxpool = nn.Conv2d(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.MaxPool2d(2)
-        inside = 8
-        for i, (blocks, planes) in enumerate([(2, 8), (1, 16), (1, 16), (1, 32)], 1):
-            stage = []
-            for k in range(blocks):
-                outside, stride = planes * block.expansion, 1 if i == 1 or k else 2
-                projected = nn.Sequential(nn.Conv2d(inside, outside, 1, stride), nn.BatchNorm2d(outside))
-                stage.append(block(inside, planes, stride, projected if (inside, stride) != (outside, 1) else None))
-                inside = outside
-            setattr(self, f"layer{i}", nn.Sequential(*stage))
-        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(inside, 7)
-
-    def forward(self, x):
-        x = self.maxpool(self.bn1(self.conv1(x)).relu())
-        return self.fc(self.avgpool(self.layer4(self.layer3(self.layer2(self.layer1(x))))).flatten(1))
-
-
-def small_timm(block, **options):
-    return TimmResNet(block, (2, 1, 1, 1), num_classes=7, channels=(8, 16, 16, 32), **options)
-
-
-MODELS = {
-    "torchvision-basic": lambda: Small(BasicBlock),
-    "torchvision-bottleneck": lambda: Small(Bottleneck),
-    "timm-basic": lambda: small_timm(TimmBasicBlock),
-    "timm-bottleneck": lambda: small_timm(TimmBottleneck),
-    "timm-se-aa": lambda: small_timm(TimmBasicBlock, aa_layer=BlurPool2d, block_args={"attn_layer": "se"}),
-}
 SCHEDULES = {
     "linear": {"alpha_min": 0.7},
     "cosine": {"alpha_min": 0.7, "schedule": "cosine", "index": "v2"},

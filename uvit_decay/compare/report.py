@@ -41,11 +41,7 @@ def compare(
     if out.suffix not in FIGURES:
         raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
     check_writable(out)
-    resolved = [folder.resolve() for folder in runs]
-    for folder in runs:
-        if resolved.count(folder.resolve()) > 1:
-            raise UserError(f"{folder} is named twice")
-    loaded = [Run.read(folder) for folder in runs]
+    loaded = _read(runs)
     names, options = [by], [find_option(loaded, by)]
     if x not in TRAINING:
         names, options = [by, x], [*options, find_option(loaded, x, "--x")]
@@ -66,6 +62,15 @@ def compare(
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.csv').name}")
+
+
+def _read(folders: Sequence[Path]) -> list[Run]:
+    """Read the runs; raise a UserError if one is named twice."""
+    resolved = [folder.resolve() for folder in folders]
+    for folder in folders:
+        if resolved.count(folder.resolve()) > 1:
+            raise UserError(f"{folder} is named twice")
+    return [Run.read(folder) for folder in folders]
 
 
 def save_curves(path: Path, by: str, groups: Mapping[tuple[str, ...], Sequence[Run]], x: str, rank: Rank) -> None:
