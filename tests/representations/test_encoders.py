@@ -6,9 +6,13 @@ from conftest import tiny_net
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.nn.intermediates import Layer, pooled_features
-from uvit_decay.representations.options import TIMES, chosen_level
+from uvit_decay.nn.resnet import ResNet
+from uvit_decay.representations.options import TIMES, Visualization, chosen_level
+from uvit_decay.representations.patch_features import PatchFeatures
 from uvit_decay.representations.probing import SCORES, Prober, Probing, check_probed, probed_images
+from uvit_decay.representations.visualize import draw_patches
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 
@@ -90,3 +94,12 @@ def test_a_class_token_that_is_not_there_is_one_line(digits):
 def test_pools_of_bfloat16_tokens_are_float32():
     with torch.autocast("cpu", torch.bfloat16):
         assert pooled_features(Encoder(), torch.zeros(1, 1, 8, 8).bfloat16(), pool="cls").dtype == torch.float32
+
+
+def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):
+    net, images = ResNet(16, width=4, stem="cifar").eval(), open_images(str(image_dir), 3, 16)
+    features = PatchFeatures(net, None, images, CPU, 0.0, 0, 8, "resnet18")
+    assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 32)
+    options = Visualization(ckpt=tmp_path, images=str(image_dir), out=tmp_path / "a.png")
+    with pytest.raises(UserError, match="resnet18 has 1 patch tokens, no grid: draw tsne alone"):
+        draw_patches(options, features, {0: net.layers[0]}, None)

@@ -6,6 +6,7 @@ also learns a segmentation of attention values: their mIoU is not comparable wit
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,8 @@ def draw_patches(
     shown = [i for i in order if i in candidates][: options.num]
     truth = masks.read(shown, images.shape[1]) if masks else None
     states = torch.cat(list(features.states(shown, list(layers))), dim=1)
+    if math.isqrt(states.shape[2]) ** 2 != states.shape[2] or states.shape[2] < 4:
+        raise UserError(f"{features.title} has {states.shape[2]} patch tokens, no grid: draw tsne alone, --views tsne")
     names = [f"{i} {layer.name}" for i, layer in layers.items()]
     colours = _colours(features, list(layers), names, order[: options.fit]) if "pca" in options.views else []
     columns = {"image": _rgb(images.read(shown[:ROWS]))}
