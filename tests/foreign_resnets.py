@@ -85,3 +85,7 @@ MODELS = {
     "timm-bottleneck": lambda: small_timm(TimmBottleneck),
     "timm-se-aa": lambda: small_timm(TimmBasicBlock, aa_layer=BlurPool2d, block_args={"attn_layer": "se"}),
 }
+
+
+def blocks_of(model):
+    return sum(len(getattr(model, f"layer{i}")) for i in (1, 2, 3, 4))

@@ -9,7 +9,7 @@ import pytest
 import timm
 import torch
 from foreign_models import hooks
-from foreign_resnets import MODELS, edited, randomised, small_timm
+from foreign_resnets import MODELS, blocks_of, edited, randomised, small_timm
 from timm.models.resnet import BasicBlock as TimmBasicBlock
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -48,10 +48,6 @@ def assert_same(model, out, reference, expected, **close):
     torch.testing.assert_close(out, expected, **close)
     for got, wanted in zip(gradients(model, out), gradients(reference, expected), strict=True):
         torch.testing.assert_close(got, wanted, **close)
-
-
-def blocks_of(model):
-    return sum(len(getattr(model, f"layer{i}")) for i in (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
@@ -278,6 +274,21 @@ def test_wrong_names_are_refused(last, projection, message, x):
     decay.attach(model, 0.7, index="v2", pairs=pairs)
     with pytest.raises(UserError, match=message):
         model(x.float())
+
+
+def test_a_branch_that_ends_in_no_tensor_is_refused():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last, self.projection = nn.Linear(4, 4), nn.LSTM(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.last(self.first(x))[0] + self.projection(x)
+
+    block = Two()
+    decay.attach(block, 0.7, index="v2", pairs=[decay.Single("first", "last", "projection")])
+    with pytest.raises(UserError, match="'last' gives no tensor"):
+        block(torch.zeros(3, 4))
 
 
 def test_subclasses_with_another_forward_are_not_known():

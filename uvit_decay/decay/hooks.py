@@ -146,8 +146,10 @@ class HookedProjection(HookedBranches):
         super().register(model, weights, first)
         self.handles.append(model.get_submodule(self.last).register_forward_hook(self.scale, prepend=True))
 
-    def scale(self, module: nn.Module, args: tuple, out: Tensor) -> Tensor:
-        """Return beta f, and record its shape for `leave` (forward hook of the branch's last module)."""
+    def scale(self, module: nn.Module, args: tuple, out: object) -> Tensor:
+        """Return beta f, and record f, whose shape `leave` checks (forward hook of the branch's last module)."""
+        if not isinstance(out, Tensor):
+            raise UserError(f"{self.last!r} gives no tensor: check the names")
         self.state.v, beta = out, self.weights(self.first)[1]
         return out if beta == 1.0 else beta * out
 
