@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -201,3 +202,15 @@ def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, en
     data.class_names = ("0",)
     with pytest.raises(Exception, match="test images of two classes or more"):
         Classifying(Judged(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
+
+
+def test_raw_pixels_are_judged_as_a_baseline(pixels, tmp_path, monkeypatch, capsys):
+    options = ["--data", "digits", "--protocol", "knn,in100-linear", "--epochs", 3, "--out", "p.json"]
+    evaluate(monkeypatch, tmp_path, "classify", "--ckpt", "pixels:8x8x1", *options)
+    report = json.loads((tmp_path / "p.json").read_text())
+    features = replace(pixels, train=pixels.train * 2 - 1, test=pixels.test * 2 - 1)
+    expected = PROTOCOLS["knn"].judge(features, Classification()).values["test"]
+    assert report["protocols"]["knn"]["values"]["test"] == pytest.approx(expected, abs=0.005)
+    assert report["features"]["name"] == "pixels"
+    for size, message in (("8", "such as pixels:32x32x3"), ("16x16x1", "digits has 8x8x1, the network takes 16x16x1")):
+        assert message in refused(monkeypatch, tmp_path, capsys, "classify", "--ckpt", f"pixels:{size}", *options)

@@ -70,7 +70,9 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
         timm_vit("resnet18", file)
     state = weights(num_classes=0).state_dict()
     torch.save({name: value for name, value in state.items() if not name.startswith("norm.")}, tmp_path / "decayed.pth")
-    with pytest.raises(UserError, match=r"does not fit test_vit: it lacks norm.weight; a decayed network is imported"):
+    with pytest.raises(
+        UserError, match=r"does not fit test_vit: it lacks norm.weight; decayed and fine-tuned MAEs: python -m"
+    ):
         timm_vit(NAME, tmp_path / "decayed.pth")
     with pytest.raises(UserError, match=r"does not fit vit_tiny_patch16_224"):
         timm_vit("vit_tiny_patch16_224", file)

@@ -64,7 +64,7 @@ class Classifying:
 
     @property
     def pools(self) -> dict[ProtocolName, Pool]:
-        """How each protocol pools tokens."""
+        """Return the pool of each protocol."""
         return {name: self.options.pool or PROTOCOLS[name].pool for name in self.options.protocol}
 
     @property

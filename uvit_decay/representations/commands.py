@@ -35,7 +35,7 @@ def probe(
     """Linear probes, nearest neighbours, rank: every layer and noise level.
 
     Args:
-        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
+        ckpt: a .ckpt or .safetensors, timm's timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
@@ -85,7 +85,7 @@ def classify(
     """Published protocols on frozen features: linear, kNN, few-shot.
 
     Args:
-        ckpt: a .ckpt or .safetensors, or timm's timm:NAME or timm:NAME=FILE.
+        ckpt: a .ckpt or .safetensors, timm's timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; default: tf32 on CUDA GPUs, float32 elsewhere.

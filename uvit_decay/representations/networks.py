@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.sampling_options import LoadingOptions
 
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE
+PIXELS = "pixels:"  # pixels:32x32x3
 
 
 @dataclass(frozen=True)
@@ -43,28 +44,43 @@ class Judged:
 
     @property
     def is_encoder(self) -> bool:
-        """Whether it sees clean images."""
+        """Return whether it sees clean images."""
         return self.path is None
 
 
 def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
-    """Load a checkpoint, or timm's vision transformer timm:NAME or timm:NAME=FILE; see `timm_vit`."""
-    if not str(ckpt).startswith(TIMM):
-        from uvit_decay import checkpoint
-
-        found = checkpoint.load(ckpt, loading.weights, loading.trust)
-        about = {"checkpoint": str(ckpt), "step": found.step, "weights": found.weights}
-        name = f"{ckpt.stem}-step{found.step}-{found.weights}"
-        return Judged(found.net, name, ckpt.name, about, found.path, found.data, found.latents)
+    """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3."""
+    name = str(ckpt)
+    if not name.startswith((TIMM, PIXELS)):
+        return _checkpoint(ckpt, loading)
     if loading.weights is not None:
-        raise UserError(f"--weights are of checkpoints of this project, {ckpt} has one set")
+        raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
+    return _timm(name) if name.startswith(TIMM) else _pixels(name)
+
+
+def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
+    from uvit_decay import checkpoint
+
+    found = checkpoint.load(path, loading.weights, loading.trust)
+    about = {"checkpoint": str(path), "step": found.step, "weights": found.weights}
+    name = f"{path.stem}-step{found.step}-{found.weights}"
+    return Judged(found.net, name, path.name, about, found.path, found.data, found.latents)
+
+
+def _timm(ckpt: str) -> Judged:
     from uvit_decay.representations.timm_model import timm_vit
     from uvit_decay.runtime.files import at_home
 
-    name, _, file = str(ckpt).removeprefix(TIMM).partition("=")
+    name, _, file = ckpt.removeprefix(TIMM).partition("=")
     net = timm_vit(name, at_home(file) if file else None)
-    about = {"checkpoint": str(ckpt), "weights": file or "pretrained", "model": f"timm {name}"}
+    about = {"checkpoint": ckpt, "weights": file or "pretrained", "model": f"timm {name}"}
     return Judged(net, f"{name}-{Path(file).stem}" if file else name, name, about)
+
+
+def _pixels(ckpt: str) -> Judged:
+    from uvit_decay.representations.pixels import Pixels
+
+    return Judged(Pixels(ckpt.removeprefix(PIXELS)), "pixels", "raw pixels", {"checkpoint": ckpt, "weights": "none"})
 
 
 def open_judging_data(judged: Judged, data: str | None, test: str | None) -> ImageData:

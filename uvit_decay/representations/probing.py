@@ -157,12 +157,13 @@ class Grid:
             file.write(self._table().encode())
         if metadata is not None:
             write_json(folder / "probes.json", {"best": self.summary(), "protocol": {**self.protocol, **metadata}})
+        clean = self.times == (0.0,)
         heat_map(
             folder / "probes.png",
             100 * self.scores["test_accuracy"].T,
             rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
-            columns=[f"{t:g}" for t in self.times] if self.times != (0.0,) else ["clean images"],
-            labels=("noise level t" if self.times != (0.0,) else "", "features after"),
+            columns=["clean images"] if clean else [f"{t:g}" for t in self.times],
+            labels=("" if clean else "noise level t", "features after"),
             title=title,
             marked=self.best()[::-1],
         )

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # slow to import
 OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
 MAPS = ("model", "state_dict")  # where training files keep the weights
 
+IMPORT = "decayed and fine-tuned MAEs: python -m uvit_decay.checkpoint import"
+
 
 class TimmViT(nn.Module):
     """A timm VisionTransformer, which takes images of [-1, 1], as all networks here, and yields its token states.
@@ -105,4 +107,4 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     with explained(f"{file} does not fit {name}", RuntimeError, KeyError, ValueError, AttributeError):
         missing, unexpected = model.load_state_dict(checkpoint_filter_fn(state, model), strict=False)
     for key, problem in [*((key, "lacks") for key in missing), *((key, "has also") for key in unexpected)]:
-        raise UserError(f"{file} does not fit {name}: it {problem} {key}; a decayed network is imported, see docs")
+        raise UserError(f"{file} does not fit {name}: it {problem} {key}; {IMPORT}")
