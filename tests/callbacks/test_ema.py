@@ -4,11 +4,13 @@ import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from small_vit import linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import ClassifyTask
 
 
 class Weights(Callback):
@@ -120,6 +122,15 @@ def test_accumulated_gradients_count_as_one_update(tmp_path):
     ema = EMA(0.9)
     tiny_trainer(tmp_path, ema, max_steps=5).fit(tiny_task(), Digits(32, device_batch_size=16))
     assert ema.updates == 5
+
+
+def test_weights_below_batch_norms_are_not_averaged_but_those_of_a_probe_are(tmp_path):
+    trained = ClassifyTask(small_vit(batch_norm=True))
+    with pytest.raises(UserError, match="the running statistics of batch norms would not be those of the average"):
+        tiny_trainer(tmp_path, EMA(0.9), max_steps=1).fit(trained, Digits(32))
+    ema = EMA(0.9)
+    tiny_trainer(tmp_path, ema, max_steps=1).fit(linear_probe(), Digits(32))
+    assert ema.updates == 1
 
 
 def test_buffers_and_data_types_are_left_alone(tmp_path):

@@ -150,6 +150,7 @@ def test_under_autocast_the_residual_stream_of_the_decoder_stays_float32():
         (dict(channels=1), "pixels unit"),
         (dict(image_size=9), "patch_size"),
         (dict(decoder_depth=0), "decoder_depth"),
+        (dict(patch_size=1, channels=1, pixels="unit"), "patches of a single value have no variance"),
     ],
 )
 def test_networks_that_cannot_be_are_refused(options, message):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import same, state, tiny_trainer, train
+from conftest import same, state, tiny_net, tiny_trainer, train
 from lightning.pytorch import Callback
 from runs import fit
 from small_vit import fine_tuning, linear_probe, small_vit
@@ -62,6 +62,18 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, make, step, cap
     assert f"last: {rest_task.last}\nbest: {rest_task.best}, chosen on the test images" in caplog.text
     assert whole_task.best.top1 >= whole_task.last.top1 > 0.05
     assert (whole_task.last.epoch, whole_task.last.step) == (2, 48)
+
+
+def test_a_resumed_resnet_has_the_running_statistics_of_the_run_that_was_not_stopped(tmp_path):
+    def part(name, *callbacks, **options):
+        task = ClassifyTask(small_resnet())
+        tiny_trainer(tmp_path / name, *callbacks, max_steps=6).fit(task, Digits(32), **options)
+        return state(task)
+
+    whole = part("whole", LastCheckpoint(keep_every_n_steps=3))
+    rest = part("rest", ckpt_path=tmp_path / "whole" / "checkpoints" / "step_00000003.ckpt")
+    assert same(rest, whole)
+    assert whole["net.bn1.num_batches_tracked"] == 6
 
 
 def test_the_best_of_two_equal_results_is_the_first(tmp_path):
@@ -155,6 +167,7 @@ def test_a_checkpoint_is_of_a_classifier_and_knows_its_classes(tmp_path):
     [
         (lambda: ClassifyTask(small_vit(num_classes=1)), "needs two classes or more, the network has 1"),
         (lambda: ClassifyTask(small_vit(num_classes=0)), "needs two classes or more, the network has 0"),
+        (lambda: ClassifyTask(tiny_net(num_classes=10)), "a UViT is no classifier: set --model.net to a ViT or a ResN"),
         (lambda: ClassifyTask(small_vit(), drop_path=1.0), r"shares lie in \[0, 1\)"),
         (lambda: ClassifyTask(small_vit(), label_smoothing=-0.1), r"shares lie in \[0, 1\)"),
         (lambda: ClassifyTask(small_vit(), mixup=-1.0), "are not negative"),

@@ -19,9 +19,9 @@ class Epochs(Callback):
         self.ends.append(trainer.global_step)
 
 
-def run(folder, ckpt_path=None, max_steps=-1, device_batch_size=None):
+def run(folder, ckpt_path=None, max_steps=-1, device_batch_size=None, **options):
     task, losses, epochs = tiny_task(), Losses(), Epochs()
-    trainer = tiny_trainer(folder, losses, epochs, max_steps=max_steps, max_epochs=3)
+    trainer = tiny_trainer(folder, losses, epochs, max_steps=max_steps, max_epochs=3, **options)
     trainer.fit(task, Digits(32, device_batch_size), ckpt_path=ckpt_path)
     return losses.values, state(task), trainer.global_step, epochs.ends, folder / "checkpoints" / "last.ckpt"
 
@@ -47,3 +47,8 @@ def test_it_may_go_on_in_other_pieces(whole, tmp_path):
     stopped = run(tmp_path / "stopped", max_steps=30)[-1]
     _, _, step, ends, _ = run(tmp_path / "rest", stopped, device_batch_size=16)
     assert (step, ends) == (3 * EPOCH, whole[3])
+
+
+def test_without_training_batches_nothing_is_trained(tmp_path):
+    stopped = run(tmp_path / "stopped", max_steps=2)[-1]
+    assert run(tmp_path / "rest", stopped, limit_train_batches=0)[0] == []

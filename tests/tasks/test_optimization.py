@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import Losses, same, state, tiny_net, tiny_trainer
 from runs import StopAt
+from small_mae import small_mae
 from torch import nn
 
 from uvit_decay.callbacks import LastCheckpoint
@@ -66,6 +67,13 @@ def test_weight_decay_is_on_the_parameters_that_are_named(decay_on, without):
     decays = of_each(Net(), Optimization(weight_decay=0.05, decay_on=decay_on))
     assert {name for name, (_, decay) in decays.items() if decay == 0.0} == without
     assert {decay for _, decay in decays.values()} <= {0.0, 0.05}
+
+
+@pytest.mark.parametrize("decay_on", ["all", "matrices", "layers"])
+def test_learned_alphas_have_weight_decay(decay_on):
+    """App. A.4 of the paper: no regularisation of them "beyond standard weight decay"."""
+    net = small_mae(schedule="learnable")
+    assert of_each(net, Optimization(weight_decay=0.05, decay_on=decay_on))["alphas"][1] == 0.05
 
 
 def test_a_network_without_layers_has_no_layer_decay():

@@ -10,11 +10,13 @@ from gloo import lightning_rank, on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt, fit
+from small_vit import small_vit
 
 from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
+from uvit_decay.nn import ResNet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.sharding import spare_copies
 
@@ -126,6 +128,8 @@ def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
         (lambda: tiny_task(tiny_net(num_classes=7)), "the data have num_classes 10, the network 7"),
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
         (lambda: tiny_task(lr=-1.0), "lr must be positive"),
+        (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),
+        (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "a ResNet takes no noise levels"),
         (lambda: tiny_task(label_dropout=1.5), "label_dropout is a share"),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
         (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),

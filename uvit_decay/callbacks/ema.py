@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import check_finite
@@ -30,6 +31,9 @@ class EMA(Callback):
     Args:
         decay: the final decay, in [0, 1).
         ramp: let the decay rise from 0.1; without it the average is that of the official U-ViT.
+
+    Raises:
+        UserError: a decay out of range; in fit, a network with batch norms whose input depends on trained weights.
     """
 
     def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
@@ -42,6 +46,11 @@ class EMA(Callback):
         self._raw: list[Tensor] | None = None
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        if _trains_below_batch_norm(task.net):
+            raise UserError(
+                "EMA averages weights, and the running statistics of batch norms would not be those of the average: "
+                "leave out the callback EMA for this network"
+            )
         parameters = dict(task.net.named_parameters())
         if not self.shadow:
             self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
@@ -105,6 +114,16 @@ class EMA(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.shadow, self.updates = state["shadow"], state["updates"]
+
+
+def _trains_below_batch_norm(net: nn.Module) -> bool:
+    """Return whether a batch norm follows on trained parameters, in the order in which the modules are registered."""
+    trained = False
+    for module in net.modules():
+        if trained and isinstance(module, _BatchNorm):
+            return True
+        trained |= any(parameter.requires_grad for parameter in module.parameters(recurse=False))
+    return False
 
 
 def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:

@@ -253,6 +253,8 @@ def _decoder_options(
 def _check_decoder(config: Mapping[str, Any]) -> None:
     check_whole(1, 2**16, decoder_dim=config["decoder_dim"], decoder_heads=config["decoder_heads"])
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
+    if config["norm_pix"] and config["patch_size"] ** 2 * config["channels"] == 1:
+        raise UserError("patches of a single value have no variance to normalise: set norm_pix false")
     if config["decoder_input"] not in get_args(DecoderInput):
         known = " or ".join(get_args(DecoderInput))
         raise UserError(f"decoder_input must be {known}, got {config['decoder_input']!r}")

@@ -19,7 +19,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.tasks.base import Optimization, Task
-from uvit_decay.tasks.initial import head_module, start_from
+from uvit_decay.tasks.initial import Classifier, head_module, start_from
 from uvit_decay.tasks.mixing import Mixing, check_pairs
 
 SCORES = "scores"  # key in the checkpoint
@@ -90,6 +90,8 @@ class ClassifyTask(Task):
         super().__init__(net, optim, compile, seed)
         if net.num_classes < 2:
             raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
+        if not isinstance(net, Classifier):
+            raise UserError(f"a {type(net).__name__} is no classifier: set --model.net to a ViT or a ResNet")
         shares = {"drop_path": drop_path, "label_smoothing": label_smoothing}
         if not (all(0 <= share < 1 for share in shares.values()) and 0 <= switch_prob <= 1):
             raise UserError(f"shares lie in [0, 1), switch_prob in [0, 1]; got {shares}, switch_prob {switch_prob}")

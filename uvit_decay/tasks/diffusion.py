@@ -13,6 +13,8 @@ from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_tim
 from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.nn.resnet import ResNet
+from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
@@ -47,6 +49,8 @@ class DiffusionTask(Task):
         seed: int = 0,
     ) -> None:
         super().__init__(net, optim, compile, seed)
+        if isinstance(net, Encoder | ResNet):
+            raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if not 0.0 <= label_dropout <= 1.0:
             raise UserError(f"label_dropout is a share in [0, 1], got {label_dropout}")
         if net.num_classes and label_dropout and not net.null_label:

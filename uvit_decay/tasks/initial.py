@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -15,7 +16,14 @@ from uvit_decay.runtime.errors import UserError
 # Arguments of networks that their encoders share; image_size, num_classes and the norm before the head may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
 SHARED += ("alpha_min", "schedule", "granularity", "index", "branches")
-NORMS = ("norm", "fc_norm")  # between encoder and head: new ones are near the identity
+NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
+
+
+@runtime_checkable
+class Classifier(Protocol):
+    """Network that ends in a linear layer."""
+
+    linear_head: nn.Linear
 
 
 def start_from(net: nn.Module, file: Path) -> str:
@@ -35,11 +43,11 @@ def start_from(net: nn.Module, file: Path) -> str:
     _check_architecture(stored, net)
     own, head = net.state_dict(), head_module(net)
     taken = {name: v for name, v in stored.state.items() if name in own and name.partition(".")[0] != head}
-    if "pos_embed" in taken:
-        side = math.isqrt(own["pos_embed"].shape[1] - net.num_prefix_tokens)
-        taken["pos_embed"] = resized_positions(taken["pos_embed"].float(), net.num_prefix_tokens, side)
     new = [name for name in own if name not in taken and name not in ("alphas", "betas")]
     absent = [name for name in new if name.partition(".")[0] not in (head, *NORMS)]
+    if "pos_embed" in taken and not absent:
+        side = math.isqrt(own["pos_embed"].shape[1] - net.num_prefix_tokens)
+        taken["pos_embed"] = resized_positions(taken["pos_embed"].float(), net.num_prefix_tokens, side)
     wrong = [name for name, value in taken.items() if value.shape != own[name].shape]
     if absent or wrong:
         kind = stored.card.net.class_path.rpartition(".")[2]

@@ -45,7 +45,7 @@ class Optimization:
         momentum: of LARS and SGD, in (0, 1).
         decay_on: parameters with weight decay: `all`, as in U-ViT's code; `matrices`, not biases and 1-D tensors (MAE's
             pre-training); `layers`, the matrices apart from class token and positions (MAE's fine-tuning). LARS never
-            decays 1-D tensors.
+            decays 1-D tensors. Learned alphas are in all three ("standard weight decay", App. A.4 of the paper).
         layer_decay: factor of the learning rate from a layer to the one before it, in (0, 1]; a parameter of layer i,
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
@@ -120,7 +120,7 @@ class Optimization:
         ]
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
-        if self.decay_on == "all":
+        if self.decay_on == "all" or name == "alphas":
             return True
         embedding = name.rpartition(".")[2] in EMBEDDINGS
         return parameter.ndim > 1 and not (self.decay_on == "layers" and embedding)

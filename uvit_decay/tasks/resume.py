@@ -128,11 +128,11 @@ def recount(loop: dict[str, Any], epoch: int, pieces: int) -> None:
 
     Args:
         loop: state of the loop, which is changed.
-        epoch: global batches of an epoch of this run.
+        epoch: global batches of an epoch of this run; with 0 there is no place.
         pieces: pieces of a global batch in this run.
     """
     done = loop["state_dict"]["combined_loader"][0]["start"]
-    if not done:
+    if not (done and epoch):
         return
     whole, last = divmod(done - 1, epoch)
     for counts in loop["epoch_progress"].values():

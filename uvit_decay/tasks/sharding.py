@@ -28,7 +28,8 @@ from uvit_decay.nn.intermediates import HasIntermediates
 def spare_copies() -> None:
     """Make `ddp`, and `auto` on several devices, skip needless copies.
 
-    Buffers, which are constant here, are not broadcast at each step; gradients are views of the communication buckets.
+    Buffers are not broadcast at each step: they are constant, or statistics of batch norms, which `ClassifyTask`
+    averages. Gradients are views of the communication buckets.
     """
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
