@@ -80,6 +80,14 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
         timm_vit(NAME, tmp_path / "nothing.pth")
 
 
+def test_weights_that_cannot_be_fetched_and_tags_that_are_not_there_are_one_line():
+    """The tests are offline."""
+    with pytest.raises(UserError, match=r"weights of timm vit_tiny_patch16_224.*or name a file: =FILE"):
+        timm_vit("vit_tiny_patch16_224")
+    with pytest.raises(UserError, match="timm vit_tiny_patch16_224.nothing"):
+        timm_vit("vit_tiny_patch16_224.nothing")
+
+
 def test_a_timm_model_is_probed(file, image_dir, tmp_path, monkeypatch, capsys):
     options = ["--data", image_dir, "--test", image_dir, "--layers", "3,6", "--neighbours", 3, "--pool", "cls"]
     evaluate(monkeypatch, tmp_path, "probe", "--ckpt", f"timm:{NAME}={file}", *options)

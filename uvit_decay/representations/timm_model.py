@@ -75,9 +75,8 @@ def timm_vit(name: str, file: Path | None = None) -> TimmViT:
     import timm
     from timm.models.vision_transformer import VisionTransformer
 
-    known = f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) lists those with weights"
     if not timm.is_model(name):
-        raise UserError(known)
+        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
     with explained(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
