@@ -153,7 +153,7 @@ class AugmentedImages(Images):
             room = self.memory_gb * 2**30 / (len(chosen) * self.channels)
             side = common_side(listing, chosen, math.isqrt(int(room)))
         if side is None:
-            rank_zero_info(f"{len(chosen)} training images are decoded for every batch")
+            rank_zero_info(f"{len(chosen)} training images are decoded whenever they are read")
             return Streamed(listing, chosen, self.image_size, self.channels, self.crop)
         images = read(listing, side, self.channels, chosen, exact=True)
         return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.crop)

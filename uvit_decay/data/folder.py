@@ -125,5 +125,5 @@ class Images(ImageData):
         if size <= self.memory_gb * 2**30:
             images = read(listing, self.image_size, self.channels, chosen, crop=self.crop)
             return InMemory(images, torch.tensor(listing.labels)[chosen])
-        rank_zero_info(f"{len(chosen)} images are read from disk at every epoch ({size / 2**30:.1f} GiB)")
+        rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)
