@@ -44,8 +44,7 @@ class ClassifyTask(Task):
     """Training of a classifier net(x) -> logits by cross-entropy.
 
     Logs val/loss, val/top1 and val/top5 of all test images, each once, and the best top-1 so far with its epoch; says
-    the last and the best result at the end. The best one is chosen on the test images: report the last. A run that
-    resumes does not know the result of its checkpoint's own step, which is measured after the checkpoint is saved.
+    the last and the best result at the end. The best one is chosen on the test images: report the last.
 
     Args:
         net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
@@ -162,6 +161,26 @@ class ClassifyTask(Task):
         rates = torch.linspace(0, self.drop_path, depth, device=batch.images.device).repeat_interleave(2)
         kept = uniform("drop path", self.seed, rows=batch.rows, shape=(2 * depth,)) >= rates
         return (kept / (1 - rates)).T
+
+    def on_train_start(self) -> None:
+        """Measure the checkpoint of a resumed run if that was due at its step: it is saved before it is measured."""
+        super().on_train_start()
+        known = self.last.step if self.last else 0
+        if self.trainer.enable_validation and known < self.trainer.global_step and self._due():
+            loop = self.trainer.fit_loop.epoch_loop.val_loop
+            loop.restarting = False
+            self.trainer.validating = True
+            loop.run()
+            self.trainer.training = True
+
+    def _due(self) -> bool:
+        """Return whether the run is validated after the present step."""
+        trainer = self.trainer
+        pieces = trainer.global_step * trainer.accumulate_grad_batches
+        if trainer.check_val_every_n_epoch is None:
+            return pieces % trainer.val_check_batch == 0
+        epochs, rest = divmod(pieces - 1, trainer.num_training_batches)
+        return (epochs + 1) % trainer.check_val_every_n_epoch == 0 and (rest + 1) % trainer.val_check_batch == 0
 
     def on_validation_epoch_start(self) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self.device)
