@@ -154,6 +154,15 @@ def test_branches_are_dropped_more_often_the_deeper_they_are_and_per_image():
     assert torch.equal(half, whole[:, :2000])
 
 
+def test_branches_are_dropped_in_training_only():
+    task, part = ClassifyTask(small_vit(), drop_path=0.5), batch()
+    kept, every = task.kept(part), torch.ones(4, 8)
+    assert (kept == 0).any()
+    for stage, factors in (("train", kept), ("val", every)):
+        expected = torch.nn.functional.cross_entropy(task.net(part.images, factors), part.labels)
+        assert torch.equal(task.loss(part, stage), expected)
+
+
 def test_a_checkpoint_is_of_a_classifier_and_knows_its_classes(tmp_path):
     fit(tmp_path, max_steps=2, task=fine_tuning())
     loaded = load(tmp_path / "checkpoints" / "last.ckpt")

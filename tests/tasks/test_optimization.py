@@ -147,13 +147,30 @@ def test_the_rate_of_a_run_follows_from_its_batch_and_its_epochs(tmp_path, caplo
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 4.4)
 
 
-def test_the_state_of_another_optimizer_is_refused(tmp_path):
+def test_a_cosine_ends_at_the_least_rate(tmp_path):
+    optim = Optimization(1e-3, warmup_steps=1, schedule="cosine", min_lr=1e-5, decay_on="matrices")
+    _, _, trainer = run(tmp_path, optim, max_steps=3)
+    assert [group["lr"] for group in trainer.optimizers[0].param_groups] == pytest.approx([1e-5, 1e-5])
+
+
+@pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
+def test_the_optimizer_has_the_settings(name):
+    optim = Optimization(optimizer=name, momentum=0.5, betas=(0.8, 0.7), weight_decay=0.1)
+    (group,) = optim.build(Net(), 0.3, fused=False).param_groups
+    assert (group["lr"], group["weight_decay"]) == (0.3, 0.1)
+    assert group["betas"] == (0.8, 0.7) if name == "adamw" else group["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flag", "stored", "ours"), [("optimizer", "sgd", "lars"), ("decay_on", "layers", "all"), ("layer_decay", 0.5, 1.0)]
+)
+def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, stored, ours):
     run(tmp_path / "a", OPTIMIZERS["sgd"], max_steps=2)
     path = tmp_path / "a" / "checkpoints" / "last.ckpt"
     contents = torch.load(path, weights_only=True)
-    contents["settings"] = {"model.optim.optimizer": "sgd"}
+    contents["settings"] = {"model.optim.optimizer": "lars", f"model.optim.{flag}": stored}
     torch.save(contents, path)
-    expected = "was trained with model.optim.optimizer sgd, this run has lars: set --model.optim.optimizer sgd"
+    expected = f"was trained with model.optim.{flag} {stored}, this run has {ours}: set --model.optim.{flag} {stored}"
     with pytest.raises(UserError, match=expected):
         run(tmp_path / "b", OPTIMIZERS["lars"], max_steps=3, ckpt_path=path)
 
