@@ -12,6 +12,8 @@ from gloo import on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt
+from small_mae import mae_task
+from small_vit import fine_tuning
 
 from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LinearProbes, Preview
@@ -41,6 +43,8 @@ VARIANTS = {
         {"device_batch_size": 8, "gradient_clip_val": 0.05},
     ),
     "sit-bf16": ([partial(sit_task, checkpointing=True)], {"precision": "bf16-mixed"}),
+    "mae": ([mae_task], {"precision": "bf16-mixed"}),
+    "fine-tuning": ([fine_tuning], {}),
     "sit-compiled": ([partial(sit_task, 2, "aot_eager"), partial(sit_task, 2)], {}),
 }
 
