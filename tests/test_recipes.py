@@ -73,7 +73,7 @@ def test_protocols_of_the_classifiers_are_those_of_mae():
     task = finetune["model"]["init_args"]
     assert [task[name] for name in ("drop_path", "mixup", "cutmix", "label_smoothing")] == [0.1, 0.8, 1.0, 0.1]
     assert linear["model"]["init_args"]["frozen"]
-    assert data[0]["augment"] == {"crop_scale": [0.08, 1.0]}
+    assert data[0]["augment"] == {"crop_scale": [0.08, 1.0], "crop_clip": True}
     assert data[1]["augment"] == {"crop_scale": [0.08, 1.0], "rand_augment": "rand-m9-mstd0.5-inc1", "erase": 0.25}
 
 

@@ -45,6 +45,23 @@ def test_boxes_are_those_of_torchvision(monkeypatch, height, width):
         assert tuple(Draw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
 
 
+@pytest.mark.parametrize(("height", "width"), [(400, 500), (32, 32), (40, 400)])
+def test_clipped_boxes_are_those_of_the_linear_probe_of_mae(height, width):
+    """A single draw, as in its code: the box is cut to the image, then placed."""
+    augment, clipped = Augment((0.08, 1.0), crop_clip=True), 0
+    for seed in range(50):
+        attempts = np.random.default_rng(seed).random((10, 4))
+        area, aspect, top, left = attempts[0]
+        area = height * width * (0.08 + 0.92 * area)
+        ratio = math.exp(math.log(3 / 4) + (math.log(4 / 3) - math.log(3 / 4)) * aspect)
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        clipped += w > width or h > height
+        w, h = min(w, width), min(h, height)
+        expected = int(top * (height - h + 1)), int(left * (width - w + 1)), h, w
+        assert tuple(Draw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == expected
+    assert clipped
+
+
 def test_a_row_draws_the_same_in_any_batch():
     rows, augment = torch.arange(100, 140), Augment()
     whole = augment.draws(3, rows)

@@ -41,6 +41,8 @@ class Augment:
         flip: mirror half of the images.
         rand_augment: timm's name of a RandAugment, such as `rand-m9-mstd0.5-inc1` for fine-tuning; null for none.
         erase: share of images, in [0, 1], of which a rectangle is replaced by noise, one number a channel and pixel.
+        crop_clip: a crop that does not fit into the image is clipped, as in MAE's linear probe; otherwise another one
+            is drawn, up to ten times, as torchvision does.
     """
 
     crop_scale: tuple[float, float] = (0.2, 1.0)
@@ -48,6 +50,7 @@ class Augment:
     flip: bool = True
     rand_augment: str | None = None
     erase: float = 0.0
+    crop_clip: bool = False
 
     def __post_init__(self) -> None:
         low, high = self.crop_scale
@@ -84,12 +87,15 @@ class Draw(NamedTuple):
         return self.augment.flip and self.mirrored
 
     def box(self, height: int, width: int) -> Box:
-        """Return the crop of an image of this size: `RandomResizedCrop.get_params` of torchvision.
+        """Return the crop of an image of this size: `RandomResizedCrop.get_params` of torchvision, or of MAE's code.
 
         Without a box that fits, it is the largest one at the centre whose ratio is allowed.
         """
-        ratio = self.augment.crop_ratio
-        box = _first_fitting(self.attempts, self.augment.crop_scale, ratio, height, width)
+        scale, ratio = self.augment.crop_scale, self.augment.crop_ratio
+        if self.augment.crop_clip:
+            h, w = _size(self.attempts[0], scale, ratio, height * width)
+            return _placed(self.attempts[0], max(1, min(h, height)), max(1, min(w, width)), height, width)
+        box = _first_fitting(self.attempts, scale, ratio, height, width)
         if box is not None:
             return box
         w, h = width, height
@@ -112,14 +118,26 @@ def _first_fitting(
 
     An attempt is four numbers in [0, 1): share of the area, logarithm of the ratio, place from the top and the left.
     """
-    low, high = math.log(ratio[0]), math.log(ratio[1])
-    for share, aspect, y, x in attempts:
-        area = height * width * (scale[0] + (scale[1] - scale[0]) * share)
-        wide = math.exp(low + (high - low) * aspect)
-        w, h = round(math.sqrt(area * wide)), round(math.sqrt(area / wide))
+    for attempt in attempts:
+        h, w = _size(attempt, scale, ratio, height * width)
         if 0 < w <= width - smaller and 0 < h <= height - smaller:
-            return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w)
+            return _placed(attempt, h, w, height, width)
     return None
+
+
+def _size(
+    attempt: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float], pixels: int
+) -> tuple[int, int]:
+    """Return height and width of the box of an attempt in an image of so many pixels."""
+    low, high = math.log(ratio[0]), math.log(ratio[1])
+    area = pixels * (scale[0] + (scale[1] - scale[0]) * attempt[0])
+    wide = math.exp(low + (high - low) * attempt[1])
+    return round(math.sqrt(area / wide)), round(math.sqrt(area * wide))
+
+
+def _placed(attempt: Sequence[float], h: int, w: int, height: int, width: int) -> Box:
+    """Return the box of height h and width w at the place of an attempt, in an image that it fits into."""
+    return Box(int(attempt[2] * (height - h + 1)), int(attempt[3] * (width - w + 1)), h, w)
 
 
 @cache

@@ -101,11 +101,11 @@ class Cached(InMemory):
 class AugmentedImages(Images):
     """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
 
-    The crop is torchvision's RandomResizedCrop, bicubic. Training images are decoded from their files for every batch,
-    in `num_workers` processes; if all are squares of one size that fit in `memory_gb`, such as CIFAR's, they are read
-    once and cropped in batches on the device (not with RandAugment, which is made of PIL's operations). All changes are
-    functions of the seed and of the position in training. Test images, and training images that probes read, have the
-    test crop.
+    The crop is torchvision's RandomResizedCrop or MAE's, bicubic. Training images are decoded from their files for
+    every batch, in `num_workers` processes; if all are squares of one size that fit in `memory_gb`, such as CIFAR's,
+    they are read once and cropped in batches on the device (not with RandAugment, which is made of PIL's operations).
+    All changes are functions of the seed and of the position in training. Test images, and training images that probes
+    read, have the test crop.
 
     Args:
         path: folder, zip or tar of the training images.
