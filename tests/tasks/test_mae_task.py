@@ -12,6 +12,7 @@ from small_mae import mae_task, small_mae
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
+from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 
@@ -158,7 +159,9 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
             monkeypatch, tmp_path, "fit", "--config=mae.yaml", "--model.mask_ratio=0.5", "--data.device_batch_size=16"
         )
     path = "runs/mae/version_0/checkpoints/last.ckpt"
-    assert f"judge its features: python evaluate.py probe --ckpt {path}" in caplog.text
+    config = "runs/mae/version_0/config.yaml"
+    assert f"judge its features: python evaluate.py probe --ckpt {path} --data {config}" in caplog.text
+    assert open_data(str(tmp_path / config), None, 8, 1, clean=True).name == "digits"
     caplog.clear()
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", "--config=mae.yaml", f"--ckpt_path={path}", "--trainer.max_epochs=2")

@@ -23,7 +23,7 @@ from uvit_decay.tasks.base import Task
 
 LARGEST = 2**30  # bytes of metrics.csv
 CONTENTS = {
-    "checkpoints/last.ckpt": "the checkpoint (raw and EMA weights)",
+    "checkpoints/last.ckpt": "the checkpoint: weights, and all that resuming needs",
     "config.yaml": "the whole configuration",
     METRICS: "all logged numbers, also as TensorBoard events",
     "samples.png": "samples",
@@ -174,13 +174,17 @@ class Summary(Callback):
         lines += [f"  {name:22} {what}" for name, what in CONTENTS.items() if (folder / name).exists()]
         checkpoint = folder / "checkpoints" / "last.ckpt"
         if checkpoint.exists():
-            use = (
-                "judge its features: python evaluate.py probe"
-                if task.path is None
-                else "sample from it: python sample.py"
-            )
-            lines += [f"{use} --ckpt {checkpoint}"]
+            lines += [_use(folder, checkpoint, task)]
         rank_zero_info("\n".join(lines))
+
+
+def _use(folder: Path, checkpoint: Path, task: Task) -> str:
+    """Return a command that uses a run's checkpoint, with the images of its configuration where it needs some."""
+    if task.path is not None:
+        return f"sample from it: python sample.py --ckpt {checkpoint}"
+    config = folder / "config.yaml"
+    data = f" --data {config}" if config.exists() else ""
+    return f"judge its features: python evaluate.py probe --ckpt {checkpoint}{data}"
 
 
 class CPUThreads(Callback):

@@ -57,8 +57,8 @@ def probe(
         check_probed(judged.net, judged.path, images, probing)
         device = pick_device(loading.device, processes.local_rank)
         precision = chosen_precision(precision, device)
-        name = f"{judged.name}-{images.name}"
-        out = out or Path("probes") / (name if precision == "float32" else f"{name}-{precision}")
+        unusual = [kind for kind, usual in ((probing.pool, "mean"), (precision, "float32")) if kind != usual]
+        out = out or Path("probes") / "-".join([judged.name, images.name, *unusual])
         check_writable(out, folder=True)
         about = {**judged.about, "pictures": picture_protocol(images)}
         with claimed(out, processes.is_main):

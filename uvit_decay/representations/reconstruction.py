@@ -49,7 +49,9 @@ class Reconstructor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, MAE):
-            raise UserError(f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images")
+            files = "official files named *_full and mae_visualize_* have one"
+            what = f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images"
+            raise UserError(f"{what} ({files})")
         visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()
