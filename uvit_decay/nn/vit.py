@@ -93,8 +93,8 @@ class ViT(Encoder):
         mlp_ratio: hidden width of the MLPs over d.
         num_classes: K classes of the linear head; 0 is an encoder without head.
         pool: what the head reads: the class token (`cls`) after `norm`, or the mean of patch tokens after `fc_norm`.
-        norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has none); the
-            `fc_norm` of `mean` is always there.
+        norm: layer norm of the tokens after the last block, for `cls` (an MAE of the decay's authors has none); a
+            classifier of `mean` has `fc_norm` in any case.
         batch_norm: batch norm without weights before the head, as in MAE's linear probe.
         alpha_min: weight of the deepest identity shortcut, in (0, 1]; 1 is the ordinary network.
         schedule: how alpha falls with depth, see `uvit_decay.decay.shortcuts`.
