@@ -10,6 +10,7 @@ from lightning.pytorch import Callback
 from small_mae import mae_task, small_mae
 from small_vit import PROBE, fine_tuning, linear_probe
 
+from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
 from uvit_decay.tasks.sharding import spare_copies
 
@@ -23,16 +24,19 @@ TASKS = {
 
 
 class Watch(Callback):
-    """Losses of all steps, and the noise of every mask."""
+    """Losses of all steps, the noise of every mask, and the statistics of batch norms that a callback finds."""
 
     def __init__(self) -> None:
-        self.losses, self.masks = [], []
+        self.losses, self.masks, self.found = [], [], []
 
     def on_fit_start(self, trainer, task) -> None:
         task.net.register_forward_pre_hook(lambda net, inputs: self.masks.extend(inputs[1:2]))
 
     def on_train_batch_end(self, trainer, task, outputs, batch, batch_idx) -> None:
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
+        if trainer.global_step == 2:  # before anything is validated or saved
+            with averaged(trainer, task):
+                self.found = [value.tolist() for name, value in task.net.named_buffers() if "running" in name]
 
 
 def trained(make, folder, rank=0, **options):
@@ -44,7 +48,7 @@ def trained(make, folder, rank=0, **options):
     folder.mkdir(exist_ok=True)
     torch.save((state(task), watch.masks), folder / f"{rank}.pt")
     values = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-    return {"losses": watch.losses, **values}
+    return {"losses": watch.losses, "found": watch.found, **values}
 
 
 def rank_of_two(folder, rank):
@@ -62,6 +66,7 @@ def test_two_processes_train_as_one_does(tmp_path):
         # The batch norm of a probe sees the share of a process.
         near = {"rel": 0.05} if name == "probe" else {"abs": 2e-5}
         assert two.pop("losses") == pytest.approx(one.pop("losses"), **near)
+        assert bool(two.pop("found")) == bool(one.pop("found")) == (name == "probe")
         assert one.keys() == two.keys()
         assert two["val/loss"] == pytest.approx(one["val/loss"], abs=2e-3 if name == "probe" else 2e-5)
         (weights, masks), (ours, first), (theirs, second) = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.base import check_finite
+from uvit_decay.tasks.base import Task, check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, whole
 
 
@@ -131,13 +131,14 @@ def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def averaged(trainer: Trainer, task: LightningModule) -> Iterator[str]:
+def averaged(trainer: Trainer, task: Task) -> Iterator[str]:
     """Put `task.net` into eval mode, with EMA weights if the run keeps them, and yield "ema" or "raw".
 
     Within the context `task.net` is not sharded, so that ranks may call it unequally often. All ranks must enter it.
     """
     ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
     training = task.net.training
+    task.settle()
     task.net.eval()
     try:
         with ema.averaged(task) if ema else nullcontext(), whole(task):

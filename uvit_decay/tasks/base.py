@@ -93,6 +93,9 @@ class Task(LightningModule):
     def start(self) -> None:
         """Load the weights from which a new run starts, once; a run that resumes sets `init_from` to None before."""
 
+    def settle(self) -> None:
+        """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
+
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val"."""
         raise NotImplementedError

@@ -214,17 +214,17 @@ class ClassifyTask(Task):
             rank_zero_info(f"last: {self.last}\nbest: {self.best}, chosen on the test images")
 
     def on_validation_start(self) -> None:
-        self._average_batch_norms()
+        self.settle()
 
-    def _average_batch_norms(self) -> None:
-        """Average running statistics over all ranks, which must all call this."""
+    def settle(self) -> None:
+        """Average running statistics of batch norms over all ranks, which must all call this."""
         if self.trainer.world_size > 1:
             from timm.utils import distribute_bn  # takes seconds to import
 
             distribute_bn(self.net, self.trainer.world_size, reduce=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._average_batch_norms()
+        self.settle()
         super().on_save_checkpoint(checkpoint)
         scores = {"last": self.last, "best": self.best}
         checkpoint[SCORES] = {name: asdict(score) for name, score in scores.items() if score}
