@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 from diffusers import DiTTransformer2DModel
 from torch import nn
+from torchvision.models import resnet18
 
 from uvit_decay.decay import attach, decayed_add
 from uvit_decay.nn import UViT
@@ -72,6 +73,19 @@ def dit_step(alpha_min: float) -> Callable[[], None]:
     return step
 
 
+def resnet_step(alpha_min: float) -> Callable[[], None]:
+    """torchvision's ResNet-18."""
+    torch.manual_seed(0)
+    net, x = resnet18(), torch.randn(4, 3, 128, 128)
+    attach(net, alpha_min)
+
+    def step() -> None:
+        net.zero_grad()
+        net(x).square().mean().backward()
+
+    return step
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
@@ -82,6 +96,7 @@ def main() -> None:
     compare("training step, alpha_min 0.7 / alpha_min 1", training_step(0.7), training_step(1.0), options.pairs)
     compare("attached encoder, the same", encoder_step(0.7), encoder_step(1.0), options.pairs)
     compare("attached DiT, the same", dit_step(0.7), dit_step(1.0), options.pairs)
+    compare("attached ResNet-18, the same", resnet_step(0.7), resnet_step(1.0), options.pairs)
     compare("decayed_add(x, f, 0.7) / (x + f)", lambda: decayed_add(x, f, 0.7), lambda: x + f, options.pairs)
     compare(
         "decayed_add(x, f, 0.7) / (0.7 * x + f)", lambda: decayed_add(x, f, 0.7), lambda: 0.7 * x + f, options.pairs
