@@ -253,6 +253,7 @@ def test_a_configuration_trains_and_is_validated_from_the_command_line(tmp_path,
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", "--config=probe.yaml", "--trainer.precision=bf16-mixed")
     assert "(epoch 2, step 8)\nbest: top-1" in caplog.text
+    assert "a frozen encoder without --model.init_from: it has random weights" in caplog.text
     path = tmp_path / "runs" / "probe" / "version_0" / "checkpoints" / "last.ckpt"
     train(monkeypatch, tmp_path, "validate", "--config=probe.yaml", f"--ckpt_path={path}")
     assert "val/top5" in capsys.readouterr().out

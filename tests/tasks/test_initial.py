@@ -61,6 +61,7 @@ def test_a_probe_starts_from_the_file_but_a_resumed_one_does_not_read_it(mae, tm
     train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=3", f"--ckpt_path={path}")
     then = load(tmp_path / "runs/probe/version_1/checkpoints/last.ckpt").net.blocks[1].mlp.fc2.weight
     assert torch.equal(then, load(mae[0]).net.blocks[1].mlp.fc2.weight)
+    assert "random weights" not in caplog.text
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=3")
     assert "the checkpoint mae.ckpt does not exist" in capsys.readouterr().err.strip().splitlines()[-1]
@@ -93,9 +94,16 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
         (lambda: small_vit(depth=4), "was trained with net.depth 2, this network has 4: set --model.net.depth 2"),
         (lambda: small_vit(alpha_min=1.0), "net.alpha_min 0.7, this network has 1.0: set --model.net.alpha_min 0.7"),
         (lambda: small_vit(patch_size=4), "was trained with net.patch_size 2, this network has 4"),
-        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), "was trained with net.depth 2"),
+        (
+            lambda: small_vit(dim=32, depth=4),
+            "net.dim 16, net.depth 2, .* has 32, 4: set --model.net.dim 16 --model.net.depth 2",
+        ),
+        (
+            lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"),
+            "of a MAE .* no encoder of this ResNet",
+        ),
     ],
-    ids=["dim", "depth", "alphas", "patches", "class"],
+    ids=["dim", "depth", "alphas", "patches", "two", "class"],
 )
 def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
     with pytest.raises(UserError, match=message):

@@ -99,6 +99,7 @@ class ClassifyTask(Task):
         if drop_path and not isinstance(net, ViT):
             raise UserError(f"a {type(net).__name__} has no stochastic depth: set --model.drop_path 0")
         self.frozen, self.init_from = frozen, init_from
+        self._fresh = init_from is None
         self.drop_path, self.label_smoothing = drop_path, label_smoothing
         options = (switch_prob, label_smoothing, net.num_classes, seed)
         self.mixing = Mixing(mixup, cutmix, *options) if mixup or cutmix else None
@@ -128,7 +129,17 @@ class ClassifyTask(Task):
         if self.mixing:
             check_pairs(data.batch_size // self.trainer.world_size // data.pieces)
         if stage == "fit":
+            self._remark()
             self.start()
+
+    def _remark(self) -> None:
+        """Say what a run will lack: weights that its recipe supposes, or images to measure accuracy on."""
+        supposed = self.frozen or self.optim.layer_decay < 1
+        if supposed and self._fresh and self.trainer.ckpt_path is None:
+            recipe = "a frozen encoder" if self.frozen else "layer decay"
+            rank_zero_info(f"{recipe} without --model.init_from: it has random weights, unless you loaded others")
+        if self.trainer.datamodule.test is None:
+            rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
 
     def start(self) -> None:
         if self.init_from is not None:

@@ -64,15 +64,16 @@ def head_module(net: nn.Module) -> str:
 
 
 def _check_architecture(stored: StoredModel, net: nn.Module) -> None:
-    """Raise a UserError with the flag to set if an argument that encoders share differs."""
+    """Raise a UserError with all flags to set if arguments that encoders share differ."""
     before: Mapping[str, object] = stored.card.net.init_args
-    for name in SHARED:
-        if name in before and name in net.config and before[name] != net.config[name]:
-            flag = f"--model.net.{name}"
-            raise UserError(
-                f"{stored.where} was trained with net.{name} {before[name]}, this network has {net.config[name]}: set "
-                f"{flag} {before[name]}"
-            )
+    if ("patch_size" in before) != ("patch_size" in net.config):
+        return  # a ResNet and a transformer: their tensors tell
+    names = [name for name in SHARED if name in before and name in net.config and before[name] != net.config[name]]
+    if names:
+        theirs = ", ".join(f"net.{name} {before[name]}" for name in names)
+        ours = ", ".join(str(net.config[name]) for name in names)
+        flags = " ".join(f"--model.net.{name} {before[name]}" for name in names)
+        raise UserError(f"{stored.where} was trained with {theirs}, this network has {ours}: set {flags}")
 
 
 def _summary(stored: StoredModel, taken: Mapping[str, Tensor], new: list[str]) -> str:
