@@ -128,6 +128,16 @@ def test_images_are_mixed_with_their_neighbours_alike_in_any_pieces(mixup, cutmi
         assert own.float().mean() == pytest.approx(float(share[0]), abs=1e-6)
 
 
+@pytest.mark.parametrize("switch_prob", [0.0, 1.0])
+def test_cutmix_takes_the_place_of_mixup_with_the_given_probability(switch_prob):
+    mixing = Mixing(0.8, 1.0, switch_prob, 0.0, 10, seed=0)
+    for number in range(8):
+        whole = batch(16, number=number)
+        other = whole.images.reshape(8, 2, 1, 8, 8).flip(1).reshape(16, 1, 8, 8)
+        images, _ = mixing(whole)
+        assert bool(((images == whole.images) | (images == other)).all()) == (switch_prob == 1.0)
+
+
 def test_the_loss_is_the_soft_cross_entropy_of_mixed_images():
     task = fine_tuning(drop_path=0.0)
     images, targets = task.mixing(batch())
