@@ -225,6 +225,16 @@ def test_pieces_of_a_batch_train_the_same_network(tmp_path):
         torch.testing.assert_close(runs[1][name], value, rtol=0, atol=2e-5)
 
 
+def test_a_probe_does_not_go_on_as_fine_tuning(tmp_path):
+    probe = linear_probe(optim=fine_tuning().optim)
+    probe.settings = {"model.frozen": True, "model.optim.decay_on": "layers", "model.optim.layer_decay": 0.65}
+    fit(tmp_path / "probe", max_steps=2, task=probe)
+    tuned = ClassifyTask(small_vit(batch_norm=True), optim=probe.optim)
+    trainer, path = tiny_trainer(tmp_path / "tuned", max_steps=3), tmp_path / "probe" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError, match=r"with model.frozen True, this run has False: set --model.frozen True"):
+        trainer.fit(tuned, Digits(32), ckpt_path=path)
+
+
 def test_a_frozen_encoder_stays_frozen_after_a_callback_that_evaluates(tmp_path):
     class Evaluate(Callback):
         def on_train_batch_end(self, trainer, task, *_) -> None:

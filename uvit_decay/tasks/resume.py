@@ -49,7 +49,7 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     card = ModelCard.from_dict(contents[KEY], where)
-    _check_optimizer(contents.get("settings") or {}, task.optim, where)
+    _check_optimizer(contents.get("settings") or {}, task, where)
     for part, ours in task.function().items():
         for flag, value, expected in _differences(part, getattr(card, part), ours):
             raise UserError(
@@ -60,11 +60,11 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     return card
 
 
-def _check_optimizer(before: Settings, optim: Optimization, where: str) -> None:
+def _check_optimizer(before: Settings, task: Task, where: str) -> None:
     """Raise a UserError if the checkpoint's state of the optimizer has another form or order than this run's."""
-    for name in ("optimizer", "decay_on", "layer_decay"):
-        flag, ours = f"model.optim.{name}", getattr(optim, name)
-        stored = before.get(flag, OPTIM[flag])
+    flags = {f"model.optim.{name}": getattr(task.optim, name) for name in ("optimizer", "decay_on", "layer_decay")}
+    for flag, ours in {**flags, "model.frozen": task.frozen}.items():
+        stored = before.get(flag, OPTIM.get(flag, False))
         if before and stored != ours:
             raise UserError(f"{where} was trained with {flag} {stored}, this run has {ours}: set --{flag} {stored}")
 
