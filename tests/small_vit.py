@@ -2,6 +2,7 @@
 
 import torch
 
+from uvit_decay.data.batches import Batch
 from uvit_decay.nn import ViT
 from uvit_decay.tasks import ClassifyTask
 from uvit_decay.tasks.optimization import Optimization
@@ -25,3 +26,10 @@ def fine_tuning(net: ViT | None = None, **options) -> ClassifyTask:
 
 def linear_probe(net: ViT | None = None, **options) -> ClassifyTask:
     return ClassifyTask(net or small_vit(batch_norm=True), frozen=True, **{"optim": PROBE, **options})
+
+
+def batch(count=8, number=3, first=0, total=16):
+    """A piece of global batch `number` of random images with labels."""
+    random = torch.Generator().manual_seed(0)
+    images, labels = torch.rand(total, 1, 8, 8, generator=random), torch.randint(10, (total,), generator=random)
+    return Batch(images[first : first + count], labels[first : first + count], number, first, total)

@@ -1,23 +1,20 @@
 """Classifiers: exact accuracy, exact resumption, what is frozen, what is random, and what is refused."""
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from conftest import same, state, tiny_net, tiny_trainer, train
 from lightning.pytorch import Callback
 from runs import fit
-from small_vit import fine_tuning, linear_probe, small_vit
+from small_vit import batch, fine_tuning, linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import Batch
 from uvit_decay.image_io import to_float
 from uvit_decay.nn import ResNet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import ClassifyTask
-from uvit_decay.tasks.mixing import Mixing
 
 VALIDATION = {"limit_val_batches": 1.0, "val_check_interval": 4, "check_val_every_n_epoch": None}
 
@@ -93,49 +90,6 @@ def test_whatever_is_frozen_stays_as_it_was(tmp_path):
         head = {"net.fc.weight", "net.fc.bias"} if name == "resnet" else {"net.head.1.weight", "net.head.1.bias"}
         batch_norm = {f"net.head.0.{kind}" for kind in ("running_mean", "running_var", "num_batches_tracked")}
         assert changed == head | (batch_norm if name == "vit" else set())
-
-
-def batch(count=8, number=3, first=0, total=16):
-    random = torch.Generator().manual_seed(0)
-    images, labels = torch.rand(total, 1, 8, 8, generator=random), torch.randint(10, (total,), generator=random)
-    return Batch(images[first : first + count], labels[first : first + count], number, first, total)
-
-
-@pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])
-def test_images_are_mixed_with_their_neighbours_alike_in_any_pieces(mixup, cutmix):
-    mixing = Mixing(mixup, cutmix, 0.5, 0.1, 10, seed=0)
-    before = np.random.get_state()[1].copy()  # noqa: NPY002
-    images, targets = mixing(batch(16))
-    assert np.array_equal(np.random.get_state()[1], before)  # noqa: NPY002
-    for first in (0, 8):
-        part = mixing(batch(8, first=first))
-        assert torch.equal(part[0], images[first : first + 8])
-        assert torch.equal(part[1], targets[first : first + 8])
-    assert not torch.equal(mixing(batch(16, number=4))[1], targets)
-    whole = batch(16)
-    smooth = 0.9 * torch.nn.functional.one_hot(whole.labels, 10) + 0.01
-    neighbours = smooth.reshape(8, 2, 10).flip(1).reshape(16, 10)
-    different = (whole.labels.reshape(8, 2)[:, 0] != whole.labels.reshape(8, 2)[:, 1]).repeat_interleave(2)
-    share = ((targets - neighbours) / (smooth - neighbours))[different].nanmean(dim=1)
-    assert torch.allclose(share, share[0].expand_as(share), atol=1e-5)
-    assert torch.allclose(targets, share[0] * smooth + (1 - share[0]) * neighbours, atol=1e-6)
-    other = whole.images.reshape(8, 2, 1, 8, 8).flip(1).reshape(16, 1, 8, 8)
-    if not cutmix:
-        assert torch.allclose(images, share[0] * whole.images + (1 - share[0]) * other, atol=1e-6)
-    if not mixup:
-        own = images == whole.images
-        assert torch.equal(own | (images == other), torch.ones_like(own))
-        assert own.float().mean() == pytest.approx(float(share[0]), abs=1e-6)
-
-
-@pytest.mark.parametrize("switch_prob", [0.0, 1.0])
-def test_cutmix_takes_the_place_of_mixup_with_the_given_probability(switch_prob):
-    mixing = Mixing(0.8, 1.0, switch_prob, 0.0, 10, seed=0)
-    for number in range(8):
-        whole = batch(16, number=number)
-        other = whole.images.reshape(8, 2, 1, 8, 8).flip(1).reshape(16, 1, 8, 8)
-        images, _ = mixing(whole)
-        assert bool(((images == whole.images) | (images == other)).all()) == (switch_prob == 1.0)
 
 
 def test_the_loss_is_the_soft_cross_entropy_of_mixed_images():
