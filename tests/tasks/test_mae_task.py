@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from conftest import same, train
+from conftest import ROOT, same, train
 from evaluations import evaluate
 from lightning.pytorch import Callback
 from runs import StopAt, fit
@@ -152,7 +152,7 @@ CONFIG = {
 }
 
 
-def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monkeypatch, caplog):
+def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monkeypatch, caplog, capsys):
     (tmp_path / "mae.yaml").write_text(yaml.safe_dump(CONFIG))
     with caplog.at_level("INFO"):
         train(
@@ -172,3 +172,6 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
         "data.device_batch_size nothing (was 16)",
     }
     assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").step == 8  # two epochs of this run
+    with pytest.raises(SystemExit):  # the default configuration, a denoiser with another optimizer
+        train(monkeypatch, tmp_path, "fit", f"--config={ROOT}/configs/digits.yaml", f"--ckpt_path={path}")
+    assert "was trained with net uvit_decay.nn.mae.MAE, this run has uvit_decay.nn.uvit.UViT" in capsys.readouterr().err

@@ -49,12 +49,12 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str)
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     card = ModelCard.from_dict(contents[KEY], where)
-    _check_optimizer(contents.get("settings") or {}, task, where)
     for part, ours in task.function().items():
         for flag, value, expected in _differences(part, getattr(card, part), ours):
             raise UserError(
                 f"{where} was trained with {flag} {value}, this run has {expected}: set --model.{flag} {value}"
             )
+    _check_optimizer(contents.get("settings") or {}, task, where)
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
     _refuse(_steps(contents), where)
     return card
