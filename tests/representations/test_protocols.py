@@ -152,7 +152,10 @@ def test_every_protocol_judges_a_checkpoint_of_an_encoder(encoder, tmp_path, mon
     few = ["--max-train", 400, "--max-test", 100, "--epochs", 20, "--draws", 2]
     options = ["--protocol", ",".join(PROTOCOLS), *few]
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options)
-    report = json.loads((tmp_path / "classify" / "last-step5-ema-digits.json").read_text())
+    (path,) = (tmp_path / "classify").glob("*.json")
+    assert path.name.startswith("last-step5-ema-digits-protocol-in100-linear+logistic+knn+few-shot-1")
+    assert path.name.endswith("-max_train-400-max_test-100-epochs-20-draws-2.json")
+    report = json.loads(path.read_text())
     assert set(report["protocols"]) == set(PROTOCOLS)
     about = report["features"]
     assert (about["train"], about["test"], about["classes"], about["pictures"]) == (400, 100, 10, "as stored, 8")
@@ -164,6 +167,11 @@ def test_every_protocol_judges_a_checkpoint_of_an_encoder(encoder, tmp_path, mon
     out = capsys.readouterr().out
     for part in ("in100-linear: last", "best on test", "knn: test", "k 20; T 0.07", "pool all", "few-shot-5: mean"):
         assert part in out, part
+
+
+def test_reports_of_other_options_have_other_names():
+    assert Classification(batch_size=3).name == ""
+    assert Classification(pool="cls", layer="3", norm=True).name == "-pool-cls-layer-3-norm-True"
 
 
 def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch):

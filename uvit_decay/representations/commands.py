@@ -104,7 +104,7 @@ def classify(
         judged = open_network(ckpt, loading)
         classifying = Classifying(judged, open_judging_data(judged, data, test), classification)
         device = pick_device(loading.device, processes.local_rank)
-        out = out or Path("classify") / f"{judged.name}-{classifying.data.name}.json"
+        out = out or Path("classify") / f"{judged.name}-{classifying.data.name}{classification.name}.json"
         check_writable(out)
         with claimed(out, processes.is_main):
             report = classifying.report(device, chosen_precision(precision, device), processes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -149,6 +149,14 @@ class Classification:
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
         check_bounds(type(self), vars(self))
+
+    @property
+    def name(self) -> str:
+        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
+        words = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
+        changed = {name: value for name, (value, usual) in words.items() if value != usual and name != "batch_size"}
+        texts = {name: "+".join(value) if isinstance(value, tuple) else value for name, value in changed.items()}
+        return "".join(f"-{name}-{text}" for name, text in texts.items())
 
 
 @dataclass(frozen=True, kw_only=True)
