@@ -85,8 +85,8 @@ def check_labelled(data: ImageData) -> None:
     """Raise a UserError unless there are test images, of two classes or more."""
     if data.test is None or len(data.class_names) < 2:
         raise UserError(
-            "probes need test images of two classes or more: name some (evaluate.py: --test; train.py: --data.test_path "
-            "or --data.holdout 0.1), or in train.py remove LinearProbes"
+            "probes need test images of two classes or more: name some (evaluate.py: --test; train.py: "
+            "--data.test_path or --data.holdout 0.1), or in train.py remove LinearProbes"
         )
 
 
