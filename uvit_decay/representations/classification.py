@@ -11,11 +11,10 @@ import torch
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
 from uvit_decay.representations.extraction import Extraction, final_norm
 from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
-from uvit_decay.representations.probing import check_labelled, check_network, usual_layer
+from uvit_decay.representations.probing import check_labelled, check_network, probed_images, usual_layer
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.precision import Precision
-from uvit_decay.runtime.random import subset
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
@@ -70,10 +69,7 @@ class Classifying:
     @property
     def chosen(self) -> tuple[list[int], list[int]]:
         """Indices of the training and of the test images, fixed random choices."""
-        sizes = {"probe train": self.options.max_train, "probe test": self.options.max_test}
-        sides = zip((self.data.train, self.data.test), sizes.items(), strict=True)
-        train, test = (subset(images, most, name) for images, (name, most) in sides)
-        return train, test
+        return probed_images(self.options, self.data)
 
     def report(self, device: torch.device, precision: Precision, processes: Processes) -> dict[str, Any] | None:
         """Compute all protocols; return values and all choices as plain values, None but on the first rank."""

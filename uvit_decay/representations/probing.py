@@ -23,7 +23,7 @@ from uvit_decay.plots import heat_map
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
-from uvit_decay.representations.options import Probing
+from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.runtime.cost import estimated_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -60,7 +60,7 @@ def network_inputs(
     return path.add_noise(x, noise, t), t
 
 
-def probed_images(probing: Probing, data: ImageData) -> tuple[list[int], list[int]]:
+def probed_images(probing: Probing | Classification, data: ImageData) -> tuple[list[int], list[int]]:
     """Return the indices of the training and of the test images that are probed, fixed random choices."""
     return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
