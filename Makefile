@@ -1,4 +1,4 @@
-.PHONY: install test fast lint digits
+.PHONY: install test fast lint bench digits
 
 install:  ## with everything that development needs
 	pip install -e ".[test,dev]" && pre-commit install
@@ -8,6 +8,8 @@ fast:  ## without the slow ones
 	pytest -m "not slow"
 lint:  ## what pre-commit checks
 	ruff format . && ruff check --fix .
+bench:  ## speed beside plain references: a table, and runs/bench.json
+	python -m benchmarks
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit
 	python -m uvit_decay.checkpoint export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

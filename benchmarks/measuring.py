@@ -1,0 +1,122 @@
+"""Timing of runs in turn, the spread of a few values, the matrix rate of a device, added memory and model FLOPs."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+Run = Callable[[], object]
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
+
+
+class Spread(NamedTuple):
+    """Quartiles of a few values."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Spread:
+        """Return the quartiles; of a single value three times the value."""
+        return cls(*(statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3))
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Seconds that runs take on a device.
+
+    Args:
+        device: waited for before the clock is read.
+        cpu_time: count the CPU time of this process, for a machine where others compute; not the time on the wall.
+    """
+
+    device: torch.device
+    cpu_time: bool = False
+
+    def now(self) -> float:
+        """Return the time, when the device has finished."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.process_time() if self.cpu_time else time.perf_counter()
+
+    def seconds(self, run: Run) -> float:
+        """Return the seconds of one call."""
+        start = self.now()
+        run()
+        return self.now() - start
+
+    def in_turn(self, runs: Mapping[str, Run], repeats: int, budget: float = float("inf")) -> dict[str, list[float]]:
+        """Return the seconds of each run, one value a round.
+
+        Every round calls all runs, in the opposite order of the round before, so that a drift of the machine hits all
+        alike. No round starts after `budget` seconds on the wall, but for the first.
+        """
+        found: dict[str, list[float]] = {name: [] for name in runs}
+        start = time.perf_counter()
+        for number in range(repeats):
+            if number and time.perf_counter() - start > budget:
+                break
+            for name in [*runs][:: -1 if number % 2 else 1]:
+                found[name].append(self.seconds(runs[name]))
+        return found
+
+
+def ratios(above: list[float], below: list[float]) -> Spread:
+    """Return the spread of above / below over values of one round."""
+    return Spread.of([a / b for a, b in zip(above, below, strict=True)])
+
+
+def matrix_rate(clock: Clock, precision: str, size: int) -> float:
+    """Return FLOP/s of a product of two square matrices of this size: the median of seven, after two more."""
+    a, b = (torch.randn(size, size, device=clock.device, dtype=DTYPES[precision]) for _ in range(2))
+    found = clock.in_turn({"product": lambda: a @ b}, 9)["product"]
+    return 2 * size**3 / statistics.median(found[2:])
+
+
+def model_flops(run: Run) -> int:
+    """Return the FLOPs of the matrix products, attentions and convolutions in a call, on any device, meta included."""
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):  # the attention kernel of CPUs is unknown to the counter
+        run()
+    return counter.get_total_flops()
+
+
+def added_memory(run: Run, device: torch.device) -> int | None:
+    """Return the bytes that a call holds at most beyond those held before it; None where the system cannot tell.
+
+    On CPUs it is resident memory, which Linux counts; freed memory is returned to the system before.
+    """
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before
+    if sys.platform != "linux":
+        run()
+        return None
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts at the present size
+    before = _resident("VmRSS")
+    run()
+    return _resident("VmHWM") - before
+
+
+def _resident(key: str) -> int:
+    """Return the bytes of one line of this process's status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(key))
