@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import backends
 
-from uvit_decay.runtime.precision import computing, full_float32
+from uvit_decay.runtime.precision import BF16_GAINS, bf16_gain, computing, full_float32
 
 CPU = torch.device("cpu")
 KNOBS = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -85,3 +85,18 @@ def test_an_error_inside_restores_them(restored):
     with pytest.raises(KeyError), full_float32(CPU):
         raise KeyError
     assert settings() == before
+
+
+@pytest.mark.parametrize(("width", "gain"), [(1, 1.0), (64, 1.0), (96, 1.6), (191, 1.9), (192, 2.2), (1152, 3.1)])
+def test_bf16_pays_for_wide_networks_on_cpus_with_amx_alone(width, gain, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
+    assert bf16_gain(width) == gain
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    assert bf16_gain(width) == 1.0
+    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
+    assert bf16_gain(width) == 1.0
+
+
+def test_the_gains_rise_with_the_width():
+    assert sorted(BF16_GAINS.items()) == list(BF16_GAINS.items())
+    assert sorted(BF16_GAINS.values()) == list(BF16_GAINS.values())
