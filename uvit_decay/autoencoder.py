@@ -126,7 +126,7 @@ class Autoencoder:
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Return float32 moments (b, 2c, h, w), mean and log-variance, of uint8 images (b, 3, H, W)."""
-        x = to_float(images.to(self.net.device)).to(self.dtype)
+        x = to_float(images.to(self.net.device, non_blocking=True)).to(self.dtype)
         if self.is_tiny:
             mean = self.net.encode(x).latents.float()
             return torch.cat([mean, torch.full_like(mean, NO_VARIANCE)], dim=1)

@@ -69,14 +69,6 @@ def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
     assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if Sampling(name).nfe])
-def test_sampling_never_waits_for_the_device(name):
-    """On the meta device each look at a value raises."""
-    of = source(network().to("meta"), device=torch.device("meta"))
-    sampling = Sampling(name, steps=4, guidance=2.0, guidance_interval=(0.1, 0.6))
-    assert images(sampling, of=of).shape == (10, *SHAPE)
-
-
 @pytest.mark.parametrize("precision", [None, "float32", "bf16"])
 def test_the_network_computes_in_the_precision_and_the_sampler_in_float32(precision):
     seen = []

@@ -16,6 +16,7 @@ from functools import cache
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -206,7 +207,8 @@ def erased(images: Tensor, share: float, seed: int, rows: Tensor) -> Tensor:
         return images
     keys = rows[chosen].to(images.device, non_blocking=True)
     noise = normal("erase", seed, rows=keys, shape=images.shape[1:])
-    mean, deviation = (images.new_tensor(part)[:, None, None] for part in imagenet_statistics(images.shape[1]))
+    statistics = torch.tensor(imagenet_statistics(images.shape[1]), dtype=images.dtype)
+    mean, deviation = statistics.to(images.device, non_blocking=True)[..., None, None]
     images = images.clone()
     for i, pixels in zip(chosen, noise * (2 * deviation) + (2 * mean - 1), strict=True):
         top, left, h, w = found[i]

@@ -23,7 +23,7 @@ from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
 from uvit_decay.diffusion.ode import adaptive
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.random import indices_on, uniform
 
 Solver = Literal["heun", "dopri5"]
 Rates = tuple[Tensor, Tensor]
@@ -80,7 +80,7 @@ def log_likelihood(
     A network that is undefined at t = 0 (`sampling_interval`) treats the images as states at its first time, 1e-3.
     Where alpha_1 is not 0, as for VP, N(0, I) is an approximation of the noise at t = 1.
     """
-    z = signs(model.shape, seed, torch.tensor(indices).to(images.device)).to(images)
+    z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
     if solver == "heun":
         x, total = _heun(_plain_denoiser(model, labels), images, z, steps)
     else:  # one image at a time: in a batch they would share their steps and depend on one another

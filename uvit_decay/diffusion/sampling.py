@@ -20,7 +20,7 @@ from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.random import normal
+from uvit_decay.runtime.random import indices_on, normal
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class DiffusionModel:
 
     def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
         """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""
-        y = None if labels is None else torch.tensor(labels, dtype=torch.int64, device=self.device)
+        y = None if labels is None else indices_on(self.device, labels)
         net = Guided(self.net, sampling.guidance, self.num_classes, sampling.guidance_channels)
         clip = self.clips(sampling)
         guided, plain = (denoise_fn(network, self.path, self.prediction, y, clip) for network in (net, self.net))
@@ -220,7 +220,7 @@ def _generate_batch(
     if sampling.method.per_sample and len(indices) > 1:
         each = [None] * len(indices) if labels is None else [[label] for label in labels]
         return torch.cat([_generate_batch(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
-    rows = torch.tensor(indices, dtype=torch.int64).to(model.device)
+    rows = indices_on(model.device, indices)
     x = normal("sample", seed, rows=rows, shape=model.shape)
 
     def noise(step: int) -> Tensor:

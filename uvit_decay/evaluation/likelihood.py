@@ -24,7 +24,7 @@ from uvit_decay.runtime.distributed import Processes, batches, cpu_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import write_json
 from uvit_decay.runtime.precision import chosen_precision, computing
-from uvit_decay.runtime.random import subset, uniform
+from uvit_decay.runtime.random import indices_on, subset, uniform
 
 LEVEL = 2 / 255  # width of a grey level of pixels in [-1, 1]
 
@@ -113,9 +113,9 @@ def check_likelihood(checkpoint: Checkpoint, images: ImageSource, options: Likel
 
 def _bits(model: DiffusionModel, images: ImageSource, indices: list[int], options: LikelihoodOptions) -> Tensor:
     """Return the bits per dimension of the images at `indices`, float64 on the CPU."""
-    rows = torch.tensor(indices, device=model.device)
+    rows = indices_on(model.device, indices)
     place = uniform("dequantisation", options.seed, rows=rows, shape=model.shape)
-    x = to_float(images.read(indices).to(model.device)) + LEVEL * (place - 0.5)
+    x = to_float(images.read(indices).to(model.device, non_blocking=True)) + LEVEL * (place - 0.5)
     labels = None
     if model.num_classes:
         labels = [model.num_classes] * len(indices)

@@ -42,7 +42,7 @@ def kernel_distance(
 
     def drawn(x: Tensor) -> Tensor:
         chosen = torch.from_numpy(stream.choice(len(x), subset_size, replace=False))
-        return x[chosen.to(x.device)].double()
+        return x[chosen.to(x.device, non_blocking=True)].double()
 
     values = []
     for _ in range(subsets):

@@ -25,5 +25,5 @@ def effective_rank(
     gram = x.T @ x if len(x) > x.shape[1] else x @ x.T
     sigma = torch.linalg.eigvalsh(gram).clamp(min=0)
     total = sigma.sum()
-    rho = torch.special.entr(sigma / total).sum() if total > rounding else total.new_zeros(())
+    rho = torch.where(total > rounding, torch.special.entr(sigma / total).sum(), 0.0)
     return float(rho.exp() if exp else rho)

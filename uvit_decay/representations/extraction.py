@@ -87,7 +87,7 @@ class Extraction:
 
         def work(rows: range) -> Float[Tensor, "pools b d"]:
             part = [chosen[row] for row in rows]
-            x = data.network_input(images[part][0].to(self.device))
+            x = data.network_input(images[part][0].to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.time, part, self.seed, split, 0)
             with computing(self.device, self.precision):
                 states = self.net.forward_intermediates(*inputs)

@@ -67,7 +67,7 @@ class PatchFeatures:
 
     def _input(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         if self.autoencoder is None:
-            return to_float(images.to(self.device))
+            return to_float(images.to(self.device, non_blocking=True))
         return self.autoencoder.space.mean(self.autoencoder.encode(images))
 
 

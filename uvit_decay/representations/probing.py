@@ -30,7 +30,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.plain import write_json
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.random import normal, subset
+from uvit_decay.runtime.random import indices_on, normal, subset
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
@@ -55,7 +55,7 @@ def network_inputs(
     """
     if path is None:
         return (x,)
-    noise = normal("probe", *key, rows=torch.tensor(numbers).to(x.device), shape=x.shape[1:])
+    noise = normal("probe", *key, rows=indices_on(x.device, numbers), shape=x.shape[1:])
     t = torch.full((len(x),), time, device=x.device)
     return path.add_noise(x, noise, t), t
 
@@ -273,7 +273,7 @@ class Prober:
         out = torch.empty(len(layers), len(chosen), self.net.dim)
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]
-            x = self.data.network_input(images[part][0].to(self.device))
+            x = self.data.network_input(images[part][0].to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
                 features = pooled_features(self.net, *inputs, pool=self.probing.pool)[layers]

@@ -16,7 +16,7 @@ from uvit_decay.nn import MAE
 from uvit_decay.nn.mae import visible_patches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
-from uvit_decay.runtime.random import uniform
+from uvit_decay.runtime.random import indices_on, uniform
 
 HEADINGS = ("image", "masked", "reconstruction")
 CELL = 96  # pixels: the width of the longest heading
@@ -57,7 +57,7 @@ class Reconstructor:
     @torch.no_grad()
     def __call__(self, x: Float[Tensor, "b c h w"], numbers: Sequence[int]) -> UInt8[Tensor, "b 3 c2 h w"]:
         """Return the image, the masked image (grey where patches are removed) and the reconstruction of each x."""
-        rows = torch.tensor(numbers, dtype=torch.int64, device=x.device)
+        rows = indices_on(x.device, numbers)
         noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.net.patch_embed.tokens,))
         with computing(x.device, self.precision):
             prediction, mask = self.net(x, noise, self.mask_ratio)

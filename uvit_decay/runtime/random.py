@@ -55,6 +55,11 @@ def subset(items: Sized, limit: int, name: str) -> list[int]:
     return torch.randperm(len(items), generator=generator("subset", name))[:limit].sort().values.tolist()
 
 
+def indices_on(device: torch.device | str, indices: Sequence[int]) -> Int64[Tensor, " n"]:
+    """Return `indices` as a tensor (n,) on a device, without waiting for what the device still computes."""
+    return torch.tensor(indices, dtype=torch.int64).to(device, non_blocking=True)
+
+
 def _shifted(z: Tensor, bits: int) -> Tensor:
     """Return a new tensor z >> bits, with z as unsigned 64-bit integers."""
     return z.bitwise_right_shift(bits).bitwise_and_((1 << (64 - bits)) - 1)

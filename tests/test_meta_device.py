@@ -1,0 +1,61 @@
+"""Programs on a GPU, for which the meta device stands: where they wait for it, exactly (docs/performance.md)."""
+
+import pytest
+import torch
+from conftest import tiny_net, tiny_task
+from meta_trainer import META, waits_of_steps
+from record_ops import Waits
+from small_mae import mae_task
+from small_vit import fine_tuning, linear_probe
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.diffusion.samplers import SAMPLERS
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.nn import SiT
+from uvit_decay.samples import Samples
+from uvit_decay.tasks import DiffusionTask
+
+LOGGED = {
+    "tasks/base.py raise_if_not_finite: reads a number": 1,
+    "tasks/base.py on_before_optimizer_step: copies to the device": 1,  # the learning rate, by Lightning
+    "tasks/base.py on_train_batch_end: copies to the device": 1,  # the speed, by Lightning
+    "tasks/base.py on_train_batch_end: reads a number": 2,  # the loss, and the speed again
+}
+TASKS = {
+    "uvit": lambda: tiny_task(),
+    "uvit clipped, learned alphas, recomputed": lambda: tiny_task(tiny_net(schedule="learnable", checkpointing=True)),
+    "sit": lambda: DiffusionTask(SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.7)),
+    "mae": mae_task,
+    "fine-tuning": fine_tuning,
+    "probe": linear_probe,
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path):
+    options = {"gradient_clip_val": 1.0} if "clipped" in name else {}
+    first, *steps = waits_of_steps(tmp_path, TASKS[name](), Digits(32), ema=name != "probe", **options)
+    assert first == {}
+    assert steps == [LOGGED, {}]
+
+
+def away(**changes) -> Samples:
+    """Samples of a small network on the device."""
+    model = DiffusionModel.from_net(tiny_net().to(META).eval(), VP(), "eps", META)
+    return Samples(model, Sampling(**changes), "raw", classes=range(10))
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "dopri5"])
+def test_sampling_waits_for_the_device_once_at_the_end_of_a_batch(name):
+    samples = away(sampler=name, steps=3, guidance=2.0, guidance_interval=(0.1, 0.6), guidance_channels=1)
+    with Waits() as waits:
+        images = samples.images(range(2))
+    assert (images.device, images.shape, images.dtype) == (META, (2, 1, 8, 8), torch.uint8)
+    assert waits.found == ["image_io.py to_uint8: reads a number"]
+
+
+def test_adaptive_steps_need_numbers_on_the_host():
+    assert SAMPLERS["dopri5"].evaluations is None
+    with pytest.raises(RuntimeError, match="[Mm]eta"):
+        away(sampler="dopri5").images([0])
