@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from uvit_decay.nn.block import attention
+from uvit_decay.nn.attention import attention
 
 
 def inputs(dtype):
@@ -41,4 +41,14 @@ def test_value_and_gradients_are_those_of_the_definition(dtype, tolerance):
 @torch.no_grad()
 def test_without_gradients_it_is_the_fused_kernel():
     q, k, v = inputs(torch.bfloat16)
+    assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
+
+
+def test_of_a_frozen_network_it_is_the_fused_kernel_though_gradients_are_enabled():
+    q, k, v = (tensor.detach() for tensor in inputs(torch.bfloat16))
+    assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
+
+
+def test_where_the_fused_kernel_is_the_faster_it_stays_in_training():
+    q, k, v = inputs(torch.float32)
     assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))

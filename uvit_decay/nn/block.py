@@ -13,9 +13,9 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
+from uvit_decay.nn.attention import attention
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError
 
@@ -38,19 +38,6 @@ class Attention(nn.Module):
     def forward(self, x: Tokens) -> Tokens:
         q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads)
         return self.proj(rearrange(attention(q, k, v), "b h n d -> b n (h d)"))
-
-
-def attention(
-    q: Float[Tensor, "b h n k"], k: Float[Tensor, "b h n k"], v: Float[Tensor, "b h n k"]
-) -> Float[Tensor, "b h n k"]:
-    """Return softmax(q k^T / sqrt(k)) v for each head, by the fastest way for device, dtype and mode.
-
-    torch's flash attention for CPUs has a slow backward pass in bfloat16: with it, a training step of a small MAE takes
-    2.4 times as long as with plain matrix products; in float32 neither is faster (docs/LOG.md).
-    """
-    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
-        return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(dim=-1) @ v
-    return scaled_dot_product_attention(q, k, v)
 
 
 class Mlp(nn.Module):
