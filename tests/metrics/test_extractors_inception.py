@@ -152,6 +152,21 @@ def test_compiled_it_gives_the_same(weights, photographs, outputs):
     assert all(close(a, b) for a, b in zip(compiled(photographs), outputs, strict=True))
 
 
+def test_bf16_is_asked_for_and_named_and_near(weights, photographs, outputs):
+    narrow = prepared(weights, spatial=True, precision="bf16")
+    found = narrow(photographs)
+    assert narrow.name == "inception-v3-adm-bf16"
+    for one, other in zip(found, outputs, strict=True):
+        assert one.dtype == torch.float32
+        assert not torch.equal(one, other)
+        assert close(one, other, 0.02)
+
+
+def test_tf32_is_of_gpus(weights):
+    with pytest.raises(UserError, match="tf32 is of CUDA GPUs"):
+        prepared(weights, precision="tf32")
+
+
 def test_it_is_frozen_in_eval_mode_and_loaded_once(inception):
     net = inception.net
     inception.prepare(NO_IMAGES, NO_LABELS, CPU)

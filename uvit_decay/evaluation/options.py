@@ -48,6 +48,7 @@ class FeatureOptions:
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         image_size: crop images of files to this size, as ADM does.
         compile: torch.compile for Inception.
+        feature_precision: of Inception; bf16 and tf32 are faster, but numbers of papers are in float32.
     """
 
     features: str = "inception"
@@ -55,10 +56,11 @@ class FeatureOptions:
     inception_weights: str | None = None
     image_size: Annotated[int, Bounds(1, 2**16)] | None = None
     compile: bool = False
+    feature_precision: PrecisionOption = "float32"
 
     def extractor(self, spatial: bool) -> Extractor:
         """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
         from uvit_decay.metrics.extractors import ExtractorOptions, create_extractor
 
-        options = ExtractorOptions(self.inception_weights, self.protocol, spatial, self.compile)
-        return create_extractor(self.features, options)
+        inception = (self.inception_weights, self.protocol, spatial, self.compile, self.feature_precision)
+        return create_extractor(self.features, ExtractorOptions(*inception))

@@ -7,11 +7,10 @@ docs/extending.md shows how to add one. Libraries are imported at first use: par
 from __future__ import annotations
 
 import hashlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from einops import repeat
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
+from uvit_decay.metrics.programs import Program, load_program
 from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import UserError, check_whole, explained, one_line
-from uvit_decay.runtime.precision import full_float32
+from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.precision import Precision, chosen_precision, computing, full_float32
 from uvit_decay.runtime.random import generator
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 UInt8Images, Labels = UInt8[Tensor, "n c h w"], Int64[Tensor, " n"]
 TrainingSet = Callable[[], tuple[Tensor, Tensor]]  # reads images and labels
-Program = Callable[[Tensor], Any]
 PUBLISHED = "6726825d"  # start of the sha256 of the Inception weights behind all published numbers
 _AT_ONCE = 16  # images in a batch of Inception on a CPU: as many as fit its caches; 256 would take gigabytes
 
@@ -49,12 +48,14 @@ class Extractor(ABC):
     `name` is part of the key of every metric. `widths` has the numbers for each image of every output, by the names of
     `Features`. `channels` is the number of image channels; None means those of the training set. With `needs_labels`
     it is trained on the images of a data set, and its logits are of their classes. `sha256` is that of its weights.
+    Products of float32 numbers are rounded to tf32 only with `tf32`.
     """
 
     name: str
     widths: dict[str, int]
     channels: int | None = 3
     needs_labels = False
+    tf32 = False
     sha256: str
 
     @abstractmethod
@@ -63,12 +64,12 @@ class Extractor(ABC):
 
     @abstractmethod
     def extract(self, images: UInt8Images) -> Features:
-        """Return the features of images on the device, which are computed in float32 and without gradients."""
+        """Return the features of images on the device, which are computed without autocast and without gradients."""
 
     @torch.no_grad()
     def __call__(self, images: UInt8Images) -> Features:
         """Return the features of images on the device, whatever the precision around it."""
-        with full_float32(images.device):
+        with computing(images.device, "tf32" if self.tf32 else "float32"):
             return self.extract(images)
 
     def fingerprint(self) -> str:
@@ -98,6 +99,7 @@ class Inception(Extractor):
         protocol: how images are resized.
         spatial: return the 2023 spatial features of sFID, too.
         compile: compile the network with torch.compile: true, or the name of a backend.
+        precision: of the convolutions; part of the name unless it is float32, since numbers of papers are of float32.
     """
 
     def __init__(
@@ -106,21 +108,24 @@ class Inception(Extractor):
         protocol: resize.Protocol = "pytorch-fid",
         spatial: bool = False,
         compile: bool | str = False,
+        precision: Precision = "float32",
     ) -> None:
         if weights is not None and not Path(weights).is_file():
             raise UserError(f"the Inception weights {weights} do not exist")
         self.weights, self.protocol, self.spatial, self.compile = weights, protocol, spatial, compile
-        self.name = f"inception-v3-{protocol}"
+        self.precision, self.tf32 = precision, precision == "tf32"
+        self.name = f"inception-v3-{protocol}" + ("" if precision == "float32" else f"-{precision}")
         self.widths = {"features": 2048, "logits": 1008, **({"spatial": 2023} if spatial else {})}
         self.net: InceptionV3 | None = None
 
     def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
+        chosen_precision(self.precision, device)  # a UserError for one that the device lacks
         if self.net is None:
             from uvit_decay.metrics.inception_net import InceptionV3, weights_file
             from uvit_decay.runtime.download import checksum
 
             path = weights_file(self.weights)
-            net = InceptionV3(path, self.protocol, self.spatial)
+            net = InceptionV3(path, self.protocol, self.spatial, narrow=self.precision == "bf16")
             self.sha256 = checksum(path)
             if self.compile:
                 net.compile(backend="inductor" if self.compile is True else self.compile)
@@ -133,9 +138,9 @@ class Inception(Extractor):
         return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
 
     def remark(self) -> str | None:
-        if self.sha256.startswith(PUBLISHED):
-            return None
-        return "these Inception weights are not the published ones: the numbers compare with nothing else"
+        if not self.sha256.startswith(PUBLISHED):
+            return "these Inception weights are not the published ones: the numbers compare with nothing else"
+        return None if self.precision == "float32" else f"features in {self.precision}, those of papers are in float32"
 
 
 class SmallClassifier(Extractor):
@@ -224,7 +229,7 @@ class CustomExtractor(Extractor):
             return
         from uvit_decay.runtime.download import checksum
 
-        self._program, self._device, self.sha256 = _program(self.path, device), device, checksum(self.path)
+        self._program, self._device, self.sha256 = load_program(self.path, device), device, checksum(self.path)
         size = [max(length, 1) for length in images.shape[2:]]
         trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
         # Any error is explained: the user's program may raise anything.
@@ -245,32 +250,6 @@ class CustomExtractor(Extractor):
         return Features(*(x.float() for x in parts))
 
 
-def _program(path: Path, device: torch.device) -> Program:
-    """Load a TorchScript archive or torch.export's .pt2 onto `device`; raise a UserError if the file is neither."""
-    reasons = []
-    for read in (_exported, _scripted) if path.suffix == ".pt2" else (_scripted, _exported):
-        try:
-            with warnings.catch_warnings(action="ignore"):  # the deprecation of torch.jit
-                return read(path, device)
-        except Exception as error:  # any type: a reader of the wrong format can fail with any exception
-            reasons.append(one_line(error, 100))
-    raise UserError(f"{path} is neither a TorchScript archive ({reasons[0]}) nor torch.export's .pt2 ({reasons[1]})")
-
-
-def _scripted(path: Path, device: torch.device) -> Program:
-    module = torch.jit.load(str(path), map_location=device).eval()
-    if any(argument.name == "return_features" for argument in module.forward.schema.arguments):
-        return lambda images: module(images, return_features=True)  # StyleGAN's files return probabilities by default
-    return module
-
-
-def _exported(path: Path, device: torch.device) -> Program:
-    from torch.export import load as load_exported
-    from torch.export.passes import move_to_device_pass
-
-    return move_to_device_pass(load_exported(path), device).module()
-
-
 class ExtractorOptions(NamedTuple):
     """Options of commands for extractors; those that an extractor does not have are ignored."""
 
@@ -278,6 +257,7 @@ class ExtractorOptions(NamedTuple):
     protocol: resize.Protocol = "pytorch-fid"
     spatial: bool = False
     compile: bool | str = False
+    precision: Precision = "float32"
 
 
 EXTRACTORS: dict[str, Callable[[ExtractorOptions], Extractor]] = {

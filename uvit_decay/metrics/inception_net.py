@@ -28,7 +28,7 @@ _TO_6D = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
     *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d"),
 )
-_FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c", "AvgPool")
+_FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c")
 
 
 def weights_file(path: str | None) -> Path:
@@ -63,14 +63,19 @@ class InceptionV3(nn.Module):
     """Network from uint8 images to 2048 features after pool 3, 1008 logits without bias and optional spatial features.
 
     The layers are torch-fidelity's, with each batch norm folded into its convolution: equal up to rounding, and faster.
+    `narrow` stores weights and activations of the convolutions in bfloat16; resizing, the last mean and the logits stay
+    float32.
     """
 
-    def __init__(self, path: Path, protocol: Protocol, spatial: bool) -> None:
+    def __init__(self, path: Path, protocol: Protocol, spatial: bool, narrow: bool = False) -> None:
         super().__init__()
+        self.dtype = torch.bfloat16 if narrow else torch.float32
         self.resize, self.spatial = RESIZE[protocol], spatial
         layers = _fold(_Layers(read_weights(path), path))
         self.to_6d = nn.Sequential(*(getattr(layers, name) for name in _TO_6D))
         self.from_6e = nn.Sequential(*(getattr(layers, name) for name in _FROM_6E))
+        self.pool = layers.AvgPool
+        self.to(self.dtype)
         # A clone: the tensors of the file may be memory-mapped.
         self.register_buffer("head", layers.fc.weight.detach().T.clone())
         self.eval().requires_grad_(False)
@@ -83,11 +88,11 @@ class InceptionV3(nn.Module):
     def forward(
         self, images: UInt8[Tensor, "n 3 h w"]
     ) -> tuple[Float32[Tensor, "n 2048"], Float32[Tensor, "n 1008"], Float32[Tensor, "n 2023"] | None]:
-        x = self.to_6d(self.resize(images).contiguous(memory_format=self.memory_format))
+        x = self.to_6d(self.resize(images).to(self.dtype, memory_format=self.memory_format))
         spatial = None
         if self.spatial:  # TensorFlow's mixed_6/conv, the first branch of 6d, and of it ADM's 7 channels, channels last
-            spatial = x[:, :7].permute(0, 2, 3, 1).flatten(1)
-        features = self.from_6e(x).flatten(1)
+            spatial = x[:, :7].permute(0, 2, 3, 1).flatten(1).float()
+        features = self.pool(self.from_6e(x).float()).flatten(1)
         return features, features @ self.head, spatial
 
 
