@@ -1,6 +1,7 @@
 """Print the table of ratios and write them as JSON.
 
-python -m benchmarks [--only GROUP ...] [--quick] [--compile] [--threads N] [--clock cpu] [--json FILE]
+python -m benchmarks [--only GROUP ...] [--quick] [--compile] [--threads N] [--clock cpu] [--budget SECONDS]
+    [--json FILE]
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from benchmarks import table
 from benchmarks.cases import Row, Setting, rows
 from uvit_decay.runtime.errors import UserError
 
-GROUPS = ("training",)  # modules with a function `cases`
+GROUPS = ("training", "sampling", "probes", "evaluation", "encoding", "loading")  # modules with a function `cases`
 
 
 def measured(group: str, setting: Setting) -> list[Row]:
@@ -37,13 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compiled networks, too; always on GPUs")
     parser.add_argument("--threads", type=int, help="of the CPU; default: torch's")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for one thread, beside others")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds after which a case starts no further round")
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="default: %(default)s")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     compiled = options.compile or (device.type == "cuda" and not options.quick)
-    setting = Setting(device, options.quick, compiled, options.clock == "cpu", budget=1.0 if options.quick else 20.0)
+    setting = Setting(device, options.quick, compiled, options.clock == "cpu", options.budget)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     print(table.head(setting), flush=True)

@@ -1,11 +1,9 @@
 """What the decay costs: a decayed U-ViT against the ordinary one, the fused add against alpha * x + f, hooks on others.
 
-python benchmarks/decay_cost.py [--threads 1] [--pairs 15]; prints median ratios of paired runs, after a warm-up.
+python -m benchmarks.decay_cost [--threads 1] [--pairs 15]; prints median ratios of paired runs, after a warm-up.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -13,22 +11,17 @@ from diffusers import DiTTransformer2DModel
 from torch import nn
 from torchvision.models import resnet18
 
+from benchmarks.measuring import Clock, Run, ratios
 from uvit_decay.decay import attach, decayed_add
 from uvit_decay.nn import UViT
 
 
-def seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
-
-
-def compare(name: str, a: Callable[[], object], b: Callable[[], object], pairs: int) -> None:
+def compare(name: str, a: Run, b: Run, pairs: int) -> None:
     """Print the median of a/b over pairs that run in turn, and the quartiles."""
     for run in (a, b, a, b):
         run()
-    ratios = [seconds(a) / seconds(b) for _ in range(pairs)]
-    low, median, high = statistics.quantiles(ratios, n=4)
+    found = Clock(torch.device("cpu")).in_turn({"a": a, "b": b}, pairs)
+    low, median, high = ratios(found["a"], found["b"])
     print(f"{name:58} {median:.3f}  (quartiles {low:.3f} to {high:.3f}, {pairs} pairs)")
 
 

@@ -1,63 +1,24 @@
-"""What the probes' grid costs against scikit-learn in a loop, how far they differ, and the memory of a large level.
+"""How far the accuracies of the probes' grid are from scikit-learn's, and the memory of a large level.
 
-python benchmarks/probe_grid.py [--ckpt C --data D --max-train 2000 --max-test 1000] [--repeats 5] [--large]
+python -m benchmarks.probe_grid [--ckpt C --data D --max-train 2000 --max-test 1000] [--large]
 
 Features of a checkpoint, by default the bundled one on the digits, at all layers and 8 noise levels. --large: 13 layers
-x 50,000 samples x 512 features, 100 classes, random, a layer at a time.
+x 50,000 samples x 512 features, 100 classes, random, a layer at a time. `python -m benchmarks --only probes` has times.
 """
 
 import argparse
-import statistics
-import threading
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint import load
-from uvit_decay.evaluation.open_by_name import open_data
+from benchmarks.measuring import added_memory
+from benchmarks.probes import CHECKPOINT, features, scikit_learn, standardised
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.logistic import HELD_OUT, L2_GRID, GridScores, logistic_grid
-from uvit_decay.representations.options import TIMES, Probing
-from uvit_decay.representations.probing import Prober
+from uvit_decay.representations.logistic import L2_GRID, GridScores, logistic_grid
 from uvit_decay.runtime.random import generator
-
-CHECKPOINT = Path(__file__).parent.parent / "checkpoints" / "digits.safetensors"
-
-
-def features(ckpt: Path, data: str, max_train: int, max_test: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Float32 (levels * layers, n, d) and labels (n,), of training and test images."""
-    found = load(ckpt)
-    images = open_data(data, None, found.net.image_size, found.net.channels)
-    prober = Prober(found.net, found.path, images, Probing(max_train=max_train, max_test=max_test), torch.device("cpu"))
-    levels = [prober.features(level) for level in range(len(TIMES))]
-    train, test = (torch.cat([level[side] for level in levels]) for side in (0, 2))
-    return train, levels[0][1], test, levels[0][3]
-
-
-def scikit_learn(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, l2: float) -> tuple[Tensor, float]:
-    """Accuracy of each cell, and the seconds that the loop took."""
-    from sklearn.linear_model import LogisticRegression
-
-    start, accuracies = time.perf_counter(), []
-    for x, x2 in zip(train.numpy(), test.numpy(), strict=True):
-        fitted = LogisticRegression(C=1 / l2, max_iter=5000).fit(x, y.numpy())
-        accuracies.append(fitted.score(x2, y2.numpy()))
-    return torch.tensor(accuracies, dtype=torch.float64), time.perf_counter() - start
-
-
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    """After a warm-up."""
-    run()
-    seconds = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
 
 
 def differences(name: str, scores: GridScores, wanted: list[Tensor]) -> None:
@@ -71,51 +32,16 @@ def differences(name: str, scores: GridScores, wanted: list[Tensor]) -> None:
         )
 
 
-def compared(train: Tensor, y: Tensor, test: Tensor, y2: Tensor, repeats: int) -> None:
-    mean, std = train.mean(dim=1, keepdim=True), train.std(dim=1, correction=0, keepdim=True)
-    train, test = (train - mean) / std, (test - mean) / std
+def compared(ckpt: Path, data: str, max_train: int, max_test: int) -> None:
+    """Print how far the accuracies are from scikit-learn's, and what choosing by held-out samples costs."""
+    train, y, test, y2 = standardised(*features(ckpt, data, max_train, max_test))
     print(f"{len(train)} cells, {train.shape[1]} x {train.shape[2]}, {len(L2_GRID)} l2 penalties")
-
-    ours = median_seconds(lambda: logistic_grid(train, y, test, y2), repeats)
-    fits = [scikit_learn(train, y, test, y2, l2) for l2 in L2_GRID]
-    first = round(HELD_OUT * len(y))
-    kept = [scikit_learn(train[:, first:], y[first:], train[:, :first], y[:first], l2)[1] for l2 in L2_GRID]
-    once = fits[L2_GRID.index(1.0)][1]
-    same = sum(seconds for _, seconds in fits) + sum(kept)
-    print(f"the grid, a sweep on held-out samples and fits to all of them: {ours:.2f} s")
-    print(f"scikit-learn, one fit a cell with its default penalty: {once:.2f} s, {once / ours:.1f} times the grid's")
-    print(f"scikit-learn, the sweep and the fits: {same:.2f} s, {same / ours:.1f} times the grid's")
-
-    wanted = [accuracies for accuracies, _ in fits]
+    wanted = [*scikit_learn(train, y, test, y2, L2_GRID).T]
     scores = logistic_grid(train, y, test, y2)
     differences("default", scores, wanted)
     differences("converged", logistic_grid(train, y, test, y2, iterations=(60, 40)), wanted)
     best = scores.held_out.argmax()
     print(f"best cell on held-out samples: test {scores.test[best]:.3f}; best on test: {scores.every_test.max():.3f}")
-    seconds = median_seconds(lambda: knn_accuracy(train.split(1024, dim=1), y, test, y2), 1)
-    print(f"20 nearest neighbours of all cells: {seconds:.2f} s")
-
-
-def resident() -> float:
-    """GiB of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096 / 2**30
-
-
-def peak(run: Callable[[], object]) -> float:
-    """GiB that `run` adds at most, looked at every 5 ms."""
-    before, highest, done = resident(), [0.0], threading.Event()
-
-    def watch() -> None:
-        while not done.wait(0.005):
-            highest[0] = max(highest[0], resident() - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    run()
-    done.set()
-    watcher.join()
-    return highest[0]
 
 
 def large(layers: int = 13, n: int = 50_000, n2: int = 10_000, d: int = 512, classes: int = 100) -> None:
@@ -137,7 +63,10 @@ def large(layers: int = 13, n: int = 50_000, n2: int = 10_000, d: int = 512, cla
                 flush=True,
             )
 
-    print(f"{layers} layers, {n} x {d}, {classes} classes, the features among it: {peak(run):.2f} GiB at most")
+    print(
+        f"{layers} layers, {n} x {d}, {classes} classes, the features among it: "
+        f"{added_memory(run, torch.device('cpu')) / 2**30:.2f} GiB at most"
+    )
 
 
 def main() -> None:
@@ -147,7 +76,6 @@ def main() -> None:
     parser.add_argument("--max-train", type=int, default=2000)
     parser.add_argument("--max-test", type=int, default=1000)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--large", action="store_true", help="the memory of a large level instead; minutes")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -155,7 +83,7 @@ def main() -> None:
     if options.large:
         large()
     else:
-        compared(*features(options.ckpt, options.data, options.max_train, options.max_test), options.repeats)
+        compared(options.ckpt, options.data, options.max_train, options.max_test)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from benchmarks.cases import Row, Setting
 from benchmarks.measuring import Spread
 
 HEADER = ("case", "batch", "precision", "ms", "plain ms", "ratio", "quartiles", "pairs", "GFLOP", "mfu", "MiB", "plain")
-WIDTHS = (38, 5, 18, 10, 10, 6, 13, 5, 8, 5, 6, 6)
+WIDTHS = (43, 5, 18, 10, 10, 6, 13, 5, 8, 5, 6, 6)
 
 
 def line(cells: Iterable[object]) -> str:

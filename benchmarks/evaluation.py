@@ -1,21 +1,22 @@
-"""The whole evaluation, FID, IS, KID, precision and recall, against torch-fidelity's on the same images and weights.
+"""The whole evaluation, FID, IS, KID, precision and recall, from PNGs, beside torch-fidelity's with the same weights.
 
-python benchmarks/evaluation_speed.py [--weights FILE] [--images 128] [--size 32] [--threads 2] [--repeats 3]
-
-Random images as PNGs; without --weights random ones in the file's layout: the work is the same. Each repeat runs
-both, one after the other, with nothing cached; medians are of the repeats.
+The weights are random ones in the layout of the published file: the work is the same.
 """
 
-import argparse
+from __future__ import annotations
+
 import os
-import statistics
 import tempfile
-import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch_fidelity
+from torch_fidelity import feature_extractor_inceptionv3 as inception
 
+from benchmarks.cases import Agreement, Case, Compared, Setting
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.evaluation.open_by_name import open_images
@@ -25,14 +26,30 @@ from uvit_decay.runtime.distributed import Processes
 
 METRICS = {"fid": "frechet_inception_distance", "is": "inception_score_mean", "kid": "kernel_inception_distance_mean"}
 METRICS |= {"precision": "precision", "recall": "recall"}
+TOLERANCE = 1e-2  # of the FID
+BATCH = 64
+
+
+def cases(setting: Setting) -> Iterator[Case]:
+    """Yield one case, in our default precision; torch-fidelity computes in float32."""
+    count = setting.size(64, 5000, 12)
+    subset = min(1000, count // 2)
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        weights = random_weights(root / "inception.pth")
+        sides = [write_images(root / str(seed), seed, count, 32) for seed in (1, 2)]
+        runs = {
+            "ours": partial(ours, *sides, weights, BATCH, subset, setting.device),
+            "plain": partial(theirs, *sides, weights, BATCH, subset, setting.on_gpu),
+        }
+        mine, other = runs["ours"](), runs["plain"]()
+        off = abs(mine["fid"] / other[METRICS["fid"]] - 1)
+        compared = [Compared("default", "ours", "plain", Agreement(off, TOLERANCE), rate="float32")]
+        yield Case("FID, IS, KID, PRC of 32x32 PNGs", 2 * count, runs, compared, 5)
 
 
 def random_weights(path: Path) -> Path:
-    """A file like the published one, with weights that keep activations in range."""
-    from unittest.mock import patch
-
-    from torch_fidelity import feature_extractor_inceptionv3 as inception
-
+    """Write a file like the published one, with weights that keep activations in range."""
     torch.manual_seed(0)
     with (
         patch.object(inception, "load_state_dict_from_url", return_value={}),
@@ -49,7 +66,7 @@ def random_weights(path: Path) -> Path:
 
 
 def write_images(folder: Path, seed: int, count: int, size: int) -> Path:
-    """Smooth noise: unlike white noise its features differ from image to image."""
+    """Write smooth noise: unlike white noise its features differ from image to image."""
     random = torch.Generator().manual_seed(seed)
     coarse = torch.rand(count, 3, 6, 6, generator=random)
     images = torch.nn.functional.interpolate(coarse, (size, size), mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
@@ -61,6 +78,7 @@ def write_images(folder: Path, seed: int, count: int, size: int) -> Path:
 def ours(
     samples: Path, reference: Path, weights: Path, batch: int, subset: int, device: torch.device
 ) -> dict[str, float]:
+    """Return the metrics, with nothing cached."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         extractor = Inception(str(weights), "adm")
@@ -73,6 +91,7 @@ def ours(
 
 
 def theirs(samples: Path, reference: Path, weights: Path, batch: int, subset: int, cuda: bool) -> dict[str, float]:
+    """Return torch-fidelity's metrics, with nothing cached."""
     return torch_fidelity.calculate_metrics(
         input1=str(samples),
         input2=str(reference),
@@ -89,43 +108,3 @@ def theirs(samples: Path, reference: Path, weights: Path, batch: int, subset: in
         cache=False,
         verbose=False,
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path)
-    parser.add_argument("--images", type=int, default=128, help="on each side")
-    parser.add_argument("--size", type=int, default=32)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        weights = options.weights or random_weights(root / "inception.pth")
-        sides = [write_images(root / str(seed), seed, options.images, options.size) for seed in (1, 2)]
-        subset = min(1000, options.images // 2)
-        times: dict[str, list[float]] = {"ours": [], "theirs": []}
-        for _ in range(options.repeats):
-            start = time.perf_counter()
-            mine = ours(*sides, weights, options.batch, subset, device)
-            middle = time.perf_counter()
-            other = theirs(*sides, weights, options.batch, subset, device.type == "cuda")
-            times["ours"].append(middle - start)
-            times["theirs"].append(time.perf_counter() - middle)
-        for name, key in METRICS.items():
-            print(f"{name:10} {mine[name]:.8g}, torch-fidelity {other[key]:.8g}")
-        total = 2 * options.images
-        rates = {name: total / statistics.median(seconds) for name, seconds in times.items()}
-        ratios = sorted(b / a for a, b in zip(times["ours"], times["theirs"], strict=True))
-        print(
-            f"{rates['ours']:.2f} images/s, torch-fidelity {rates['theirs']:.2f}: {statistics.median(ratios):.2f} times"
-        )
-        print(f"ratios of the repeats {ratios[0]:.2f} to {ratios[-1]:.2f}; {device}, {torch.get_num_threads()} threads")
-
-
-if __name__ == "__main__":
-    main()
