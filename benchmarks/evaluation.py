@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ BATCH = 64
 
 def cases(setting: Setting) -> Iterator[Case]:
     """Yield one case, in our default precision; torch-fidelity computes in float32."""
+    warnings.filterwarnings("ignore", message="This DataLoader will create")  # torch-fidelity's
     count = setting.size(64, 5000, 12)
     subset = min(1000, count // 2)
     with tempfile.TemporaryDirectory() as name:

@@ -34,7 +34,7 @@ def hollow_shard(path: Path, count: int) -> None:
 
 
 def megabytes() -> dict[str, int]:
-    """Return the memory of this process: its own, and with mapped files (libraries, shards), which the system can take back."""
+    """Return MiB of this process: its own, and with mapped files, which the system can take back."""
     lines = Path("/proc/self/status").read_text().splitlines()
     found = dict(line.split(":", 1) for line in lines)
     return {name: int(found[key].split()[0]) // 1024 for name, key in (("own", "RssAnon"), ("with files", "VmRSS"))}

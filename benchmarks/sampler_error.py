@@ -1,6 +1,6 @@
 """How wrong each sampler is on each path, where the truth is known: a mixture of two Gaussians in the plane.
 
-python benchmarks/sampler_error.py [--size 64]; prints for each path and sampler
+python -m benchmarks.sampler_error [--size 64]; prints for each path and sampler
 
     SW      sliced Wasserstein-1 distance of its samples, at its default steps, from exact ones; the floor is that of
             exact samples from others

@@ -19,6 +19,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.diffusion.loss import diffusion_loss
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import DiffusionTask, MAETask
 from uvit_decay.tasks.base import Optimization, Task
 
@@ -136,16 +137,18 @@ def step_case(size: Size, setting: Setting) -> Case:
         for p in TOLERANCES:
             runs[f"{p} compiled"] = partial(second, p == "bf16")
             compared.append(Compared(p, f"{p} compiled", f"plain {p}", agreements[p], compiled=True, rate=p))
-    chosen = default_precision(setting.device)
+    chosen = default_precision(net, setting.device)
     compared.append(Compared(f"default ({chosen})", chosen, "plain float32", agreements[chosen], rate=chosen))
     weights = sum(4 * p.numel() * (4 if p.requires_grad else 2) for p in net.parameters())  # two moments, an average
     held = dict.fromkeys(runs, weights)
     return Case(f"train {size.name}", size.batch, runs, compared, size.pairs, flops(net, size.batch), held)
 
 
-def default_precision(device: torch.device) -> str:
-    """Return the precision in which train.py trains here if none is asked for."""
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+def default_precision(net: UViT | SiT | MAE, device: torch.device) -> str:
+    """Return the precision in which train.py trains this network here if none is asked for."""
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported() else "float32"
+    return "bf16" if bf16_gain(net.dim) > 1.0 else "float32"
 
 
 def flops(net: UViT | SiT | MAE, batch: int) -> int:
