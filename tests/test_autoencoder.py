@@ -70,6 +70,15 @@ def test_networks_see_the_scaled_latents_and_decoding_takes_the_scale_back(vae):
     assert (actual.decode(z).int() - expected.int()).abs().max() > 1
 
 
+def test_bfloat16_takes_channels_last_and_float32_keeps_its_layout(vae):
+    exact, rough = Autoencoder(str(vae)), Autoencoder(str(vae), dtype=torch.bfloat16)
+    for net, last in ((exact.net, False), (rough.net, True), (rough.on("cpu").net, True)):
+        assert net.encoder.conv_in.weight.is_contiguous(memory_format=torch.channels_last) is last
+    assert rough.space == exact.space
+    moments = exact.encode(random_images())
+    assert 0 < (rough.encode(random_images()) - moments).norm() / moments.norm() < 0.02
+
+
 @pytest.mark.parametrize("shift", [0.0, 0.3])
 def test_scaling_is_undone(shift):
     space = LatentSpace("x", "", 0.5, shift, 4, 8)

@@ -2,7 +2,8 @@
 
 A shard is the unit of work: one process encodes it, in batches that never cross its borders, and writes it atomically.
 An interrupted run therefore continues with the missing shards, and these have the same bytes as those of an
-uninterrupted run on the same kind of device and, on CPUs, with the same number of threads.
+uninterrupted run on the same kind of device, with the same versions and, on CPUs, the same number of threads. Those of
+older versions differ by rounding: about 1e-6 of the moments in float32, 1 % in bfloat16, as far as either is off.
 """
 
 from __future__ import annotations
