@@ -49,15 +49,18 @@ class DecayedNet(nn.Module):
         unread: list[Tensor] = []
         for k, block in enumerate(blocks):
             skip = unread.pop() if k >= len(blocks) - skips else None
-            tokens = self.run_block(block, tokens, skip, *conditions, *self._weights(k, keep))
+            tokens = self.run_block(block, tokens, skip, *conditions, *self._weights(k, keep, is_compiled(block)))
             if k < skips:
                 unread.append(tokens)
             yield tokens
 
-    def _weights(self, k: int, keep: Tensor | None) -> tuple[Sequence[float | Tensor], Sequence[float | Tensor]]:
-        """Return the alphas and the betas of block k."""
+    def _weights(
+        self, k: int, keep: Tensor | None, as_tensors: bool
+    ) -> tuple[Sequence[float | Tensor], Sequence[float | Tensor]]:
+        """Return the alphas and the betas of block k; alphas are scalar tensors if learned or if `as_tensors`."""
         pair = slice(2 * k, 2 * k + 2)
-        alphas = tuple(self.alphas[pair]) if self.shortcuts.learnable else self.shortcuts.alphas[pair]
+        learned = self.shortcuts.learnable
+        alphas = tuple(self.alphas[pair]) if learned or as_tensors else self.shortcuts.alphas[pair]
         betas = self.shortcuts.betas[pair]
         if keep is None:
             return alphas, betas
@@ -87,6 +90,14 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     check_whole(0, 2**24, num_classes=config["num_classes"])
     if not 0.0 < config["mlp_ratio"] <= 1000.0:
         raise UserError(f"mlp_ratio must be positive and at most 1000, got {config['mlp_ratio']}")
+
+
+def is_compiled(block: nn.Module) -> bool:
+    """Return whether `block.compile()` was called, so that its call runs a graph, which all blocks alike share.
+
+    Numbers are constants of a graph: with an alpha of its own each block would be compiled anew.
+    """
+    return block._compiled_call_impl is not None
 
 
 def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:

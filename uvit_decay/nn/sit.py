@@ -154,7 +154,8 @@ class SiT(DecayedNet):
     def _states(self, x: Tensor, c: Tensor) -> Iterator[Tokens]:
         blocks = self._blocks()
         skips = len(blocks) // 2 if self.config["wiring"] == "decayed" else 0
-        return self.run_blocks(self.x_embedder(x) + self.pos_embed, blocks, skips, c)
+        patches = self.x_embedder(x).contiguous()  # blocks are compiled for the strides of their input, too
+        return self.run_blocks(patches + self.pos_embed, blocks, skips, c)
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
