@@ -21,7 +21,7 @@ Pixels = Literal["imagenet", "unit"]
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:
-    """Return a context that disables autocast on the device of `x`, for the first and the last layers of a network.
+    """Return a context that disables autocast on the device of `x`, such as for the first and last layers of a network.
 
     Their cost is negligible, and bfloat16 would lose 0.7 % of the noise's variance of x_t at t = 1e-3.
     """

@@ -14,6 +14,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
@@ -39,13 +40,14 @@ class NearestNeighbours:
     def update(self, train: Float[Tensor, "m b d"], labels: Int64[Tensor, " b"]) -> None:
         """Update the neighbours with the next chunk of training samples, for all cells."""
         width = max(1, SIMILARITIES // max(1, self.test.shape[1]))
-        for x, y in zip(train.split(width, dim=1), labels.to(self.test.device).split(width), strict=True):
-            merged = [self._merged(m, x[m].to(self.test), y) for m in range(len(x))]
+        labels = labels.to(self.test.device, non_blocking=True)
+        for x, y in zip(train.split(width, dim=1), labels.split(width), strict=True):
+            merged = [self._merged(m, x[m].to(self.test, non_blocking=True), y) for m in range(len(x))]
             self.near, self.labels = (torch.stack(side) for side in zip(*merged, strict=True))
 
     def _merged(self, m: int, x: Float[Tensor, "b d"], y: Int64[Tensor, " b"]) -> tuple[Tensor, Tensor]:
         """Return the neighbours of cell m among the previous ones and x, nearest first."""
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x):
             similar, index = _nearest(self.test[m] @ normalize(x, dim=-1).T, self.k)
         similar = torch.cat([self.near[m], similar], dim=1)
         labels = torch.cat([self.labels[m], y[index]], dim=1)

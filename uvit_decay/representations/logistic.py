@@ -19,6 +19,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 from torch.nn.functional import pad
 
+from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
 
@@ -225,7 +226,7 @@ def logistic_grid(
     y, y2 = train_labels.to(device)[order], test_labels.to(device)
     l2 = torch.tensor(l2_grid, dtype=torch.float32, device=device)
     rows = []
-    with torch.autocast(device.type, enabled=False):
+    with without_autocast(l2):
         for x, x2 in zip(train.split(cells), test.split(cells), strict=True):
             x = x.to(device, torch.float32)[:, order]
             held_out, start, axes = _held_out(x, y, l2, k, iterations[0])
@@ -249,7 +250,7 @@ def fitted_accuracy(
 ) -> Float[Tensor, " m"]:
     """Fit one penalty to all training samples, standardised, until it converges; return the test accuracy of cells."""
     penalty = torch.tensor([l2], dtype=torch.float32, device=train.device)
-    with torch.autocast(train.device.type, enabled=False):
+    with without_autocast(train):
         frame = Frame.of(train)
         problem = Logistic(train, frame, labels, penalty, int(labels.max()) + 1)
         w = minimise(problem, problem.start, iterations, TOLERANCE)

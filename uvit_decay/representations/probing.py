@@ -276,6 +276,7 @@ class Prober:
             x = self.data.network_input(images[part][0].to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
-                features = pooled_features(self.net, *inputs, pool=self.probing.pool)[layers]
-            out[:, start : start + len(part)] = features.cpu()
+                features = pooled_features(self.net, *inputs, pool=self.probing.pool)
+            # A list as index would be copied to the device for each batch.
+            out[:, start : start + len(part)] = torch.stack([features[layer] for layer in layers]).cpu()
         return out

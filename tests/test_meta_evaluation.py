@@ -1,0 +1,180 @@
+"""Evaluation on a GPU, for which the meta device stands: where it waits for it, exactly (docs/performance.md)."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_net
+from record_ops import Waits
+from small_mae import small_mae
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.data import Digits
+from uvit_decay.data.augment import Augment, erased
+from uvit_decay.data.augmented import Cached
+from uvit_decay.data.decoding import ResizedCentre
+from uvit_decay.diffusion.likelihood import log_likelihood
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.diffusion.sampling import DiffusionModel
+from uvit_decay.evaluation.extract import Extraction as Extract
+from uvit_decay.evaluation.image_sources import DatasetImages
+from uvit_decay.metrics import Inception, SmallClassifier, inception_net
+from uvit_decay.metrics.kid import kernel_distance
+from uvit_decay.metrics.precision_recall import precision_recall
+from uvit_decay.metrics.resize import RESIZE
+from uvit_decay.representations.extraction import Extraction, Features
+from uvit_decay.representations.logistic import fitted_accuracy
+from uvit_decay.representations.options import Classification
+from uvit_decay.representations.patch_features import PatchFeatures
+from uvit_decay.representations.probing import Prober, Probing
+from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.representations.reconstruction import Reconstructor
+from uvit_decay.runtime.distributed import Processes
+
+META = torch.device("meta")
+NUMBER, TO_HOST, TO_DEVICE, SEEN = "reads a number", "copies to the host", "copies to the device", "looks at numbers"
+
+
+def there(*shape, dtype=torch.float32):
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def waits_of(call):
+    """What the call waits for, counted, by the files' names; and its result."""
+    with Waits() as waits:
+        result = call()
+    return Counter(place.rpartition("/")[2] for place in waits.found), result
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits()
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="module")
+def net():
+    return tiny_net().to(META).eval()
+
+
+def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits, net):
+    probing = Probing(times=(0.1,), max_train=32, max_test=16, batch_size=16, neighbours=5)
+    prober, cells = Prober(net, VP(), digits, probing, META), len(net.layers)
+    features, (train, *_) = waits_of(lambda: prober.features(0))
+    assert (train.device.type, train.shape) == ("cpu", (cells, 32, net.dim))
+    assert features == {f"probing.py _features: {TO_HOST}": 3}
+    found, _ = waits_of(lambda: prober.grid(Processes()))
+    assert found - features == {
+        f"logistic.py logistic_grid: {TO_DEVICE}": 6,  # order, penalties, features and labels
+        f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
+        f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
+        f"logistic.py <genexpr>: {TO_HOST}": 2,
+        f"probing.py _level: {TO_DEVICE}": 1,
+        f"probing.py _ranks: {TO_DEVICE}": 1,
+        f"knn.py _nearest: {NUMBER}": cells,  # are there ties?
+        f"knn.py _nearest: {SEEN}": 2 * cells,  # which
+        f"knn.py predict: {NUMBER}": 1,
+        f"knn.py knn_accuracy: {TO_HOST}": 1,
+        f"effective_rank.py effective_rank: {SEEN}": 2 * cells,  # eigenvalues
+        f"effective_rank.py effective_rank: {NUMBER}": 2 * cells,
+    }
+
+
+def test_features_of_protocols_wait_once_a_batch(digits):
+    encoder = small_mae().to(META).eval()
+    extraction = Extraction(encoder, None, 2, 0.0, False, META, "float32", seed=0, batch_size=16)
+    chosen = list(range(32)), list(range(16))
+    found, features = waits_of(lambda: extraction.features(digits, chosen, ["all", "mean"], Processes()))
+    assert (features["all"].train.device, features["mean"].test.shape) == (META, (16, 16))
+    assert found.pop(f"extraction.py work: {TO_HOST}") == 3
+    assert found == {f"extraction.py _pooled: {TO_DEVICE}": 2, f"extraction.py features: {TO_DEVICE}": 2}
+
+
+def test_patch_features_and_reconstructions_wait_once_a_batch(digits, net):
+    source = DatasetImages("digits", digits.test, 1, ())
+    patches = PatchFeatures(net, VP(), source, META, 0.1, seed=0, batch_size=8, title="")
+    found, states = waits_of(lambda: list(patches.states(range(16), [1])))
+    assert [state.shape for state in states] == [(1, 8, 16, net.dim)] * 2
+    assert found == {f"patch_features.py <listcomp>: {TO_HOST}": 2}
+    reconstruct = Reconstructor(small_mae().to(META).eval())
+    found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
+    assert images.device == META
+    assert found == {f"image_io.py to_uint8: {NUMBER}": 3}
+
+
+def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
+    labels = there(32, dtype=torch.int64)
+    features = Features(there(32, 16), labels, there(16, 16), labels[:16], 10)
+    options = Classification(epochs=3, neighbours=3)
+    linear = waits_of(lambda: PROTOCOLS["in100-linear"].judge(features, options))[0]
+    start, order = 1, 3
+    assert linear == {f"linear.py accuracies: {TO_DEVICE}": start + order, f"linear.py accuracies: {TO_HOST}": 3}
+    found = waits_of(lambda: fitted_accuracy(features.train[None], labels, features.test[None], labels[:16], 1.0, 4))[0]
+    assert found == {
+        f"logistic.py minimise: {NUMBER}": 4,
+        f"logistic.py of: {SEEN}": 1,
+        f"logistic.py fitted_accuracy: {TO_DEVICE}": 1,
+        f"logistic.py fitted_accuracy: {NUMBER}": 1,
+        f"logistic.py fitted_accuracy: {TO_HOST}": 1,
+    }
+
+
+def test_likelihoods_never_wait(net):
+    model = DiffusionModel.from_net(net, VP(), "eps", META)
+    found, density = waits_of(lambda: log_likelihood(model, there(3, 1, 8, 8), [0, 1, 2], [4, 5, 6], steps=3))
+    assert (density.device, density.shape, found) == (META, (3,), {})
+
+
+@pytest.mark.parametrize("protocol", RESIZE)
+def test_features_of_inception_never_wait(protocol, monkeypatch):
+    monkeypatch.setattr(inception_net, "read_weights", lambda path: {})  # the tensors stay as they are built: on meta
+    monkeypatch.setattr(inception_net, "_check_layout", lambda *tensors: None)
+    extractor = Inception(protocol=protocol, spatial=True)
+    extractor.net = inception_net.InceptionV3(Path(), protocol, spatial=True).to(META)
+    extractor.net.place(META)
+    found, features = waits_of(lambda: extractor(there(2, 1, 32, 32, dtype=torch.uint8)))
+    assert [(part.device, part.shape[1]) for part in features] == [(META, 2048), (META, 1008), (META, 2023)]
+    assert found == {}
+
+
+def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_path):
+    extractor = SmallClassifier()
+    extractor.channels, extractor.widths["logits"], extractor.sha256 = 1, 10, ""
+    extractor.net = extractor._network().eval().to(META)
+    images = DatasetImages("digits", digits.test, 1, (), list(range(48)))
+    run = Extract(extractor, META, batch_size=2, show=False).run
+    found, store = waits_of(lambda: run(images, ["features", "logits", "shown"], Processes(), tmp_path / "store"))
+    assert found == {f"extract.py <dictcomp>: {TO_HOST}": 2 * 24}
+    assert store.tensor("features").shape == (48, 64)
+
+
+def test_metrics_wait_for_their_results_and_for_distances_that_cancel():
+    real, fake = there(20, 8), there(20, 8)
+    checks = {f"checks.py check_features: {NUMBER}": 2}
+    kid = waits_of(lambda: kernel_distance(real, fake, subsets=3, subset_size=10))[0]
+    assert kid == checks | {f"kid.py kernel_distance: {NUMBER}": 2}
+    found = waits_of(lambda: precision_recall(real, fake))[0]
+    tiles = {f"precision_recall.py _squared_distances: {SEEN}": 3}
+    assert found == checks | tiles | {f"precision_recall.py precision_recall: {NUMBER}": 2}
+
+
+def test_autoencoders_wait_for_the_check_of_decoded_images(vae):
+    autoencoder = Autoencoder(str(vae)).on(META)
+    images = torch.zeros(2, 3, 64, 64, dtype=torch.uint8)
+    found, moments = waits_of(lambda: autoencoder.encode(images))
+    assert (moments.device, moments.shape, found) == (META, (2, 8, 8, 8), {})
+    found, decoded = waits_of(lambda: autoencoder.decode(autoencoder.space.mean(moments)))
+    assert (decoded.device, decoded.shape) == (META, images.shape)
+    assert found == {f"image_io.py to_uint8: {NUMBER}": 1}
+
+
+def test_crops_and_erased_rectangles_never_wait():
+    images = Cached(there(9, 3, 16, 16, dtype=torch.uint8), torch.arange(9), 12, ResizedCentre(0.875))
+    rows = torch.arange(4)
+    draws = Augment().draws(0, rows)
+    for crop in (lambda: images.augmented([1, 2, 3, 4], draws)[0], lambda: images[[5, 6, 7, 8]][0]):
+        found, crops = waits_of(crop)
+        assert (crops.device, crops.shape, found) == (META, (4, 3, 12, 12), {})
+    assert waits_of(lambda: erased(there(4, 3, 12, 12), 1.0, 0, rows))[0] == {}
