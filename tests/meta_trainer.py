@@ -66,16 +66,16 @@ class _Steps(Callback):
 
 
 def waits_of_steps(
-    folder: Path, task: Task, data: ImageData, ema: bool = True, steps: int = 4, **options: Any
+    folder: Path, task: Task, data: ImageData, ema: bool = True, save_at: int = 10_000, **options: Any
 ) -> list[dict[str, int]]:
-    """Return what each step but the last one of a run waits for, counted; steps 2, 4, ... are logged."""
+    """Return what each of the first three steps of a run waits for, counted; the second one is logged."""
     waits = Waits()
     counted = _Steps(waits)
-    callbacks = [*([EMA(0.9)] if ema else []), LastCheckpoint(every_n_steps=10_000), counted]
+    callbacks = [*([EMA(0.9)] if ema else []), LastCheckpoint(every_n_steps=save_at), counted]
     strategy = SingleDeviceStrategy(META, accelerator=_MetaAccelerator())
     options = {**OPTIONS, "logger": False, "log_every_n_steps": 2, **options}
     trainer = Trainer(
-        strategy=strategy, devices=1, max_steps=steps, default_root_dir=folder, callbacks=callbacks, **options
+        strategy=strategy, devices=1, max_steps=4, default_root_dir=folder, callbacks=callbacks, **options
     )
     with pytest.MonkeyPatch.context() as patch, waits:
         patch.setattr(base, "NEVER", 1)  # as every number of this device is

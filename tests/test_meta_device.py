@@ -40,6 +40,12 @@ def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path)
     assert steps == [LOGGED, {}]
 
 
+def test_a_checkpoint_waits_for_three_checks(tmp_path):
+    guard = "tasks/base.py raise_if_not_finite: reads a number"
+    saved = waits_of_steps(tmp_path, tiny_task(), Digits(32), save_at=3)[2]
+    assert saved == {guard: 1, "tasks/base.py check_finite: reads a number": 2}
+
+
 def away(**changes) -> Samples:
     """Samples of a small network on the device."""
     model = DiffusionModel.from_net(tiny_net().to(META).eval(), VP(), "eps", META)
