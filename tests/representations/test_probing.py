@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -82,6 +83,25 @@ def test_chosen_layers_and_small_memory_give_the_same_cells(monkeypatch):
     for name, actual in whole.scores.items():
         torch.testing.assert_close(part.scores[name], actual[:, [0, 2]])
         torch.testing.assert_close(split.scores[name], actual)
+
+
+def test_levels_in_several_threads_give_the_same_cells(monkeypatch):
+    data, net = Digits(), tiny_net().eval()
+    data.setup()
+    prober = Prober(net, VP(), data, Probing(times=(0.05, 0.1, 0.3), max_train=200, max_test=100), CPU)
+    grids, seen = [], []
+    level = Prober._level
+
+    def watched(self, number):
+        seen.append(threading.current_thread())
+        return level(self, number)
+
+    monkeypatch.setattr(Prober, "_level", watched)
+    for threads in (1, 3):
+        monkeypatch.setattr(probing, "free_threads", lambda threads=threads: threads)
+        grids.append(prober.grid(Processes()).scores)
+    assert [thread is threading.main_thread() for thread in seen] == 3 * [True] + 3 * [False]
+    assert all(torch.equal(grids[0][name], grids[1][name]) for name in grids[0])
 
 
 def test_features_are_taken_in_the_chosen_precision_which_the_protocol_says():

@@ -44,6 +44,7 @@ class EMA(Callback):
         self.shadow: dict[str, Tensor] = {}
         self._seen_step = 0
         self._raw: list[Tensor] | None = None
+        self._trained: list[nn.Parameter] = []  # the parameters of the network
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         if _trains_below_batch_norm(task.net):
@@ -58,13 +59,14 @@ class EMA(Callback):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = trainer.global_step  # only now restored when a run is resumed
+        self._trained = list(task.net.parameters())  # finding them takes as long as averaging those of a tiny network
 
     def on_train_batch_end(self, trainer: Trainer, task: LightningModule, *_: Any) -> None:
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
-        weights = [local(p.detach()).float() for p in task.net.parameters()]
+        weights = [local(p.detach()).float() for p in self._trained]
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,7 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.threads import in_threads
 
 PART = 256  # most images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number
@@ -119,10 +118,4 @@ def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Tensor]
     if not images.prefetch:
         yield from map(images.read, parts)
         return
-    waiting: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(1) as thread:
-        for part in parts:
-            waiting.append(thread.submit(images.read, part))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
+    yield from in_threads(images.read, parts, 1)

@@ -8,9 +8,10 @@ penalty or of the best cell, is made on held-out training images.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,7 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.plain import write_json
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal, subset
+from uvit_decay.runtime.threads import free_threads, in_threads
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
@@ -38,6 +40,8 @@ if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.diffusion.noise_path import NoisePath
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
+SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
+READING = Lock()  # image files are read by one thread at a time
 CHUNK = 4096  # training samples compared with the test samples at a time
 SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
@@ -191,17 +195,26 @@ class Prober:
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
         levels = range(len(self.times))
-        bar = tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main))
         rows = []
-        with bar:
-            for row in processes.map_ordered(levels, self._level):
+        with tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main)) as bar:
+            for row in self._rows(levels, processes):
                 rows.append(row)
                 bar.update()
         if not processes.is_main:
             return None
-        layers = {i: self.net.layers[i] for i in layer_indices(self.net.layers, self.probing.layers)}
+        layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
         return Grid(layers, self.times, scores, self.protocol())
+
+    def _rows(self, levels: range, processes: Processes) -> Iterator[Tensor]:
+        """Yield the scores of the levels on the first process; on a CPU idle cores compute others that are small."""
+        room = SMALL // self._bytes(len(self._chosen_layers()))
+        threads = min(len(levels), free_threads(), room) if self.device.type == "cpu" and processes.size == 1 else 1
+        if threads > 1:
+            with computing(self.device, self.precision):  # a setting of all threads, which `_features` then leaves
+                yield from in_threads(self._level, levels, threads)
+        else:
+            yield from processes.map_ordered(levels, self._level)
 
     @torch.no_grad()
     def estimated_seconds(self, count: int) -> float:
@@ -251,10 +264,15 @@ class Prober:
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
-        layers = layer_indices(self.net.layers, self.probing.layers)
-        images = sum(map(len, probed_images(self.probing, self.data)))
-        size = max(1, FEATURES // (4 * images * self.net.dim))
+        layers, size = self._chosen_layers(), max(1, FEATURES // self._bytes(1))
         return [layers[i : i + size] for i in range(0, len(layers), size)]
+
+    def _chosen_layers(self) -> list[int]:
+        return layer_indices(self.net.layers, self.probing.layers)
+
+    def _bytes(self, layers: int) -> int:
+        """Return the bytes of the features of so many layers."""
+        return 4 * layers * sum(map(len, probed_images(self.probing, self.data))) * self.net.dim
 
     def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return features, float32 (layers, n, d), and labels, int64 (n,), of training and of test images, on the CPU.
@@ -262,7 +280,7 @@ class Prober:
         `level` is the index of the noise level; `layers` are numbers of layers, None for all that are probed.
         """
         train, test = probed_images(self.probing, self.data)
-        layers = layer_indices(self.net.layers, self.probing.layers) if layers is None else layers
+        layers = layers or self._chosen_layers()
         train_features = self._features(self.data.train, train, "train", level, layers)
         test_features = self._features(self.data.test, test, "test", level, layers)
         return train_features, self.data.train.labels[train], test_features, self.data.test.labels[test]
@@ -273,7 +291,8 @@ class Prober:
         out = torch.empty(len(layers), len(chosen), self.net.dim)
         for start in range(0, len(chosen), self.probing.batch_size):
             part = chosen[start : start + self.probing.batch_size]
-            x = self.data.network_input(images[part][0].to(self.device, non_blocking=True))
+            with READING:
+                x = self.data.network_input(images[part][0].to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
                 features = pooled_features(self.net, *inputs, pool=self.probing.pool)
