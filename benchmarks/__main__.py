@@ -38,12 +38,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compiled networks, too; always on GPUs")
     parser.add_argument("--threads", type=int, help="of the CPU; default: torch's")
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for one thread, beside others")
-    parser.add_argument("--budget", type=float, default=20.0, help="seconds after which a case starts no further round")
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=12.0,
+        help="seconds after which a case starts no further round; default: %(default)s",
+    )
     parser.add_argument("--json", type=Path, default=Path("runs/bench.json"), help="default: %(default)s")
     options = parser.parse_args(arguments)
     if options.threads:
         torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.backends.cudnn.allow_tf32 = False  # float32 is float32, in convolutions too
     compiled = options.compile or (device.type == "cuda" and not options.quick)
     setting = Setting(device, options.quick, compiled, options.clock == "cpu", options.budget)
     options.json.parent.mkdir(parents=True, exist_ok=True)

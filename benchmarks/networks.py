@@ -59,10 +59,10 @@ def mae_b() -> MAE:
     return create_model("mae-b/16", 0.6, wiring="decayed")
 
 
-def small(width: int) -> UViT:
+def small(width: int, num_classes: int = 0) -> UViT:
     """Return the network of the digits, 17 tokens of width 64, or one of 65 tokens of width 128 or 192."""
     sizes = {64: (8, 2, 1, 64, 6, 2), 128: (16, 2, 3, 128, 6, 4), 192: (32, 4, 3, 192, 12, 6)}
-    return UViT(*sizes[width], alpha_min=0.7, init="xavier")
+    return UViT(*sizes[width], num_classes=num_classes, alpha_min=0.7, init="xavier")
 
 
 def tiny_sit() -> SiT:

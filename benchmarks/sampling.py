@@ -35,7 +35,7 @@ class Size:
 
 
 def sizes(setting: Setting) -> Iterator[Size]:
-    """Yield a U-ViT with DDIM, and a SiT with its ODE and its SDE."""
+    """Yield U-ViTs with DDIM, and a SiT with its ODE and its SDE."""
     few = setting.size(cpu=4, gpu=24, quick=2)
     ddim, ode, sde = Sampling("ddim", few, clip=False), Sampling("sit-ode", few // 2), Sampling("sit-sde", few)
     uvit, sit = (ddim, replace(ddim, guidance=1.4)), (ode, sde, replace(sde, guidance=1.5))
@@ -43,6 +43,7 @@ def sizes(setting: Setting) -> Iterator[Size]:
         yield Size("uvit", UViT(8, 2, 3, 32, 2, 2, num_classes=10, alpha_min=0.7), 2, uvit)
         yield Size("sit", networks.tiny_sit(), 2, sit)
         return
+    yield Size("width 64, 18 tokens", networks.small(64, num_classes=10), setting.size(16, 256, 2), uvit)
     s = create_model("uvit-s/2", 0.7, image_size=32, channels=3, num_classes=10)
     yield Size("uvit-s/2", s, setting.size(4, 128, 2), uvit)
     size = setting.size(cpu=0, gpu=1, quick=0)
@@ -91,35 +92,30 @@ def theirs(model: DiffusionModel, reference: nn.Module, sampling: Sampling, batc
 
 
 def agreement(model: DiffusionModel, reference: nn.Module, sampling: Sampling) -> Agreement:
-    """Return how far two samples of both sides are apart."""
-    precision = model.in_precision(sampling).precision
-    plain_sampling = replace(sampling, precision="float32" if precision == "tf32" else precision)
-    wanted = theirs(model, reference, plain_sampling, 2, same_noise=True)
+    """Return how far two samples of both sides are apart; the plain loop knows no TF32."""
+    exact = replace(sampling, precision="float32") if sampling.precision == "tf32" else sampling
+    wanted = theirs(model, reference, exact, 2, same_noise=True)
     off = (ours(model, sampling, 2) - wanted).norm() / wanted.norm()
-    return Agreement(off.item(), TOLERANCES[precision])
+    return Agreement(off.item(), TOLERANCES[sampling.precision])
 
 
 def sampling_case(
     size: Size, sampling: Sampling, model: DiffusionModel, compiled: DiffusionModel | None, reference: nn.Module
 ) -> Case:
     """Compare in float32, in bf16, and our default precision with a plain loop in float32."""
-    runs: dict[str, Run] = {}
-    compared: list[Compared] = []
-    for precision in ("float32", "bf16"):
-        exact = replace(sampling, precision=precision)
-        runs[f"plain {precision}"] = partial(theirs, model, reference, exact, size.batch, same_noise=False)
-        runs[precision] = partial(ours, model, exact, size.batch)
-        agreed = agreement(model, reference, exact)
-        pair = Compared(precision, precision, f"plain {precision}", agreed, rate=precision)
-        compared.append(pair)
-        if compiled is not None:
-            runs[f"{precision} compiled"] = partial(ours, compiled, exact, size.batch)
-            compared.append(replace(pair, ours=f"{precision} compiled", compiled=True))
     default = model.in_precision(sampling).precision
-    if default not in runs:  # TF32
-        runs[default] = partial(ours, model, sampling, size.batch)
-    agreed, rate = agreement(model, reference, sampling), "bf16" if default == "bf16" else "float32"
-    compared.append(Compared(f"default ({default})", default, "plain float32", agreed, rate=rate))
+    exact = {precision: replace(sampling, precision=precision) for precision in ("float32", "bf16", default)}
+    agreed = {precision: agreement(model, reference, each) for precision, each in exact.items()}
+    runs: dict[str, Run] = {p: partial(ours, model, each, size.batch) for p, each in exact.items()}
+    compared = []
+    for p in ("float32", "bf16"):
+        runs[f"plain {p}"] = partial(theirs, model, reference, exact[p], size.batch, same_noise=False)
+        compared.append(Compared(p, p, f"plain {p}", agreed[p], rate=p))
+        if compiled is not None:
+            runs[f"{p} compiled"] = partial(ours, compiled, exact[p], size.batch)
+            compared.append(replace(compared[-1], ours=f"{p} compiled", compiled=True))
+    rate = "bf16" if default == "bf16" else "float32"
+    compared.append(Compared(f"default ({default})", default, "plain float32", agreed[default], rate=rate))
     guided = f", w {sampling.guidance:g}" if sampling.guidance != 1 else ""
     name = f"sample {size.name}, {sampling.sampler}, NFE {sampling.nfe}{guided}"
     held = dict.fromkeys(runs, sum(4 * p.numel() for p in size.net.parameters()))
