@@ -133,6 +133,8 @@ def rows(case: Case, setting: Setting) -> Iterator[Row]:
     """Check and measure a case; yield a row for each comparison."""
     for compared in case.compared:
         compared.agreement.check(f"{case.name}, {compared.precision}")
+        if compared.compiled:
+            case.runs[compared.ours]()  # compiles
     memory = {name: _memory(case, name, setting) for name in case.runs}  # the warm-up, too
     found = setting.clock.in_turn(case.runs, case.pairs, setting.budget)
     for compared in case.compared:
