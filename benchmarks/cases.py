@@ -136,7 +136,7 @@ def rows(case: Case, setting: Setting) -> Iterator[Row]:
         if compared.compiled:
             case.runs[compared.ours]()  # compiles
     memory = {name: _memory(case, name, setting) for name in case.runs}  # the warm-up, too
-    found = setting.clock.in_turn(case.runs, case.pairs, setting.budget)
+    found = setting.clock.in_turn(case.runs, 2 if setting.quick else case.pairs, setting.budget)
     for compared in case.compared:
         ours, plain = found[compared.ours], found[compared.plain]
         seconds = Spread.of(ours)

@@ -45,10 +45,10 @@ def sizes(setting: Setting) -> Iterator[Size]:
         return
     yield Size("width 64, 18 tokens", networks.small(64, num_classes=10), setting.size(16, 256, 2), uvit)
     s = create_model("uvit-s/2", 0.7, image_size=32, channels=3, num_classes=10)
-    yield Size("uvit-s/2", s, setting.size(4, 128, 2), uvit)
+    yield Size("uvit-s/2", s, setting.size(2, 128, 2), uvit)
     size = setting.size(cpu=0, gpu=1, quick=0)
     name = ("sit-s/2", "sit-xl/2")[size]
-    yield Size(name, create_model(name, 0.8, num_classes=1000, wiring="decayed"), setting.size(4, 32, 2), sit)
+    yield Size(name, create_model(name, 0.8, num_classes=1000, wiring="decayed"), setting.size(2, 32, 2), sit)
 
 
 def cases(setting: Setting) -> Iterator[Case]:
