@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -12,10 +13,12 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
+from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Grid, Prober, check_probed, probed_images, usual_layer
+from uvit_decay.representations.probing import Prober, check_probed, probed_images, usual_layer
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
 
 
@@ -43,6 +46,7 @@ class LinearProbes(Periodic):
         neighbours: k of the nearest neighbours.
         seed: seed of the noise.
         batch_size: images per batch on each device.
+        precision: of the network; null: that of the task's sampling, else the default of evaluations.
     """
 
     history_file = PROBES
@@ -61,13 +65,19 @@ class LinearProbes(Periodic):
         neighbours: int = 20,
         seed: int = 0,
         batch_size: int = 256,
+        precision: Precision | None = None,
     ) -> None:
         super().__init__(every_n_steps, at_end, every_n_epochs)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         times = None if times is None else tuple(times)
         chosen = None if layers is None else tuple(map(str, layers))
         self.probing = Probing(times, chosen, pool or "mean", seed=seed, **sizes)
-        self.batch_size, self.watch = batch_size, watch
+        self.batch_size, self.watch, self.asked = batch_size, watch, precision
+
+    def precision(self, task: Task, device: torch.device | None = None) -> Precision:
+        if self.asked is None:
+            return super().precision(task, device)
+        return chosen_precision(self.asked, device or task.device)
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""

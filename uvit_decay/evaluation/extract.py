@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.threads import in_threads
+from uvit_decay.runtime.overlap import read_ahead
 
 PART = 256  # most images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number
@@ -69,7 +69,7 @@ class Extraction:
         missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
         # The batches of this process, in the order in which `map_ordered` asks for its parts.
         mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
-        reader = _read_ahead(images, mine)
+        reader = read_ahead(images.read, mine, self.device) if images.prefetch else (images.read(part) for part in mine)
 
         def work(part: range) -> dict[str, Tensor]:
             nfe = images.nfe
@@ -108,14 +108,3 @@ def _locked(store: FeatureStore) -> AbstractContextManager[object]:
     except Timeout:
         print(f"waiting for another program that fills {store.folder}", file=sys.stderr)
         return lock.acquire()
-
-
-def _read_ahead(images: ImageSource, parts: Sequence[range]) -> Iterator[Tensor]:
-    """Yield the images of these batches, in order; a thread reads the next batch while the caller uses the last one.
-
-    Sources that do not allow it (`prefetch` is false) are read directly.
-    """
-    if not images.prefetch:
-        yield from map(images.read, parts)
-        return
-    yield from in_threads(images.read, parts, 1)

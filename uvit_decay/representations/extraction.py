@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled
 from uvit_decay.representations.probing import network_inputs
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.overlap import read_ahead
 from uvit_decay.runtime.precision import Precision, computing
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
@@ -85,19 +87,23 @@ class Extraction:
     ) -> Float[Tensor, "pools n d"] | None:
         norm = final_norm(self.net) if self.norm else nn.Identity()
 
+        jobs = batches(len(chosen), self.batch_size, processes.size)
+        # The batches of this process, in the order in which `map_ordered` asks for them.
+        mine = jobs[processes.rank :: processes.size]
+        stored = read_ahead(lambda rows: images[chosen[rows.start : rows.stop]][0], mine, self.device)
+
         def work(rows: range) -> Float[Tensor, "pools b d"]:
-            part = [chosen[row] for row in rows]
-            x = data.network_input(images[part][0].to(self.device, non_blocking=True))
+            part = chosen[rows.start : rows.stop]
+            x = data.network_input(next(stored).to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.time, part, self.seed, split, 0)
             with computing(self.device, self.precision):
                 states = self.net.forward_intermediates(*inputs)
                 tokens = norm(next(state for i, state in enumerate(states) if i == self.layer))
             return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools]).cpu()
 
-        jobs = batches(len(chosen), self.batch_size, processes.size)
         bar = tqdm(total=len(jobs), unit="batch", desc=f"features of {split} images", disable=not processes.is_main)
         parts = []
-        with bar:
+        with closing(stored), bar:
             for part in processes.map_ordered(jobs, work):
                 parts.append(part)
                 bar.update()

@@ -8,9 +8,9 @@ penalty or of the best cell, is made on held-out training images.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +19,16 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.nn.intermediates import HasIntermediates, Layer, check_pool, layer_indices, pooled_features
-from uvit_decay.plots import heat_map
+from uvit_decay.nn.intermediates import HasIntermediates, check_pool, layer_indices, pooled_features
 from uvit_decay.representations.effective_rank import effective_rank
+from uvit_decay.representations.grid import SCORES, Grid
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.runtime.cost import estimated_seconds
-from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import write_json
+from uvit_decay.runtime.overlap import on_cpu, read_ahead
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal, subset
 from uvit_decay.runtime.threads import free_threads, in_threads
@@ -43,10 +42,6 @@ FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working
 SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
 READING = Lock()  # image files are read by one thread at a time
 CHUNK = 4096  # training samples compared with the test samples at a time
-SCORES = (
-    *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
-    *("knn_accuracy", "effective_rank", "dimensions"),
-)
 
 
 def network_inputs(
@@ -103,74 +98,6 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     check_pool(net, probing.pool)
     if min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Probe scores: `scores[name]` is (levels, layers), float64, for each name in SCORES; accuracies lie in [0, 1].
-
-    `best_on_test_accuracy` uses the l2 penalty that is best on the test set, as papers report it: it is biased
-    upwards. The effective rank is the paper's, an entropy. `dimensions` is its exponential for features centred over
-    the images: without centring, what all images have in common outweighs their differences. `layers` are the layers by
-    number: 0 the embeddings, i the output of block i.
-    """
-
-    layers: Mapping[int, Layer]
-    times: tuple[float, ...]
-    scores: Mapping[str, Tensor]
-    protocol: Mapping[str, Any]
-
-    def best(self) -> tuple[int, int]:
-        """Return (level, column) of the cell with the best accuracy on held-out training images."""
-        return divmod(int(self.scores["held_out_accuracy"].argmax()), len(self.layers))
-
-    def watched(self, number: int) -> dict[str, float]:
-        """Return the scores of layer `number`, averaged over the noise levels."""
-        column = list(self.layers).index(number)
-        names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
-        names |= {name: name for name in ("effective_rank", "dimensions")}
-        return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
-
-    def summary(self) -> dict[str, Any]:
-        """Return the best cell, and the best test scores of all cells, as plain values."""
-        level, column = self.best()
-        number, layer = list(self.layers.items())[column]
-        values = {name: float(self.scores[name][level, column]) for name in SCORES}
-        return {
-            "layer": number,
-            "name": layer.name,
-            "kind": layer.kind,
-            "t": self.times[level],
-            **values,
-            "best_on_test_accuracy_of_all_cells": float(self.scores["best_on_test_accuracy"].max()),
-            "best_knn_accuracy_of_all_cells": float(self.scores["knn_accuracy"].max()),
-        }
-
-    def _table(self) -> str:
-        """Return the scores as CSV, a line for each cell."""
-        lines = [",".join(("layer", "name", "kind", "t", *SCORES))]
-        for level, t in enumerate(self.times):
-            for column, (number, layer) in enumerate(self.layers.items()):
-                values = (f"{float(self.scores[name][level, column]):.6g}" for name in SCORES)
-                lines.append(",".join((str(number), layer.name, layer.kind, str(t), *values)))
-        return "\n".join(lines) + "\n"
-
-    def save(self, folder: Path, title: str, metadata: Mapping[str, Any] | None = None) -> None:
-        """Write probes.csv and probes.png to `folder`; with `metadata` of the network, probes.json, too."""
-        with replacing(folder / "probes.csv") as file:
-            file.write(self._table().encode())
-        if metadata is not None:
-            write_json(folder / "probes.json", {"best": self.summary(), "protocol": {**self.protocol, **metadata}})
-        clean = self.times == (0.0,)
-        heat_map(
-            folder / "probes.png",
-            100 * self.scores["test_accuracy"].T,
-            rows=[f"{number} {layer.name}" for number, layer in self.layers.items()],
-            columns=["clean images"] if clean else [f"{t:g}" for t in self.times],
-            labels=("" if clean else "noise level t", "features after"),
-            title=title,
-            marked=self.best()[::-1],
-        )
 
 
 @dataclass(frozen=True)
@@ -289,13 +216,20 @@ class Prober:
     def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
         """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place."""
         out = torch.empty(len(layers), len(chosen), self.net.dim)
-        for start in range(0, len(chosen), self.probing.batch_size):
-            part = chosen[start : start + self.probing.batch_size]
+        jobs = batches(len(chosen), self.probing.batch_size, 1)
+
+        def read(rows: range) -> Tensor:
             with READING:
-                x = self.data.network_input(images[part][0].to(self.device, non_blocking=True))
+                return images[chosen[rows.start : rows.stop]][0]
+
+        def features(x: Tensor, rows: range) -> Tensor:
+            x, part = self.data.network_input(x.to(self.device, non_blocking=True)), chosen[rows.start : rows.stop]
             inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
             with computing(self.device, self.precision):
-                features = pooled_features(self.net, *inputs, pool=self.probing.pool)
-            # A list as index would be copied to the device for each batch.
-            out[:, start : start + len(part)] = torch.stack([features[layer] for layer in layers]).cpu()
+                found = pooled_features(self.net, *inputs, pool=self.probing.pool)
+            return torch.stack([found[layer] for layer in layers])  # a list as index would be copied to the device
+
+        with closing(read_ahead(read, jobs, self.device)) as stored:
+            for rows, found in zip(jobs, on_cpu(map(features, stored, jobs)), strict=True):
+                out[:, rows.start : rows.stop] = found
         return out

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from uvit_decay.runtime.threads import in_threads
 
 Job = TypeVar("Job")
 
@@ -23,13 +24,7 @@ def read_ahead(read: Callable[[Job], Tensor], jobs: Iterable[Job], device: torch
         tensor = read(job)
         return tensor.pin_memory() if device.type == "cuda" and tensor.device.type == "cpu" else tensor
 
-    waiting: deque[Future[Tensor]] = deque()
-    with ThreadPoolExecutor(1) as thread:
-        for job in jobs:
-            waiting.append(thread.submit(pinned, job))
-            if len(waiting) > 1:
-                yield waiting.popleft().result()
-        yield from (future.result() for future in waiting)
+    yield from in_threads(pinned, jobs, 1)
 
 
 def on_cpu(results: Iterable[Tensor]) -> Iterator[Tensor]:
