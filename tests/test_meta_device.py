@@ -18,9 +18,7 @@ from uvit_decay.tasks import DiffusionTask
 
 LOGGED = {
     "tasks/base.py raise_if_not_finite: reads a number": 1,
-    "tasks/base.py on_before_optimizer_step: copies to the device": 1,  # the learning rate, by Lightning
-    "tasks/base.py on_train_batch_end: copies to the device": 1,  # the speed, by Lightning
-    "tasks/base.py on_train_batch_end: reads a number": 2,  # the loss, and the speed again
+    "tasks/base.py on_train_batch_end: reads a number": 1,  # the loss, for the progress bar
 }
 TASKS = {
     "uvit": lambda: tiny_task(),

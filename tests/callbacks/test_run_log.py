@@ -16,9 +16,8 @@ from uvit_decay.metrics import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 
 HISTORIES = (history.PROBES, history.GENERATION)
-
-
 EVERY = {"every_n_steps": 5, "at_end": False}
+MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
 
 
 def a_run(folder, version, *more, stop=20, ckpt_path=None):
@@ -31,10 +30,10 @@ def a_run(folder, version, *more, stop=20, ckpt_path=None):
 
 
 def rows(run):
-    """The rows of metrics.csv in the order of their steps, without speeds and Lightning's count of begun epochs."""
+    """The rows of metrics.csv in the order of their steps, without what differs between equal runs."""
     with (run / "metrics.csv").open() as file:
         content = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
-    content = [{key: row[key] for key in row.keys() - {"train/images_per_second", "epoch"}} for row in content]
+    content = [{key: row[key] for key in row.keys() - MEASURED} for row in content]
     return sorted(content, key=lambda row: (int(row["step"]), sorted(row)))
 
 

@@ -46,6 +46,7 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.optimization import Optimization, Schedule
 from uvit_decay.tasks.resume import Settings, changes, check, recount
 from uvit_decay.tasks.sharding import Sharded, compile_net, full, local, original_class
+from uvit_decay.tasks.utilisation import Utilisation
 
 NEVER = 2**62  # a step that is never reached
 HINT = (
@@ -57,7 +58,8 @@ HINT = (
 class Task(LightningModule):
     """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function`.
 
-    Logs train/loss, train/lr, train/grad_norm and train/images_per_second; stops if a loss is not finite.
+    Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib; stops if a loss
+    is not finite.
 
     Args:
         net: the network; it has the attributes `image_size`, `channels`, `num_classes` and `config`, its constructor
@@ -84,6 +86,7 @@ class Task(LightningModule):
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
+        self._utilisation = Utilisation()
 
     def configure_model(self) -> None:
         """Compile the network, once for all fits; only here is it known whether it will be sharded."""
@@ -202,18 +205,22 @@ class Task(LightningModule):
             self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
             gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
             self.log("train/grad_norm", full(get_total_norm(gradients)))
-            self.log("train/lr", optimizer.param_groups[0]["lr"])
+            # Lightning would copy a number to the device, but leaves a tensor where it is.
+            self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if self._speed:
-            self.log("train/images_per_second", self._speed)
+            figures = {"train/images_per_second": self._speed, **self._utilisation.figures(self._speed)}
+            self.log_dict({name: torch.tensor(value) for name, value in figures.items()})
             # Lightning's `prog_bar` would wait for the device at every batch.
             for name in ("train/loss", "train/images_per_second"):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
             self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def on_train_start(self) -> None:
+        if self.trainer.loggers and not self.trainer.fast_dev_run:
+            self._utilisation.start(self)
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
     def _guard(self, loss: Tensor) -> None:

@@ -133,6 +133,12 @@ def original_class(net: nn.Module) -> type[nn.Module]:
     return next(kind for kind in type(net).__mro__ if not issubclass(kind, FSDPModule))
 
 
+def skeleton(net: nn.Module, changed: Mapping[str, Any] | None = None) -> nn.Module:
+    """Return a network with the arguments of this one, apart from those that are `changed`, on the meta device."""
+    with torch.device("meta"):
+        return original_class(net)(**{**net.config, **(changed or {})})
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard, which shares its memory, or the tensor if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -173,8 +179,7 @@ def whole(task: LightningModule) -> Iterator[None]:
     if not is_sharded(sharded):
         yield
         return
-    with torch.device("meta"):
-        net = original_class(sharded)(**sharded.config)
+    net = skeleton(sharded)
     net.load_state_dict({name: full(value) for name, value in sharded.state_dict().items()}, assign=True)
     task.net = net.train(sharded.training)
     try:

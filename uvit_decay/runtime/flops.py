@@ -1,0 +1,61 @@
+"""The rate of matrix products of a device, against which the speed of training is compared, and its memory."""
+
+from __future__ import annotations
+
+import functools
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+SIDES = {"cuda": 4096}  # side of the square product that is timed; CPUs reach their rate with less
+SIDE = 1024
+SECONDS = 0.1  # time of the products that are timed, beside a first one
+
+
+def counted_flops(work: Callable[[], object]) -> int:
+    """Return the floating-point operations of the matrix products, convolutions and attention of `work()`."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the FLOP/s of a square product in this dtype, with the threads that are set; it takes 0.2 s once."""
+    return _matrix_rate(device, dtype, torch.get_num_threads() if device.type == "cpu" else 1)
+
+
+@functools.cache
+def _matrix_rate(device: torch.device, dtype: torch.dtype, _threads: int) -> float:
+    side = SIDES.get(device.type, SIDE)
+    a, b = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
+    clock = _cuda_seconds if device.type == "cuda" else _seconds
+    out = a @ b
+    first = clock(lambda: torch.mm(a, b, out=out))
+    return 2 * side**3 / min(clock(lambda: torch.mm(a, b, out=out)) for _ in range(1 + min(20, int(SECONDS / first))))
+
+
+def _seconds(work: Callable[[], Tensor]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def _cuda_seconds(work: Callable[[], Tensor]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    work()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1000
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes of a GPU's memory that tensors of this process held, elsewhere its largest resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,72 @@
+"""What training makes of the machine: model FLOPs utilisation (MFU), and peak memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.data.batches import Batch
+from uvit_decay.runtime.errors import one_line
+from uvit_decay.runtime.flops import counted_flops, matrix_rate, peak_bytes
+from uvit_decay.tasks.sharding import skeleton
+
+if TYPE_CHECKING:
+    from uvit_decay.tasks.base import Task
+
+
+class Utilisation:
+    """Model FLOPs utilisation of a run: FLOPs of its images a second over the matrix rate of its devices.
+
+    Both are measured once, when training starts: the FLOPs of the network without memory or time of the device, the
+    rate by a square product in the dtype of training.
+    """
+
+    def __init__(self) -> None:
+        self._rate: float | None = None  # images/s of this run's devices if they did nothing but matrix products
+        self._device = torch.device("cpu")
+
+    def start(self, task: Task) -> None:
+        """Measure; a network whose FLOPs cannot be counted has no utilisation, which one line says."""
+        self._device, self._rate = task.device, None
+        try:
+            flops = image_flops(task)
+        except Exception as error:  # networks are the user's, too
+            rank_zero_info(f"no train/mfu: the FLOPs of {type(task.net).__name__} cannot be counted, {one_line(error)}")
+            return
+        dtype = torch.bfloat16 if task.trainer.precision == "bf16-mixed" else torch.float32
+        self._rate = task.trainer.world_size * matrix_rate(task.device, dtype) / flops if flops else None
+
+    def figures(self, images_per_second: float) -> dict[str, float]:
+        """Return what is logged at this speed of all devices: train/mfu, a share, and train/memory_gib of this one."""
+        memory = {"train/memory_gib": peak_bytes(self._device) / 2**30}
+        return {**memory, "train/mfu": images_per_second / self._rate} if self._rate else memory
+
+
+def image_flops(task: Task) -> float:
+    """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation."""
+    data, net = task.trainer.datamodule, task.net
+    count = data.batch_size // (task.trainer.world_size * data.pieces)
+    images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
+    labels = torch.empty(count, dtype=torch.int64, device="meta")
+    batch = Batch(images, labels, number=0, first=0, total=data.batch_size)
+    with _stand_in(task):
+        return counted_flops(lambda: task.loss(batch, "train").backward()) / count
+
+
+@contextmanager
+def _stand_in(task: Task) -> Iterator[None]:
+    """Replace `task.net` within the context by one without memory, which trains the same parameters."""
+    net = task.net
+    task.net = skeleton(net, {"checkpointing": False} if "checkpointing" in net.config else {})
+    for ours, theirs in zip(task.net.parameters(), net.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
+    for ours, theirs in zip(task.net.modules(), net.modules(), strict=True):
+        ours.training = theirs.training
+    try:
+        yield
+    finally:
+        task.net = net
