@@ -163,6 +163,20 @@ def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
         assert torch.equal(read.permute(2, 0, 1), image)
 
 
+def test_pngs_keep_the_numbers_that_are_given_and_a_batch_is_whole_when_the_next_one_fails(tmp_path):
+    images = random_images(4, 1, 8)
+
+    def stops():
+        yield images
+        raise UserError("stopped")
+
+    with pytest.raises(UserError, match="stopped"):
+        save_pngs(tmp_path, stops(), [7, 3, 5, 12])
+    written = {f"{number:06d}.png": image for number, image in zip([7, 3, 5, 12], images, strict=True)}
+    assert {path.name for path in tmp_path.iterdir()} == written.keys()
+    assert all(np.array_equal(np.asarray(Image.open(tmp_path / name)), image[0]) for name, image in written.items())
+
+
 def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
     with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
         save_pngs(tmp_path / "gone", [random_images(2, 1, 8)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import zipfile
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.threads import in_threads
 
 
 def to_float(images: Tensor) -> Tensor:
@@ -108,7 +110,15 @@ def png_name(number: int) -> str:
 
 
 def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | None = None) -> None:
-    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ..."""
-    numbers = itertools.count() if numbers is None else numbers
-    for number, image in zip(numbers, itertools.chain.from_iterable(batches), strict=False):
-        save_image(folder / png_name(number), to_pil(image), sync=False)
+    """Write one PNG per image of uint8 batches (b, c, h, w), each atomically, named by `numbers`, else 0, 1, ...
+
+    A thread writes a batch while the next one is made: compressing a PNG of 256x256 takes about 16 ms.
+    """
+    numbers = iter(itertools.count() if numbers is None else numbers)
+
+    def write(part: list[tuple[int, Tensor]]) -> None:
+        for number, image in part:
+            save_image(folder / png_name(number), to_pil(image), sync=False)
+
+    parts = (list(zip(itertools.islice(numbers, len(batch)), batch, strict=False)) for batch in batches)
+    deque(in_threads(write, parts, 1), maxlen=0)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.memory import keep_freed_memory
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -61,6 +62,7 @@ class Processes:
         # So it is imported here, before there is a group.
         import torch.distributed.nn.functional
 
+        keep_freed_memory()
         owned = int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized()
         if owned:
             with explained("the processes of this program cannot meet", ValueError, RuntimeError):
