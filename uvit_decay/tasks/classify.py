@@ -18,7 +18,7 @@ from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.random import generator, uniform
-from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.initial import Classifier, head_module, start_from
 from uvit_decay.tasks.mixing import Mixing, check_pairs
 
@@ -83,7 +83,7 @@ class ClassifyTask(Task):
         switch_prob: float = 0.5,
         label_smoothing: float = 0.0,
         optim: Optimization = Optimization(),  # noqa: B008  frozen
-        compile: bool | str = False,
+        compile: bool | str = AUTO,
         seed: int = 0,
     ) -> None:
         super().__init__(net, optim, compile, seed)

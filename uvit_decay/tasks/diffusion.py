@@ -18,7 +18,7 @@ from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
-from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
 class DiffusionTask(Task):
@@ -45,7 +45,7 @@ class DiffusionTask(Task):
         label_dropout: float = 0.1,
         sampling: Sampling = Sampling(),  # noqa: B008  frozen
         optim: Optimization = Optimization(),  # noqa: B008  frozen
-        compile: bool | str = False,
+        compile: bool | str = AUTO,
         seed: int = 0,
     ) -> None:
         super().__init__(net, optim, compile, seed)

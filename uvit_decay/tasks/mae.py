@@ -7,7 +7,7 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.mae import MAE, visible_patches
 from uvit_decay.runtime.random import uniform
-from uvit_decay.tasks.base import Optimization, Task
+from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
 class MAETask(Task):
@@ -33,7 +33,7 @@ class MAETask(Task):
         net: MAE,
         mask_ratio: float = 0.75,
         optim: Optimization = Optimization(),  # noqa: B008  frozen
-        compile: bool | str = False,
+        compile: bool | str = AUTO,
         seed: int = 0,
     ) -> None:
         super().__init__(net, optim, compile, seed)

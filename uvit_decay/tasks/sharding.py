@@ -102,14 +102,18 @@ def _blocks(net: nn.Module) -> list[nn.Module]:
     return [net.get_submodule(layer.name) for layer in layers if layer.kind != "embeddings"]
 
 
-def compile_net(net: nn.Module, backend: str, sharded: bool) -> None:
-    """Compile the network in place, before `shard`; if it will be `sharded` block by block, since graphs cannot gather.
+def compile_net(net: nn.Module, backend: str, by_block: bool) -> None:
+    """Compile the network in place, before `shard`, as a whole or `by_block`.
+
+    Blocks alike share their graphs, so that by block it takes a fraction of the time; graphs cannot gather shards, so
+    that a network that will be sharded needs it. On a CPU the graph of the whole network is the faster one.
 
     Training, validation and sampling need separate graphs: with and without gradients, with and without autocast, for
-    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, which all blocks
-    share although their alphas differ, and runs anything beyond uncompiled; so the limit is raised here.
+    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, and runs anything
+    beyond uncompiled; blocks share the limit, and those that differ have graphs of their own. So it is raised here.
     """
-    parts = (_blocks(net) or [net]) if sharded else [net]
+    kinds = {type(block) for block in _blocks(net)}
+    parts = [part for part in net.modules() if type(part) in kinds] if by_block and kinds else [net]
     config = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, 16 * len(parts))
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)

@@ -1,0 +1,75 @@
+"""Compiled training: nothing is compiled after the first steps, blocks alike share graphs, and what `auto` means."""
+
+import jaxtyping
+import pytest
+import torch
+from conftest import tiny_net, tiny_task, tiny_trainer
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.data import Digits
+from uvit_decay.nn import UViT
+from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.sharding import compile_net
+
+WARM = 3  # steps, with a validation in between
+
+
+def uvit(depth):
+    return UViT(8, 2, 1, dim=16, depth=depth, heads=2, num_classes=10, alpha_min=0.7, init="xavier")
+
+
+class NoRecompilation(Callback):
+    """An error at anything that is compiled after the first steps."""
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        torch._dynamo.config.error_on_recompile = trainer.global_step >= WARM
+
+
+@pytest.mark.parametrize("by_block", [False, True])
+def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    torch._dynamo.reset()
+    task = tiny_task(uvit(2), compile=False)
+    compile_net(task.net, "eager", by_block)
+    options = {"max_steps": 9, "val_check_interval": 4, "check_val_every_n_epoch": None, "limit_val_batches": 2}
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        trainer = tiny_trainer(tmp_path, EMA(0.9), NoRecompilation(), precision="bf16-mixed", **options)
+        trainer.fit(task, Digits(32, device_batch_size=16))
+    assert trainer.global_step == 9
+    assert trainer.callback_metrics["val/loss"] > 0
+
+
+def graphs(net, *inputs):
+    """How many graphs a training step of `net` has, by block."""
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, _):
+        seen.append(graph)
+        return graph
+
+    compile_net(net, backend, by_block=True)
+    for _ in range(2):
+        net(*inputs).square().mean().backward()
+    return len(seen)
+
+
+def test_blocks_alike_share_a_graph_whatever_their_alphas_and_number(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    x, t, y = torch.rand(4, 1, 8, 8), torch.rand(4), torch.arange(4)
+    assert graphs(uvit(2), x, t, y) == graphs(uvit(4), x, t, y) == 2  # with and without a skip
+
+
+@pytest.mark.parametrize(("device", "triton", "expected"), [("cpu", 1, None), ("cuda", 1, True), ("cuda", None, None)])
+def test_auto_compiles_by_block_on_gpus_with_triton_alone(device, triton, expected, monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr("uvit_decay.tasks.base.compile_net", lambda net, backend, by_block: calls.append(by_block))
+    monkeypatch.setattr("uvit_decay.tasks.base.find_spec", lambda name: triton)
+    task = DiffusionTask(tiny_net())
+    trainer = tiny_trainer(tmp_path)
+    monkeypatch.setattr(type(trainer.strategy), "root_device", torch.device(device))
+    task.trainer = trainer
+    for _ in range(2):
+        task.configure_model()
+    assert calls == ([] if expected is None else [expected])
