@@ -1,0 +1,65 @@
+"""Networks whose blocks are compiled one by one: blocks of equal structure share a graph, whatever their alphas."""
+
+import jaxtyping
+import pytest
+import torch
+from mae_reference import SMALL, inputs
+from networks import DECAYED_SIT, UVIT, gradients
+
+from uvit_decay.nn import MAE
+
+
+class Prediction(torch.nn.Module):
+    """An MAE without its mask."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, *arguments):
+        return self.net(*arguments)[0]
+
+
+def uvit():
+    return UVIT.loaded(alpha_min=0.7), UVIT.inputs()
+
+
+def sit():
+    return DECAYED_SIT.loaded(alpha_min=0.7, schedule="learnable"), DECAYED_SIT.inputs()
+
+
+def mae():
+    torch.manual_seed(0)
+    return Prediction(MAE(**SMALL, wiring="decayed", zero_init=False, alpha_min=0.7)), inputs(**SMALL)
+
+
+@pytest.fixture(autouse=True)
+def no_graphs_of_other_tests():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(("make", "structures"), [(uvit, 2), (sit, 3), (mae, 2)])
+def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more(make, structures, monkeypatch):
+    """Structures: with a long skip and without one, in SiT with its own input as skip; an MAE's encoder and decoder."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
+    net, arguments = make()
+    expected = {name: value.clone() for name, value in gradients(net, arguments).items()}
+    net.zero_grad()
+    compiled = []
+
+    def backend(graph, _):
+        compiled.append(graph)
+        return graph.forward
+
+    for block in net.modules():
+        if type(block).__name__ in ("Block", "AdaLNBlock"):
+            block.compile(backend=backend, fullgraph=True)
+    for name, gradient in gradients(net, arguments).items():
+        torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
+    assert len(compiled) == structures
+    for times, error in ((1, True), (2, False), (3, True)):
+        with torch._dynamo.config.patch(error_on_recompile=error):
+            net(*(torch.cat([value] * times) for value in arguments))
+    assert len(compiled) <= 2 * structures
