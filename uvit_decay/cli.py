@@ -25,6 +25,7 @@ from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.memory import keep_freed_memory
 from uvit_decay.runtime.plain import check_size, flat
 from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import Task
@@ -104,6 +105,7 @@ class CLI(LightningCLI):
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
         _hush()
         spare_copies()
+        keep_freed_memory()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         try:
             cls(
