@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+
+from uvit_decay.runtime.flops import counted_flops
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}
@@ -91,10 +92,8 @@ def matrix_rate(clock: Clock, precision: str, size: int) -> float:
 
 def model_flops(run: Run) -> int:
     """Return the FLOPs of the matrix products, attentions and convolutions in a call, on any device, meta included."""
-    counter = FlopCounterMode(display=False)
-    with counter, sdpa_kernel(SDPBackend.MATH):  # the attention kernel of CPUs is unknown to the counter
-        run()
-    return counter.get_total_flops()
+    with sdpa_kernel(SDPBackend.MATH):  # others compute products of the forward pass again in the backward pass
+        return counted_flops(run)
 
 
 def added_memory(run: Run, device: torch.device) -> int | None:

@@ -39,7 +39,7 @@ def both(net: UViT | SiT | MAE, setting: Setting) -> tuple[nn.Module, nn.Module]
 
 def compiled(net: nn.Module) -> nn.Module:
     """Compile a network in place, as `compile: true` of a task does."""
-    compile_net(net, "inductor", False)
+    compile_net(net, "inductor", by_block=next(net.parameters()).device.type == "cuda")
     return net
 
 
