@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +84,7 @@ def generation(
         if ckpt is None:
             images = open_images(samples, channels, features.image_size)
         else:
-            images = Samples.from_options(ckpt, sampling, processes.local_rank)
+            images = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
             images = GeneratedImages(images, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
         prepare(extractor, images.shape, device, _digits)

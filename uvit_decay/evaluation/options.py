@@ -47,7 +47,7 @@ class FeatureOptions:
         protocol: how Inception's images are resized: pytorch-fid as U-ViT, adm as SiT.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         image_size: crop images of files to this size, as ADM does.
-        compile: torch.compile for Inception.
+        compile: torch.compile for Inception, and for the network of --ckpt.
         feature_precision: of Inception; bf16 and tf32 are faster, but numbers of papers are in float32.
     """
 
