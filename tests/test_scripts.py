@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, save_tiny_vae, train
+from conftest import ROOT, run_script, save_tiny_vae, train, trained_once
 from PIL import Image
 from sample_script import sample
 
@@ -26,7 +26,7 @@ SMALL = [
 
 @pytest.mark.slow
 def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
-    result = run_script("train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
+    result = run_script("tests/quick.py", "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / "digits" / "version_0"
     wanted = [
@@ -85,6 +85,7 @@ def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path,
     assert f"stopped at step {step}; go on with: python train.py fit ... --ckpt_path" in errors
     assert not list(path.parent.glob(".*"))
     more = [f"--ckpt_path={path}", f"--trainer.max_steps={step + 5}", *SMALL]
+    trained_once(monkeypatch)
     train(monkeypatch, tmp_path, "fit", *more)
     last = torch.load(tmp_path / "runs" / "digits" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True)
     assert last["global_step"] == step + 5

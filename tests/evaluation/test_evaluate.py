@@ -12,11 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import ROOT, run_script
+import quick
+from conftest import run_script
 from evaluations import digit_images, evaluate, refused
 from PIL import Image
 
 from uvit_decay.image_io import save_npz, save_pngs
+from uvit_decay.metrics import SmallClassifier
+from uvit_decay.metrics.extractors import EXTRACTORS
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]
 
@@ -115,10 +118,11 @@ def test_a_report_says_how_labels_were_drawn(trained, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_one_two_and_three_processes_find_the_same(trained, tmp_path, monkeypatch):
     options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
+    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(*quick.STEPS))
     evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "1.json")
     results = [values(tmp_path, "1.json")]
     for processes in (2, 3):
-        command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", ROOT / "evaluate.py"]
+        command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", quick.__file__, "evaluate.py"]
         start = [sys.executable, *command, "generation", *options, "--out", f"{processes}.json"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / str(processes))}
         ended = subprocess.run([*map(str, start)], cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -133,7 +137,8 @@ def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path, monkeypatch
     sampling = ["--ckpt", trained, "--num", "240", "--steps", "50", "--sampler", "euler"]
     options = [*sampling, *DIGITS, "--metrics", "fid,is"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    command = [sys.executable, str(ROOT / "evaluate.py"), "generation", *map(str, options), "--out"]
+    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(*quick.STEPS))
+    command = [sys.executable, quick.__file__, "evaluate.py", "generation", *map(str, options), "--out"]
     killed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
     parts: list[Path] = []
     while len(parts) < 3 and killed.poll() is None:

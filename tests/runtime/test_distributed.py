@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 from conftest import ROOT
+from sample_script import sample
 
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError, user_errors
@@ -87,8 +88,8 @@ def test_an_error_on_one_process_ends_all_with_its_line(tmp_path, fails):
 def one(trained, tmp_path_factory):
     """What one process makes: images, classes."""
     folder = tmp_path_factory.mktemp("one")
-    result = run(sys.executable, ROOT / "sample.py", *small(trained, "--num"), "--out", "one.npz", cwd=folder)
-    assert result.returncode == 0, result.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        sample(patch, folder, *small(trained, "--num"), "--out", "one.npz")
     with np.load(folder / "one.npz") as file:
         return file["arr_0"], file["arr_1"]
 
