@@ -28,6 +28,7 @@ class Periodic(Callback):
 
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # name of the history of its measurements in the run folder
+    asked: Precision | None = None  # precision of the network, in place of that of the task's sampling
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
         check_whole(0, every_n_steps=every_n_steps, every_n_epochs=every_n_epochs or 0)
@@ -49,11 +50,11 @@ class Periodic(Callback):
         """Estimate the seconds of one `evaluate`; called with the averaged weights."""
 
     def precision(self, task: Task, device: torch.device | None = None) -> Precision:
-        """Return the precision of the network here: that of the task's sampling, else the default of the device.
+        """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default.
 
         `device` is the task's, unless given.
         """
-        asked = task.sampling.precision if task.sampling else None
+        asked = self.asked or (task.sampling.precision if task.sampling else None)
         return chosen_precision(asked, device or task.device)
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:

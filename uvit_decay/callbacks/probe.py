@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -18,7 +17,7 @@ from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober, check_probed, probed_images, usual_layer
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.precision import Precision, chosen_precision
+from uvit_decay.runtime.precision import Precision
 from uvit_decay.tasks.base import Task
 
 
@@ -73,11 +72,6 @@ class LinearProbes(Periodic):
         chosen = None if layers is None else tuple(map(str, layers))
         self.probing = Probing(times, chosen, pool or "mean", seed=seed, **sizes)
         self.batch_size, self.watch, self.asked = batch_size, watch, precision
-
-    def precision(self, task: Task, device: torch.device | None = None) -> Precision:
-        if self.asked is None:
-            return super().precision(task, device)
-        return chosen_precision(self.asked, device or task.device)
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
