@@ -1,4 +1,4 @@
-.PHONY: install test fast lint bench digits
+.PHONY: install test fast lint bench faults digits
 
 install:  ## with everything that development needs
 	pip install -e ".[test,dev]" && pre-commit install
@@ -10,6 +10,8 @@ lint:  ## what pre-commit checks
 	ruff format . && ruff check --fix .
 bench:  ## speed beside plain references: a table, and runs/bench.json
 	python -m benchmarks
+faults:  ## kills, faults and hostile files by the hundred, and their tables: about an hour
+	pytest --exhaustive -n auto tests/faults tests/fuzz
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit
 	python -m uvit_decay.checkpoint export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

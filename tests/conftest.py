@@ -7,14 +7,17 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tables
 import torch
 import yaml
 from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
+from programs import Launcher
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
@@ -27,6 +30,37 @@ from uvit_decay.tasks.base import Optimization
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there must fail at once, not after a timeout
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--exhaustive", action="store_true", help="all faults and hostile files, not a sample: make faults"
+    )
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Spread the whole suite over processes, but not a few files that are named."""
+    whole = config.args_source is config.ArgsSource.TESTPATHS
+    return min(8, len(os.sched_getaffinity(0))) if whole else 0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if terminalreporter.config.getoption("--exhaustive"):
+        tables.report(terminalreporter)
+
+
+@pytest.fixture(scope="session")
+def exhaustive(request) -> bool:
+    """Whether to try all faults, not a sample."""
+    return request.config.getoption("--exhaustive")
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> Iterator[Launcher]:
+    """Starts scripts of the project as processes that need no imports."""
+    launcher = Launcher(tmp_path_factory.mktemp("programs"))
+    yield launcher
+    launcher.end()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,0 +1,156 @@
+"""Programs of the project as processes that are quick to start, and that can be struck at a chosen moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+POLL = 0.02  # seconds
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The `call`-th call within the `entry`-th run of a function, both from 0; see `Trap`."""
+
+    function: str
+    entry: int
+    call: int
+
+    def __str__(self) -> str:
+        return f"{self.function}[{self.entry}]+{self.call}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A started program, whose output and exit code arrive in `folder`."""
+
+    folder: Path
+    pid: int
+
+    def wait(self, timeout: float = 120.0) -> int:
+        """Return the exit code; raise a TimeoutError, after killing the program, if it does not end in time."""
+        end = time.monotonic() + timeout
+        while not (self.folder / "returncode").exists():
+            if time.monotonic() > end:
+                self.send(signal.SIGKILL)
+                raise TimeoutError(f"still runs after {timeout:g} s:\n{self.stdout}\n{self.stderr}")
+            time.sleep(POLL)
+        return int((self.folder / "returncode").read_text())
+
+    def send(self, number: int) -> None:
+        """Send a signal to the program and the processes that it has started."""
+        os.killpg(self.pid, number)
+
+    @property
+    def stdout(self) -> str:
+        """What it has printed so far."""
+        return (self.folder / "stdout").read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        """What it has printed to its standard error so far."""
+        return (self.folder / "stderr").read_text(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        """The last line of its standard error, where an error of a user stands."""
+        return (self.stderr.strip().splitlines() or [""])[-1]
+
+    @property
+    def steps(self) -> int:
+        """The optimizer steps that were begun before its moment came."""
+        return int((self.folder / "steps").read_text())
+
+    @property
+    def calls(self) -> dict[str, list[int]]:
+        """The calls within each run of the functions that were counted."""
+        return json.loads((self.folder / "calls.json").read_text())
+
+
+class Launcher:
+    """Starts programs by the zygote; `folder` takes their output."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._number = folder, count()
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, str(HERE / "zygote.py")]
+        self._zygote = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
+        )
+        if self._zygote.stdout.readline() != "ready\n":
+            raise RuntimeError("the zygote did not start")
+
+    def start(
+        self,
+        *argv: str,
+        cwd: Path,
+        at: Moment | None = None,
+        number: int = signal.SIGKILL,
+        watched: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        limits: Mapping[str, int] | None = None,
+    ) -> Program:
+        """Start a script (or -m and a module) with its arguments and return at once.
+
+        Args:
+            argv: the script, relative to the root of the project, and its arguments.
+            cwd: its working folder.
+            at: the moment at which the program is sent the signal `number`.
+            number: that signal.
+            watched: functions in which calls are counted, for `Program.calls`.
+            environment: environment variables beside those of this process.
+            limits: limits of the program by their names in the module resource, such as RLIMIT_FSIZE.
+        """
+        folder = self.folder / f"program_{next(self._number)}"
+        folder.mkdir(parents=True)
+        trap: dict[str, Any] | None = {"functions": list(watched)} if watched else None
+        if at is not None:
+            trap = {"functions": [at.function], "number": number, "entry": at.entry, "call": at.call}
+        order = {"argv": argv, "cwd": str(cwd), "folder": str(folder), "trap": trap}
+        order |= {"environment": dict(environment or {}), "limits": dict(limits or {})}
+        self._zygote.stdin.write(json.dumps(order) + "\n")
+        self._zygote.stdin.flush()
+        end = time.monotonic() + 60
+        while not (folder / "pid").exists():
+            if time.monotonic() > end:
+                raise RuntimeError("the zygote does not answer")
+            time.sleep(POLL)
+        return Program(folder, int((folder / "pid").read_text()))
+
+    def run(self, *argv: str, timeout: float = 120.0, **options: Any) -> Program:
+        """Start a program, see `start`, and return it when it has ended."""
+        program = self.start(*argv, **options)
+        program.wait(timeout)
+        return program
+
+    def end(self) -> None:
+        """End the zygote; programs that still run go on."""
+        self._zygote.stdin.close()
+        self._zygote.wait()
+
+
+def moments(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
+    """Draw `number` moments, equally often in each function that was entered, uniform over its runs and their calls."""
+    draw = random.Random(seed)
+    entered = [name for name in sorted(calls) if calls[name]]
+    chosen = []
+    for i in range(number):
+        name = entered[i % len(entered)]
+        entry = draw.randrange(len(calls[name]))
+        chosen.append(Moment(name, entry, draw.randrange(max(1, calls[name][entry]))))
+    return chosen

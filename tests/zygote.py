@@ -1,0 +1,96 @@
+"""A process that has imported the whole package and forks a program for every line of JSON on its standard input.
+
+A start costs a fork, not the six seconds of the imports; the program is a process of its own in all else: it has its
+own session, signals, limits, environment and files, runs a real script of the project and ends as the interpreter does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import resource
+import runpy
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from moments import Trap
+
+ROOT = Path(__file__).resolve().parents[1]
+OTHERS = ("torch.distributed.nn.functional", "lightning.pytorch.cli", "torchmetrics", "diffusers.models", "PIL.Image")
+
+
+def import_all() -> None:
+    """Import the package as its programs do, except for the modules that are programs."""
+    import uvit_decay
+
+    names = [module.name for module in pkgutil.walk_packages(uvit_decay.__path__, "uvit_decay.")]
+    for name in (*OTHERS, *names):
+        if not name.endswith("__main__"):
+            importlib.import_module(name)
+
+
+def serve() -> dict[str, Any] | None:
+    """Fork a program for each line; return its order within the program, and None in this process at the end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the waiters
+    print("ready", flush=True)
+    for line in sys.stdin:
+        order = json.loads(line)
+        if os.fork() == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            pid = os.fork()
+            if pid == 0:
+                return order
+            _wait(pid, Path(order["folder"]))
+    return None
+
+
+def _wait(pid: int, folder: Path) -> None:
+    """Write the number of the program and, when it has ended, its exit code; end this process."""
+    _write(folder / "pid", str(pid))
+    _, status = os.waitpid(pid, 0)
+    _write(folder / "returncode", str(os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(text)
+    partial.rename(path)
+
+
+def become(order: dict[str, Any]) -> None:
+    """Run the program of an order; its output goes to files in the order's folder."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(Path(order["folder"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(order["cwd"])
+    os.environ.update(order["environment"])
+    for name, most in order["limits"].items():
+        resource.setrlimit(getattr(resource, name), (most, resource.getrlimit(getattr(resource, name))[1]))
+    script, *args = order["argv"]
+    if script == "-m":
+        script, *args = args
+        sys.argv = [script, *args]
+        run = runpy.run_module
+    else:
+        sys.argv = [str(ROOT / script), *args]
+        run = runpy.run_path
+    if order["trap"]:
+        Trap(**order["trap"], folder=Path(order["folder"])).set()
+    run(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    import torch
+
+    torch.set_num_threads(1)
+    import_all()
+    mine = serve()
+    if mine is not None:
+        become(mine)
