@@ -156,7 +156,7 @@ def test_a_cosine_ends_at_the_least_rate(tmp_path):
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_the_optimizer_has_the_settings(name):
     optim = Optimization(optimizer=name, momentum=0.6, betas=(0.8, 0.7), weight_decay=0.1)
-    (group,) = optim.build(Net(), 0.3, fused=False).param_groups
+    (group,) = optim.build(Net(), 0.3).param_groups
     assert (group["lr"], group["weight_decay"]) == (0.3, 0.1)
     assert group["betas"] == (0.8, 0.7) if name == "adamw" else group["momentum"] == 0.6
 

@@ -45,7 +45,7 @@ def test_betas_weight_decay_and_fusion_are_those_of_this_run(tmp_path):
     trainer = tiny_trainer(tmp_path / "b", max_steps=5, gradient_clip_val=1.0)
     trainer.fit(task, Digits(32), ckpt_path=tmp_path / "a" / "checkpoints" / "last.ckpt")
     (group,) = trainer.optimizers[0].param_groups
-    assert (group["betas"], group["weight_decay"], group["fused"]) == ((0.5, 0.6), 0.1, False)
+    assert (group["betas"], group["weight_decay"], group["fused"]) == ((0.5, 0.6), 0.1, True)
     assert {int(state["step"]) for state in trainer.optimizers[0].state.values()} == {5}
 
 

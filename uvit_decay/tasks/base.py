@@ -9,9 +9,9 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 4. Guard: `_guard` records on the device whether the loss is finite; only a single process on the CPU raises at once.
 5. Accumulation: the backward pass adds the gradients, divided by the number of pieces; 1 to 5 repeat for each piece of
    the global batch. The gradients are averaged over the ranks.
-6. Numbers: `on_before_optimizer_step` logs loss, learning rate and the gradient norm before clipping, every
-   --trainer.log_every_n_steps.
-7. Clipping: by --trainer.gradient_clip_val, if it is set.
+6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps.
+7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it and clips by
+   --trainer.gradient_clip_val, if it is set.
 8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
 9. Schedule: it sets the learning rate of the next step.
 10. EMA: the average is updated with the new weights.
@@ -31,9 +31,9 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info
 from torch import Tensor, nn
-from torch.nn.utils import get_total_norm
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
@@ -173,8 +173,7 @@ class Task(LightningModule):
         if self.optim.blr is not None:
             batch = self.trainer.datamodule.batch_size
             rank_zero_info(f"learning rate {lr:g} = blr {self.optim.blr:g} x global batch {batch} / 256")
-        # Lightning cannot clip gradients of a fused optimizer under mixed precision.
-        optimizer = self.optim.build(self.net, lr, fused=not self.trainer.gradient_clip_val)
+        optimizer = self.optim.build(self.net, lr)
         scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, floor))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -209,10 +208,30 @@ class Task(LightningModule):
         if self._logs_at(self.trainer.global_step + 1):
             # Mean over the whole global batch: each piece and each rank has only some of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
-            gradients = [p.grad for p in self.net.parameters() if p.grad is not None]
-            self.log("train/grad_norm", full(get_total_norm(gradients)))
             # Lightning would copy a number to the device, but leaves a tensor where it is.
             self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: GradClipAlgorithmType | None = None,
+    ) -> None:
+        """Log the norm of the gradient, of which there is one for all ranks, and clip the gradient.
+
+        Lightning refuses to clip for a fused optimizer under bf16-mixed, though bfloat16 has no scaler to undo.
+        """
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        bound, by_value = gradient_clip_val or 0.0, gradient_clip_algorithm == GradClipAlgorithmType.VALUE
+        logged = self._logs_at(self.trainer.global_step + 1)
+        if logged or (bound and not by_value):
+            norm = full(get_total_norm([p.grad for p in parameters]))
+        if logged:
+            self.log("train/grad_norm", norm)
+        if bound and by_value:
+            clip_grad_value_(parameters, bound)
+        elif bound:
+            clip_grads_with_norm_(parameters, bound, norm)
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""

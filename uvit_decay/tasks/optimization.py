@@ -125,17 +125,18 @@ class Optimization:
         embedding = name.rpartition(".")[2] in EMBEDDINGS
         return parameter.ndim > 1 and not (self.decay_on == "layers" and embedding)
 
-    def build(self, net: nn.Module, lr: float, fused: bool) -> Optimizer:
+    def build(self, net: nn.Module, lr: float) -> Optimizer:
         """Return the optimizer of all parameters of `net`; it takes this run's settings, not a checkpoint's.
+
+        AdamW is fused: one kernel for all parameters.
 
         Args:
             net: the network.
             lr: learning rate after the warm-up.
-            fused: one kernel for all parameters, where the optimizer has it.
         """
         groups = self.groups(net, lr)
         if self.optimizer == "adamw":
-            optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=fused)
+            optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=True)
         elif self.optimizer == "lars":
             optimizer = LARS(groups, lr, self.momentum, self.weight_decay)
         else:

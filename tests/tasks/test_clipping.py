@@ -1,0 +1,96 @@
+"""Clipping of gradients before a fused AdamW: the numbers of torch's own clipping and of an unfused AdamW."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from conftest import state, tiny_net, tiny_task, tiny_trainer
+from gloo import lightning_rank, on_two_processes
+from lightning.pytorch import Callback
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.optim import AdamW
+
+from uvit_decay.data import Digits
+from uvit_decay.tasks.sharding import Sharded, full
+
+CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
+STEPS = 4
+
+
+class Torch(Callback):
+    """The same steps by torch alone, on copies of weights and gradients: clip, then an AdamW, fused or not."""
+
+    def __init__(self, algorithm: str, fused: bool) -> None:
+        self.clip, self.bound = CLIP[algorithm]
+        self.fused, self.norms = fused, []
+
+    def on_fit_start(self, trainer, task) -> None:
+        self.net, optim = copy.deepcopy(task.net), task.optim
+        self.optimizer = AdamW(self.net.parameters(), optim.lr, optim.betas, weight_decay=0.03, fused=self.fused)
+
+    def on_before_optimizer_step(self, trainer, task, optimizer) -> None:
+        (group,) = self.optimizer.param_groups
+        group["lr"] = optimizer.param_groups[0]["lr"]
+        for ours, theirs in zip(self.net.parameters(), task.net.parameters(), strict=True):
+            ours.grad = theirs.grad.clone()
+        self.norms.append(self.clip(self.net.parameters(), self.bound))
+        self.optimizer.step()
+
+
+class Norms(Callback):
+    def __init__(self) -> None:
+        self.values = []
+
+    def on_train_batch_end(self, trainer, *_) -> None:
+        self.values.append(float(trainer.callback_metrics["train/grad_norm"]))
+
+
+def clipped(folder, algorithm, *callbacks, **options):
+    task = tiny_task(tiny_net(schedule="learnable"))
+    options |= {"gradient_clip_val": CLIP[algorithm][1], "gradient_clip_algorithm": algorithm}
+    trainer = tiny_trainer(folder, *callbacks, max_steps=STEPS, log_every_n_steps=1, **options)
+    trainer.fit(task, Digits(32))
+    return task, trainer
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("algorithm", CLIP)
+def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
+    torchs, norms = Torch(algorithm, fused), Norms()
+    task, trainer = clipped(tmp_path, algorithm, torchs, norms, precision=precision)
+    assert trainer.optimizers[0].param_groups[0]["fused"]
+    for (name, ours), theirs in zip(task.net.named_parameters(), torchs.net.parameters(), strict=True):
+        # Each weight goes by up to a rate of 4e-4; to the bit the kernel must be the same, too.
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0 if fused else 3e-8, msg=name)
+    if algorithm == "norm":
+        assert norms.values == [float(norm) for norm in torchs.norms]  # before clipping
+        assert min(norms.values) > CLIP["norm"][1]
+
+
+def rank_of_two(folder, rank):
+    """Train on shards and as DDP does, clipped; save the weights, and return the last norm."""
+    lightning_rank(rank)
+    found = {}
+    for algorithm in CLIP:
+        for name, strategy in {"fsdp": Sharded(), "ddp": "ddp"}.items():
+            task, trainer = clipped(folder, algorithm, devices=2, strategy=strategy)
+            weights = {key: full(value).clone() for key, value in state(task).items()}
+            torch.save(weights, folder / f"{algorithm} {name} {rank}.pt")
+            found[f"{algorithm} {name}"] = float(trainer.callback_metrics["train/grad_norm"])
+    return found
+
+
+@pytest.mark.slow
+def test_clipping_on_two_processes_and_of_shards_is_that_of_one(tmp_path):
+    ranks = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+    assert ranks[0] == ranks[1]
+    for algorithm in CLIP:
+        task, trainer = clipped(tmp_path / algorithm, algorithm)
+        for name in ("fsdp", "ddp"):
+            assert ranks[0][f"{algorithm} {name}"] == pytest.approx(float(trainer.callback_metrics["train/grad_norm"]))
+            ours, theirs = (torch.load(tmp_path / f"{algorithm} {name} {rank}.pt") for rank in range(2))
+            for key, value in state(task).items():
+                assert torch.equal(ours[key], theirs[key]), key
+                torch.testing.assert_close(ours[key], value, rtol=0, atol=2e-5, msg=key)
