@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export, import_official
-from uvit_decay.checkpoint.official.common import ImportOptions
-from uvit_decay.nn import UViT
+from uvit_decay.checkpoint.convert import export, import_official, official_state
+from uvit_decay.checkpoint.official.common import ImportOptions, on_meta
+from uvit_decay.nn import MAE, SiT, UViT, ViT
 from uvit_decay.nn.block import Mlp
 from uvit_decay.runtime.errors import UserError
 
@@ -201,6 +201,22 @@ def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
     with pytest.raises(UserError, match=f"schedule '{schedule}', whose weights .* no place for: export .safetensors"):
         export(ours(tmp_path, schedule=schedule), tmp_path / "back.pth")
     assert not (tmp_path / "back.pth").exists()
+
+
+@pytest.mark.parametrize("options", [dict(qk_norm=True), dict(norm_type="rms")], ids=["qk_norm", "rms"])
+def test_norms_that_no_official_layout_has_are_refused_but_exported(tmp_path, options):
+    path = ours(tmp_path, **options)
+    message = "qk_norm .* and norm_type .*, which no official layout has: export .safetensors"
+    with pytest.raises(UserError, match=message):
+        export(path, tmp_path / "back.pth")
+    assert not (tmp_path / "back.pth").exists()
+    export(path, tmp_path / "again.safetensors")
+    net = load(tmp_path / "again.safetensors").net
+    assert net.config.items() >= options.items()
+    assert same(net.state_dict(), load_file(path))
+    for other in (on_meta(kind, depth=2, **options) for kind in (SiT, ViT, MAE)):
+        with pytest.raises(UserError, match=message):
+            official_state(other, other.state_dict(), path)
 
 
 def test_a_network_of_no_official_family_is_refused(tmp_path):

@@ -35,6 +35,9 @@ CASES = {
     "classifier": (ViT, SIZE | dict(num_classes=5, alpha_min=0.7)),
     "mean-classifier": (ViT, SIZE | dict(num_classes=5, pool="mean", alpha_min=0.7)),
     "probe": (ViT, SIZE | dict(num_classes=5, batch_norm=True, norm=False, alpha_min=0.7)),
+    "rms": (ViT, SIZE | dict(num_classes=5, norm_type="rms", alpha_min=0.7)),
+    "qk-norm": (ViT, SIZE | dict(num_classes=5, pool="mean", qk_norm=True)),
+    "qk-norm-rms": (MAE, SMALL | DECAYED | dict(qk_norm=True, norm_type="rms")),
     "probe-of-means": (ViT, SIZE | dict(num_classes=5, batch_norm=True, pool="mean")),
 }
 

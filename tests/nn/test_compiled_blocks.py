@@ -24,6 +24,10 @@ def uvit():
     return UVIT.loaded(alpha_min=0.7), UVIT.inputs()
 
 
+def normed():
+    return UVIT.small(alpha_min=0.7, zero_init=False, qk_norm=True, norm_type="rms"), UVIT.inputs()
+
+
 def sit():
     return DECAYED_SIT.loaded(alpha_min=0.7, schedule="learnable"), DECAYED_SIT.inputs()
 
@@ -40,7 +44,7 @@ def no_graphs_of_other_tests():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("make", "structures"), [(uvit, 2), (sit, 3), (mae, 2)])
+@pytest.mark.parametrize(("make", "structures"), [(uvit, 2), (normed, 2), (sit, 3), (mae, 2)])
 def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more(make, structures, monkeypatch):
     """Structures: with a long skip and without one, in SiT with its own input as skip; an MAE's encoder and decoder."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests

@@ -100,6 +100,7 @@ def test_what_cannot_go_on_is_one_line(trained, tmp_path, monkeypatch, capsys, o
         ("--model.net.heads=4", "was trained with net.heads 2, this run has 4: set --model.net.heads 2"),
         ("--model.net.time_scale=1000", "was trained with net.time_scale 999.0, this run has 1000.0: set"),
         ("--model.net.dim=32", "was trained with net.dim 16, this run has 32: set --model.net.dim 16"),
+        ("--model.net.qk_norm=true", "was trained with net.qk_norm False, this run has True: set --model.net.qk_norm"),
         ("--model.net.alpha_min=1.0", "was trained with net.alpha_min 0.7, this run has 1.0: set"),
         ("--model.prediction=x", "was trained with prediction eps, this run has x: set --model.prediction eps"),
         ("--model.path.beta_max=10", "was trained with path.beta_max 20.0, this run has 10.0: set"),

@@ -16,6 +16,8 @@ from uvit_decay.runtime.errors import UserError
 
 PARTS = ("cls_token", "pos_embed", "patch_embed.", "blocks.", "norm.", "fc_norm.", "head.")  # not an MAE's decoder
 COMMON: dict[str, Any] = dict(img_size=224, in_chans=3, mlp_ratio=4.0, global_pool="token", final_norm=True)
+COMMON |= dict(qk_norm=False, norm_layer=None)
+NORM_LAYERS = {"layer": None, "rms": "rmsnorm"}  # timm's names, of the eps that our encoders have
 ARCHITECTURES: dict[str, dict[str, Any]] = {  # names in timm, of which the tag .mae has ImageNet's mean and deviation
     "vit_base_patch16_224": dict(patch_size=16, embed_dim=768, depth=12, num_heads=12),
     "vit_large_patch16_224": dict(patch_size=16, embed_dim=1024, depth=24, num_heads=16),
@@ -64,6 +66,8 @@ def python_lines(net: MAE | ViT, state: Mapping[str, Tensor], target: Path) -> s
         "num_heads": config["heads"],
         "mlp_ratio": config["mlp_ratio"],
         "global_pool": "avg" if config.get("pool") == "mean" else "token",
+        "qk_norm": config["qk_norm"],
+        "norm_layer": NORM_LAYERS[config["norm_type"]],
         "final_norm": any(name in state for name in ("norm.weight", "fc_norm.weight")),
     }
     name, options = min(

@@ -18,6 +18,7 @@ from uvit_decay.decay import decayed_add
 from uvit_decay.nn.attention import attention
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.nn.linear import NarrowingLinear
+from uvit_decay.nn.norm import Norm, NormType, build_norm, normed_heads
 from uvit_decay.runtime.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]
@@ -26,18 +27,29 @@ Pair = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel)."""
+    """Multi-head self-attention; the rows of `qkv` are ordered [q; k; v], each (head, channel).
 
-    def __init__(self, dim: int, heads: int, qkv_bias: bool = False) -> None:
+    `qk_norm` is the kind of the norms of queries and keys, None without them: over the channels of a head, before their
+    product, with scales that all heads share. Names are timm's; see ViT-22B (Dehghani et al., ICML 2023) and Stable
+    Diffusion 3 (Esser et al., ICML 2024).
+    """
+
+    def __init__(
+        self, dim: int, heads: int, qkv_bias: bool = False, qk_norm: NormType | None = None, eps: float = 1e-5
+    ) -> None:
         super().__init__()
         if dim % heads:
             raise UserError(f"dim {dim} is not divisible by heads {heads}")
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.q_norm: Norm | None = build_norm(qk_norm, dim // heads, eps) if qk_norm else None
+        self.k_norm: Norm | None = build_norm(qk_norm, dim // heads, eps) if qk_norm else None
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tokens) -> Tokens:
         q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads)
+        if self.q_norm is not None:
+            q, k = normed_heads(self.q_norm, q), normed_heads(self.k_norm, k)
         return self.proj(rearrange(attention(q, k, v), "b h n d -> b n (h d)"))
 
 
@@ -68,11 +80,13 @@ class Block(nn.Module):
         qkv_bias: bool = False,
         skip: bool = False,
         eps: float = 1e-5,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps)
-        self.attn = Attention(dim, heads, qkv_bias)
-        self.norm2 = nn.LayerNorm(dim, eps)
+        self.norm1 = build_norm(norm_type, dim, eps)
+        self.attn = Attention(dim, heads, qkv_bias, norm_type if qk_norm else None, eps)
+        self.norm2 = build_norm(norm_type, dim, eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
         self.skip_linear = NarrowingLinear(2 * dim, dim) if skip else None
 
@@ -108,11 +122,19 @@ class AdaLNBlock(nn.Module):
     x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as U-ViT). The gates belong to f, outside alpha.
     """
 
-    def __init__(self, dim: int, heads: int, mlp_ratio: float = 4.0, skip: SkipMerge | None = None) -> None:
+    def __init__(
+        self,
+        dim: int,
+        heads: int,
+        mlp_ratio: float = 4.0,
+        skip: SkipMerge | None = None,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
+    ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
-        self.attn = Attention(dim, heads, qkv_bias=True)
-        self.norm2 = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.norm1 = build_norm(norm_type, dim, eps=1e-6, affine=False)
+        self.attn = Attention(dim, heads, qkv_bias=True, qk_norm=norm_type if qk_norm else None, eps=1e-6)
+        self.norm2 = build_norm(norm_type, dim, eps=1e-6, affine=False)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), "tanh")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.concat = skip == "concat"
@@ -149,9 +171,9 @@ class AdaLNBlock(nn.Module):
 class AdaLNHead(nn.Module):
     """Output head: a norm modulated by the condition c, then a linear map to `out` values a token; without autocast."""
 
-    def __init__(self, dim: int, out: int) -> None:
+    def __init__(self, dim: int, out: int, norm_type: NormType = "layer") -> None:
         super().__init__()
-        self.norm_final = nn.LayerNorm(dim, eps=1e-6, elementwise_affine=False)
+        self.norm_final = build_norm(norm_type, dim, eps=1e-6, affine=False)
         self.linear = nn.Linear(dim, out)
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
 

@@ -22,8 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.block import Block
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
+from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_whole
 
@@ -91,6 +91,8 @@ class MAE(Encoder):
         norm_pix: predict patches that are normalised one by one.
         pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+        qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
+        norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
 
     def __init__(
@@ -118,6 +120,8 @@ class MAE(Encoder):
         norm_pix: bool = True,
         pixels: Pixels = "imagenet",
         checkpointing: bool = False,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
     ) -> None:
         config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         config |= _decoder_options(wiring, skips, decoder_input, norm, zero_init)
@@ -125,7 +129,7 @@ class MAE(Encoder):
         super().__init__(config)
         self.pos_embed.requires_grad_(False)
         if config["norm"]:
-            self.norm = nn.LayerNorm(dim, EPS)
+            self.norm = build_norm(norm_type, dim, EPS)
 
         if config["decoder_input"] == "latent":
             self.mask_token = nn.Parameter(torch.empty(1, 1, decoder_dim))
@@ -134,12 +138,11 @@ class MAE(Encoder):
             self.decoder_cls_token = nn.Parameter(torch.empty(1, 1, decoder_dim))
             self.decoder_embed = nn.Linear(decoder_dim, decoder_dim)
         self.decoder_pos_embed = nn.Parameter(positions(image_size // patch_size, decoder_dim), requires_grad=False)
-        sizes = (decoder_dim, decoder_heads, mlp_ratio)
-        self.decoder_blocks = nn.ModuleList([Block(*sizes, qkv_bias=True, eps=EPS) for _ in range(decoder_depth)])
+        self.decoder_blocks = self.block_list(decoder_dim, decoder_heads, decoder_depth)
         # The authors also build those that no decoder block reads, which DistributedDataParallel refuses.
         count = min(depth // 2, decoder_depth) if config["skips"] else 0
         self.skip = nn.ModuleList([SkipLayer(dim, decoder_dim) for _ in range(count)])
-        self.decoder_norm = nn.LayerNorm(decoder_dim, EPS)
+        self.decoder_norm = build_norm(norm_type, decoder_dim, EPS)
         self.decoder_pred = nn.Linear(decoder_dim, patch_size**2 * channels)
         self.init_weights()
         if config["zero_init"]:

@@ -16,6 +16,7 @@ b = batch, n = tokens, d = width.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal, get_args
 
 from jaxtyping import Float, Int
@@ -26,6 +27,7 @@ from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.norm import NormType
 from uvit_decay.runtime.errors import UserError
 
 Wiring = Literal["official", "decayed"]
@@ -54,6 +56,8 @@ class SiT(DecayedNet):
         skip_zero_init: initialise the skips without effect (the authors do not).
         learn_sigma: double the channels of the head and use only the first half, as published files do.
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+        qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
+        norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class SiT(DecayedNet):
         skip_zero_init: bool = False,
         learn_sigma: bool = False,
         checkpointing: bool = False,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -95,13 +101,14 @@ class SiT(DecayedNet):
         self.pos_embed = nn.Parameter(positions[None], requires_grad=False)
 
         half = depth // 2
+        block = partial(AdaLNBlock, dim, heads, mlp_ratio, qk_norm=qk_norm, norm_type=norm_type)
         if wiring == "official":
-            self.blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio) for _ in range(depth)])
+            self.blocks = nn.ModuleList([block() for _ in range(depth)])
         else:
-            self.enc_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio) for _ in range(half)])
-            self.dec_blocks = nn.ModuleList([AdaLNBlock(dim, heads, mlp_ratio, skip) for _ in range(half)])
+            self.enc_blocks = nn.ModuleList([block() for _ in range(half)])
+            self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
         self.layers = _layers(depth, wiring)
-        self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1))
+        self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1), norm_type)
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
         self._init_weights()

@@ -11,6 +11,7 @@ b = batch, n = tokens, d = width. Time t is in [0, 1], t = 1 noise; the network 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.runtime.errors import UserError
 
 
@@ -52,6 +54,8 @@ class UViT(DecayedNet):
         qkv_bias: biases in the attention's input map.
         time_scale: factor of t before its embedding: 999 for continuous VP, 1000 for Stable Diffusion's schedule.
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+        qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
+        norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
 
     def __init__(
@@ -78,14 +82,13 @@ class UViT(DecayedNet):
         qkv_bias: bool = False,
         time_scale: float = 999.0,
         checkpointing: bool = False,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         check_sizes(self.config)
-        if depth % 2:
-            raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
-        if init not in _INITS:
-            raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")
+        _check_arguments(depth, init)
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
         self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 1 + (num_classes > 0)
@@ -99,12 +102,13 @@ class UViT(DecayedNet):
         self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
 
         half = depth // 2
-        self.in_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias) for _ in range(half)])
-        self.mid_block = Block(dim, heads, mlp_ratio, qkv_bias)
-        self.out_blocks = nn.ModuleList([Block(dim, heads, mlp_ratio, qkv_bias, skip=skip) for _ in range(half)])
+        block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
+        self.in_blocks = nn.ModuleList([block() for _ in range(half)])
+        self.mid_block = block()
+        self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
         self.layers = _layers(half)
 
-        self.norm = nn.LayerNorm(dim)
+        self.norm = build_norm(norm_type, dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
@@ -144,6 +148,13 @@ class UViT(DecayedNet):
                 y = self.null_labels(len(x), x.device)
             tokens.insert(0, self.label_emb(y)[:, None])
         return torch.cat(tokens, dim=1) + self.pos_embed
+
+
+def _check_arguments(depth: int, init: str) -> None:
+    if depth % 2:
+        raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
+    if init not in _INITS:
+        raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")
 
 
 def _layers(half: int) -> tuple[Layer, ...]:

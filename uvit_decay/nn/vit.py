@@ -22,10 +22,11 @@ from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.runtime.errors import UserError
 
 HeadPool = Literal["cls", "mean"]
-EPS = 1e-6  # of all layer norms
+EPS = 1e-6  # of all norms
 DECAY = ("alpha_min", "schedule", "granularity", "index", "branches")  # arguments of `decay.shortcuts`
 
 
@@ -48,13 +49,18 @@ class Encoder(DecayedNet):
         self.patch_embed = PatchEmbed(self.image_size, self.patch_size, self.channels, self.dim)
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.dim))
         self.pos_embed = nn.Parameter(positions(self.image_size // self.patch_size, self.dim))
-        sizes = (self.dim, config["heads"], config["mlp_ratio"])
-        self.blocks = nn.ModuleList([Block(*sizes, qkv_bias=True, eps=EPS) for _ in range(config["depth"])])
+        self.blocks = self.block_list(self.dim, config["heads"], config["depth"])
         self.layers = (
             Layer("embeddings", "embeddings"),
             *(Layer(f"blocks.{i}", "encoder") for i in range(len(self.blocks))),
         )
         self.record_shortcuts(decay.shortcuts(len(self.blocks), **{name: config[name] for name in DECAY}))
+
+    def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:
+        """Return `depth` new blocks of this width, of the encoder or the decoder."""
+        ratio, qk_norm, norm_type = (self.config[name] for name in ("mlp_ratio", "qk_norm", "norm_type"))
+        options = dict(qkv_bias=True, eps=EPS, qk_norm=qk_norm, norm_type=norm_type)
+        return nn.ModuleList([Block(dim, heads, ratio, **options) for _ in range(depth)])
 
     def init_weights(self) -> None:
         """Initialise as MAE: xavier-uniform linear maps with biases 0, class and mask tokens normal(0, 0.02)."""
@@ -104,6 +110,8 @@ class ViT(Encoder):
         zero_init: initialise residual branches to output 0.
         pixels: scale in which the network computes: `imagenet` (mean and standard deviation) or `unit`, [-1, 1].
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
+        qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
+        norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
 
     def __init__(
@@ -127,6 +135,8 @@ class ViT(Encoder):
         zero_init: bool = False,
         pixels: Pixels = "imagenet",
         checkpointing: bool = False,
+        qk_norm: bool = False,
+        norm_type: NormType = "layer",
     ) -> None:
         config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         if pool not in get_args(HeadPool):
@@ -134,10 +144,10 @@ class ViT(Encoder):
         super().__init__(config)
         self.num_classes, self.pool = num_classes, pool
         if norm and pool == "cls":
-            self.norm = nn.LayerNorm(dim, EPS)
+            self.norm = build_norm(norm_type, dim, EPS)
         if num_classes:
             if pool == "mean":
-                self.fc_norm = nn.LayerNorm(dim, EPS)
+                self.fc_norm = build_norm(norm_type, dim, EPS)
             linear = nn.Linear(dim, num_classes)
             batch_normed = (nn.BatchNorm1d(dim, eps=1e-6, affine=False), linear)
             self.head = nn.Sequential(*batch_normed) if batch_norm else linear

@@ -15,7 +15,8 @@ from uvit_decay.runtime.errors import UserError
 
 # Arguments of networks that their encoders share; image_size, num_classes and the norm before the head may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
-SHARED += ("alpha_min", "schedule", "granularity", "index", "branches")
+SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", "qk_norm", "norm_type")
+BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files do not record them
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
 
 
@@ -65,7 +66,7 @@ def head_module(net: nn.Module) -> str:
 
 def _check_architecture(stored: StoredModel, net: nn.Module) -> None:
     """Raise a UserError with all flags to set if arguments that encoders share differ."""
-    before: Mapping[str, object] = stored.card.net.init_args
+    before: Mapping[str, object] = {**BEFORE, **stored.card.net.init_args}
     if ("patch_size" in before) != ("patch_size" in net.config):
         return  # a ResNet and a transformer: their tensors tell
     names = [name for name in SHARED if name in before and name in net.config and before[name] != net.config[name]]

@@ -29,6 +29,7 @@ NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # n
 MISSING = "nothing"
 # Defaults of options that runs of before did not know.
 OPTIM = {f"model.optim.{field.name}": field.default for field in dataclasses.fields(Optimization)}
+LATER = OPTIM | {"model.net.qk_norm": False, "model.net.norm_type": "layer"}
 COUNT = 0  # in a template: any non-negative int below MOST
 MOST = 2**48  # exclusive bound of counts
 HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
@@ -114,7 +115,7 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
         group = contents["optimizer_states"][0]["param_groups"][0]
         before = {**group, "lr": group["initial_lr"], "data": card.data}
         before, now = {name: _plain(before[name]) for name in least}, least
-    before = {**{name: value for name, value in OPTIM.items() if name in now}, **before}
+    before = {**{name: value for name, value in LATER.items() if name in now}, **before}
     different = [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
     return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in different)
 

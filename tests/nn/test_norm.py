@@ -1,0 +1,192 @@
+"""RMSNorm in place of LayerNorm, and norms of queries and keys, against timm and against formulas written out."""
+
+import copy
+import math
+from functools import partial
+
+import jaxtyping
+import pytest
+import torch
+from mae_reference import SMALL
+from networks import DECAYED_SIT, SIT, UVIT, each_kind
+from reference import random_values
+from timm.layers import RmsNorm
+from timm.models.vision_transformer import Attention as TimmAttention
+from torch.nn import functional
+
+from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn.block import AdaLNBlock, Attention, Block
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.flops import counted_flops
+from uvit_decay.tasks.optimization import Optimization
+
+TIMM = {"layer": torch.nn.LayerNorm, "rms": RmsNorm}
+both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
+
+
+def random_weights(module, seed=0):
+    """The module with weights that all matter."""
+    names = {name: value.shape for name, value in module.named_parameters() if name != "alphas"}
+    module.load_state_dict(module.state_dict() | random_values(names, seed))
+    return module
+
+
+def normed(h, w, name, kind, eps):
+    """Norm by its definition, with the scales and biases that `w` has."""
+    if kind == "layer":
+        h = h - h.mean(-1, keepdim=True)
+    h = h / (h.square().mean(-1, keepdim=True) + eps).sqrt()
+    return h * w.get(f"{name}.weight", 1.0) + w.get(f"{name}.bias", 0.0)
+
+
+def attended(h, w, heads, kind, eps):
+    """Attention with normed queries and keys, one head after the other."""
+    q, k, v = functional.linear(h, w["attn.qkv.weight"], w.get("attn.qkv.bias")).chunk(3, dim=-1)
+    outputs, width = [], h.shape[-1] // heads
+    for i in range(0, h.shape[-1], width):
+        one = slice(i, i + width)
+        scores = normed(q[..., one], w, "attn.q_norm", kind, eps) @ normed(k[..., one], w, "attn.k_norm", kind, eps).mT
+        outputs.append((scores / math.sqrt(width)).softmax(-1) @ v[..., one])
+    return functional.linear(torch.cat(outputs, -1), w["attn.proj.weight"], w["attn.proj.bias"])
+
+
+def mlp(h, w, approximate="none"):
+    h = functional.gelu(functional.linear(h, w["mlp.fc1.weight"], w["mlp.fc1.bias"]), approximate=approximate)
+    return functional.linear(h, w["mlp.fc2.weight"], w["mlp.fc2.bias"])
+
+
+def tokens(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+
+
+@both_types
+def test_attention_is_that_of_timm_with_its_names(norm_type):
+    ours = random_weights(Attention(24, 3, True, norm_type, 1e-6)).double()
+    norm = partial(TIMM[norm_type], eps=1e-6)
+    theirs = TimmAttention(24, 3, qkv_bias=True, qk_norm=True, norm_layer=norm).double()
+    theirs.load_state_dict(ours.state_dict(), strict=True)
+    x = tokens(2, 7, 24)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=0, atol=1e-12)
+    ours(x).square().sum().backward()
+    theirs(x).square().sum().backward()
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
+@both_types
+def test_a_block_of_u_vit_is_its_formula(norm_type):
+    block = random_weights(Block(24, 3, qk_norm=True, norm_type=norm_type)).double()
+    w, x = block.state_dict(), tokens(2, 7, 24)
+    assert ("norm1.bias" in w) == ("attn.q_norm.bias" in w) == (norm_type == "layer")
+    h = 0.9 * x + attended(normed(x, w, "norm1", norm_type, 1e-5), w, 3, norm_type, 1e-5)
+    h = 0.8 * h + mlp(normed(h, w, "norm2", norm_type, 1e-5), w)
+    torch.testing.assert_close(block(x, None, (0.9, 0.8)), h, rtol=0, atol=1e-12)
+
+
+@both_types
+def test_a_block_of_sit_is_its_formula(norm_type):
+    block = random_weights(AdaLNBlock(24, 3, qk_norm=True, norm_type=norm_type)).double()
+    w, x, c = block.state_dict(), tokens(2, 7, 24), tokens(2, 24)
+    assert not [name for name in w if name.startswith("norm")], "shift and scale are those of the condition"
+    m = functional.linear(functional.silu(c), w["adaLN_modulation.1.weight"], w["adaLN_modulation.1.bias"])
+    shift1, scale1, gate1, shift2, scale2, gate2 = m[:, None].chunk(6, dim=-1)
+    f = attended(normed(x, {}, "", norm_type, 1e-6) * (1 + scale1) + shift1, w, 3, norm_type, 1e-6)
+    h = 0.9 * x + gate1 * f
+    h = 0.8 * h + gate2 * mlp(normed(h, {}, "", norm_type, 1e-6) * (1 + scale2) + shift2, w, "tanh")
+    torch.testing.assert_close(block(x, None, c, (0.9, 0.8)), h, rtol=0, atol=1e-12)
+
+
+def networks(**options):
+    """A small network of each class."""
+    size = {name: value for name, value in SMALL.items() if not name.startswith("decoder")} | dict(num_classes=3)
+    uvit, sit = UVIT.small(**options), DECAYED_SIT.small(**options)
+    return uvit, sit, ViT(**size, **options), ViT(**size, pool="mean", **options), MAE(**SMALL, **options)
+
+
+def test_every_norm_is_of_the_type_and_the_rest_is_as_without():
+    for plain, rms in zip(networks(), networks(qk_norm=True, norm_type="rms"), strict=True):
+        kinds = [type(m) for m in rms.modules() if isinstance(m, torch.nn.LayerNorm | torch.nn.RMSNorm)]
+        blocks = sum(isinstance(m, Attention) for m in rms.modules())
+        assert set(kinds) == {torch.nn.RMSNorm}
+        assert len(kinds) == 2 * blocks + sum(isinstance(m, torch.nn.LayerNorm) for m in plain.modules())
+        before, now = plain.state_dict(), rms.state_dict()
+        assert {name for name in before.keys() - now.keys() if "norm" not in name} == set()
+        added = {f"{norm}_norm.weight" for norm in "qk"}
+        assert {name.rpartition("attn.")[2] for name in now.keys() - before.keys()} == added
+
+
+@each_kind
+def test_the_size_of_queries_and_keys_no_longer_matters(kind):
+    """ViT-22B's reason: attention logits cannot grow with the weights."""
+    net = kind.small(qk_norm=True, alpha_min=0.7)
+    larger = copy.deepcopy(random_weights(net))
+    for module in (module for module in larger.modules() if isinstance(module, Attention)):
+        for parameter in module.qkv.parameters():
+            parameter.detach()[: 2 * len(parameter) // 3] *= 1000.0
+    with torch.no_grad():
+        torch.testing.assert_close(larger(*kind.inputs()), net(*kind.inputs()), rtol=1e-3, atol=1e-3)
+
+
+@each_kind
+@both_types
+def test_under_autocast_statistics_are_float32_and_attention_is_not(kind, norm_type):
+    net = random_weights(kind.small(qk_norm=True, norm_type=norm_type))
+    seen = {"norm": set(), "attention": set()}
+    for module in net.modules():
+        if isinstance(module, Attention):
+            for norm in (module.q_norm, module.k_norm):
+                norm.register_forward_hook(lambda _, args, out: seen["norm"].update((args[0].dtype, out.dtype)))
+            module.register_forward_hook(lambda _, args, out: seen["attention"].add(out.dtype))
+    exact = net(*kind.inputs()).detach()
+    seen["attention"].clear()
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = net(*kind.inputs())
+    assert seen == {"norm": {torch.float32}, "attention": {torch.bfloat16}}
+    rough.square().mean().backward()
+    assert all(p.grad.isfinite().all() for p in net.parameters() if p.requires_grad)
+    assert float((rough.detach() - exact).norm() / exact.norm()) < 0.03
+
+
+@both_types
+def test_attention_in_bfloat16_alone_stays_in_it(norm_type):
+    attention, x = random_weights(Attention(24, 3, True, norm_type)), tokens(2, 7, 24).float()
+    rough = attention.bfloat16()(x.bfloat16())
+    torch.testing.assert_close(rough.float(), attention.float()(x), rtol=0.05, atol=0.05)
+    assert rough.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(UVIT, dict(skip=False)), (SIT, dict()), (DECAYED_SIT, dict(skip_zero_init=True))]
+)
+def test_silent_branches_leave_the_decayed_stream_to_the_intermediates(kind, options):
+    net = kind.small(alpha_min=0.7, qk_norm=True, norm_type="rms", **options)
+    with torch.no_grad():
+        first, *between, last = net.forward_intermediates(*kind.inputs())
+    assert len(between) == len(net.layers) - 2
+    torch.testing.assert_close(last, first * net.alphas.prod(), atol=0, rtol=1e-6)
+
+
+def test_scales_decay_with_all_parameters_but_not_among_matrices():
+    net = UVIT.small(qk_norm=True, norm_type="rms")
+    scales = {id(p) for name, p in net.named_parameters() if name.endswith("_norm.weight")}
+    assert len(scales) == 2 * UVIT.blocks
+    for decay_on, expected in (("all", {0.03}), ("matrices", {0.0}), ("layers", {0.0})):
+        groups = Optimization(decay_on=decay_on).groups(net, 1e-3)
+        assert {g["weight_decay"] for g in groups if scales & {id(p) for p in g["params"]}} == expected
+
+
+def test_layer_wise_rates_count_scales_to_their_block():
+    assert networks(qk_norm=True)[2].layer_id("blocks.2.attn.q_norm.weight") == 3
+
+
+def test_norms_count_no_operations():
+    x = UVIT.inputs()
+    nets = (UVIT.small(), UVIT.small(qk_norm=True, norm_type="rms"))
+    assert len({counted_flops(partial(net, *x)) for net in nets}) == 1
+
+
+@each_kind
+def test_an_unknown_type_is_refused(kind, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    with pytest.raises(UserError, match="norm_type must be layer or rms, got 'batch'"):
+        kind.small(norm_type="batch")
