@@ -25,12 +25,13 @@ from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.meeting import raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
 from uvit_decay.runtime.plain import check_size, flat
 from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
-from uvit_decay.tasks.sharding import Sharded, spare_copies
+from uvit_decay.tasks.sharding import Sharded, check_nodes, spare_copies
 
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
@@ -120,6 +121,9 @@ class CLI(LightningCLI):
             )
         except MisconfigurationException as error:
             raise UserError(" ".join(str(error).split())) from error
+        except RuntimeError as error:
+            raise_if_lost(error)
+            raise
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -204,6 +208,7 @@ class CLI(LightningCLI):
             trainer = super().instantiate_trainer(**options)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
+        check_nodes(trainer)
         for folder in [logger.save_dir for logger in trainer.loggers] or [trainer.default_root_dir]:
             if folder is not None:
                 check_writable(Path(folder), folder=True)

@@ -1,4 +1,4 @@
-"""Programs on several processes, started by `torchrun` or `accelerate launch`; rank 0 gathers the results.
+"""Programs on several processes, started by `torchrun`, `accelerate launch` or `srun`; rank 0 gathers the results.
 
 Results are the same, in the same order, as on one process. It is an error if there are fewer processes than the
 launcher was asked for, as on a machine without a second GPU, where `accelerate launch --num_processes 2` starts one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,17 +19,17 @@ import torch
 import torch.distributed as dist
 
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.launchers import Place, requested
+from uvit_decay.runtime.meeting import failure, leave, meet, raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 
-PATIENCE = timedelta(days=7)  # timeout of an idle rank that waits for the slowest one; the default is 10 minutes
-COUNTS = {  # environment variables in which launchers pass the number of processes
-    "WORLD_SIZE": "torchrun",
-    "SLURM_STEP_NUM_TASKS": "srun",  # not SLURM_NTASKS, which is also set in a batch script that calls torchrun
-}
+# Timeout of an idle rank that waits for the slowest one; the default is 10 minutes. `Lifelines` end the waiting if
+# another process has ended.
+PATIENCE = timedelta(days=7)
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,14 @@ class Processes:
         import torch.distributed.nn.functional
 
         keep_freed_memory()
-        owned = int(os.environ.get("WORLD_SIZE", 1)) > 1 and not dist.is_initialized()
+        owned = _is_launched(expected) and not dist.is_initialized()
         if owned:
-            with explained("the processes of this program cannot meet", ValueError, RuntimeError):
-                dist.init_process_group("gloo", timeout=PATIENCE)  # for objects on the CPU, which are all that is sent
+            _initialise()
         processes = replace(cls.current(), owned=owned)
         try:
             processes._check(expected)
-        except UserError:
-            processes.end()
+        except UserError as error:
+            processes.end(failure(error))
             raise
         if torch.cuda.is_available():
             torch.cuda.set_device(processes.local_rank)
@@ -82,7 +81,8 @@ class Processes:
         """Return the current process group, or a single process if torch.distributed is not initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return cls()
-        return cls(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", 0)))
+        local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or 0
+        return cls(dist.get_rank(), dist.get_world_size(), int(local_rank))
 
     def map_ordered(self, jobs: Sequence[Job], work: Callable[[Job], Result]) -> Iterator[Result]:
         """Yield `work(job)` for all `jobs`, computed `size` at a time, one on each rank.
@@ -121,13 +121,15 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.end("" if error is None else failure(error))
 
-    def end(self) -> None:
-        """Destroy the process group if `launched` initialised it."""
-        if self.owned and dist.is_initialized():
-            dist.destroy_process_group()
+    def end(self, problem: str = "") -> None:
+        """Destroy the process group if `launched` initialised it; with a `problem` the other processes end with it."""
+        if self.owned:
+            leave(problem)
+            if dist.is_initialized():
+                dist.destroy_process_group()
 
     def _check(self, expected: int | None) -> None:
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
@@ -157,15 +159,34 @@ def _commands(count: int | str) -> str:
     )
 
 
-def requested() -> tuple[int, str]:
-    """Return how many processes the launcher was asked for, and its name; (1, "python") if no launcher is found."""
-    counts = [(int(os.environ[key]), name) for key, name in COUNTS.items() if os.environ.get(key, "").isdecimal()]
-    return max(counts, default=(1, "python"))
+def _is_launched(expected: int | None) -> bool:
+    """Return whether a launcher has started several processes, of which this program is one."""
+    size, launcher = requested()
+    return size > 1 and not (launcher == "srun" and expected == 1)  # tasks of srun may be programs of one process
 
 
-def _others_alive() -> AbstractContextManager[None]:
-    """Turn a failed collective into a UserError; the rank that ended has printed the cause."""
-    return explained("another process of this program may have ended", RuntimeError)
+def _initialise() -> None:
+    """Initialise the process group of a launcher's processes, for objects on the CPU, which are all that is sent."""
+    place = Place.of_environment()
+    if place is None or place.size is None:
+        raise UserError(
+            "the processes of this program cannot meet: RANK, MASTER_ADDR or MASTER_PORT is not set; start it with "
+            + _commands(requested()[0])
+        )
+    store = dist.PrefixStore("uvit_decay/objects", meet(place))
+    with explained(f"the processes of this program cannot talk to each other at {place.where}", RuntimeError):
+        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE)
+
+
+@contextmanager
+def _others_alive() -> Iterator[None]:
+    """Turn a failed collective into a UserError with the reason; the process that ended has printed more."""
+    with explained("another process of this program may have ended", RuntimeError):
+        try:
+            yield
+        except RuntimeError as error:
+            raise_if_lost(error)
+            raise
 
 
 @contextmanager

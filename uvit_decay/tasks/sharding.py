@@ -7,6 +7,7 @@ full tensors: the same files that one device or DDP writes and reads.
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import HasIntermediates
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.launchers import Place, requested
+from uvit_decay.runtime.meeting import failure, leave, meet
 
 
 def spare_copies() -> None:
@@ -34,10 +38,47 @@ def spare_copies() -> None:
     known = inspect.signature(DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
     spared = {buffers: False, "gradient_as_bucket_view": True}
-    StrategyRegistry.register("ddp", DDPStrategy, "without needless copies", override=True, **spared)
+    StrategyRegistry.register("ddp", Replicated, "without needless copies", override=True, **spared)
 
 
-class Sharded(DDPStrategy):
+class Replicated(DDPStrategy):
+    """Lightning's DDP strategy, whose processes meet within a stated time, and end when one of them has ended."""
+
+    def setup_distributed(self) -> None:
+        self.set_world_ranks()
+        if self.world_size > 1 and not distributed.is_initialized():
+            cluster = self.cluster_environment
+            place = Place.of_environment()
+            served = place is not None and place.served
+            where = cluster.main_address, cluster.main_port, served
+            self._store = meet(Place(self.global_rank, self.world_size, self.local_rank, *where))  # kept alive
+        super().setup_distributed()
+
+    def on_exception(self, exception: BaseException) -> None:
+        leave(failure(exception))
+        super().on_exception(exception)
+
+    def teardown(self) -> None:
+        leave()
+        super().teardown()
+
+
+def check_nodes(trainer: Trainer) -> None:
+    """Raise a UserError if the trainer counts other processes than a launcher has started, or cannot find its nodes."""
+    (started, launcher), counted = requested(), trainer.world_size
+    flags = f"--trainer.num_nodes {trainer.num_nodes} x {trainer.num_devices} devices"
+    if "LOCAL_RANK" not in os.environ and launcher != "srun" and trainer.num_nodes > 1:
+        needed = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+        if unset := [name for name in needed if name not in os.environ]:
+            raise UserError(f"{flags}: set {', '.join(unset)} on every node, or use a launcher (docs/machines.md)")
+    elif started > 1 and started != counted:
+        raise UserError(
+            f"{launcher} has started {started} processes, the trainer counts {counted} ({flags}): set "
+            "--trainer.num_nodes to the nodes, and --trainer.devices to the processes of each"
+        )
+
+
+class Sharded(Replicated):
     """Lightning's DDP strategy, except that the network is sharded where DDP would wrap it.
 
     The order of all hooks, in resumption too, is that of DDP. Lightning's FSDPStrategy implements FSDP1 and needs GPUs;
@@ -73,6 +114,7 @@ class Sharded(DDPStrategy):
 
     def teardown(self) -> None:
         """Tear down all parts, but leave the shards on their devices; DDP would move the network to the CPU."""
+        leave()
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()

@@ -1,0 +1,254 @@
+"""Two nodes on one machine: namespaces with an address and a hostname each or, without the rights, two of loopback.
+
+A node of namespaces has a network, processes, mounts and a hostname of its own. It can lose its cable or its power, and
+see other files than its neighbour. Without the rights (root, or CAP_SYS_ADMIN) the nodes are groups of processes on
+127.0.0.1 and 127.0.0.2, which differ in their environment alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TAG = "TEST_NODE"  # environment variable of all processes of a node
+NEW = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
+# Print this process's number outside, then be the first process inside until the test ends or is killed.
+HOLD = (
+    'read pid rest < /proc/self/stat; echo $pid; mount -t proc proc /proc; hostname "$0"; ip link set lo up; exec cat'
+)
+SHIFTED = """import os, time
+true_time, true_ns, shift = time.time, time.time_ns, float(os.environ["TEST_SHIFT"])
+time.time = lambda: true_time() + shift
+time.time_ns = lambda: true_ns() + int(shift * 1e9)
+"""
+
+
+@dataclass
+class Ended:
+    """What a command did: exit code, output, and seconds from its start to its end."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+    @property
+    def errors(self) -> list[str]:
+        """The lines that explain a user's mistake."""
+        return [line for line in self.err.splitlines() if line.startswith("error: ")]
+
+
+@dataclass
+class Running:
+    """A command that runs on a node, with its output in files: pipes would stay open in processes that it leaves."""
+
+    process: subprocess.Popen
+    begun: float
+    output: tuple[Path, Path]
+
+    def wait(self, timeout: float) -> Ended:
+        """Return what it did; raise subprocess.TimeoutExpired if it does not end."""
+        self.process.wait(max(0.1, timeout))
+        return Ended(self.process.returncode, *self.texts(), time.monotonic() - self.begun)
+
+    def texts(self) -> tuple[str, str]:
+        """Return what it has printed so far."""
+        out, err = (path.read_text(errors="replace") for path in self.output)
+        return out, err
+
+    def until(self, word: str, timeout: float = 120) -> None:
+        """Return when it has printed `word`."""
+        end = time.monotonic() + timeout
+        while not any(word in text for text in self.texts()):
+            assert self.process.poll() is None, f"ended before it printed {word!r}:\n" + "\n".join(self.texts())
+            assert time.monotonic() < end, f"no {word!r} in {timeout} s:\n" + "\n".join(self.texts())
+            time.sleep(0.05)
+
+
+@dataclass
+class Node:
+    """One of the two nodes."""
+
+    number: int
+    address: str
+    folder: Path  # of the output of commands
+    holder: subprocess.Popen | None = None  # the first process of its namespaces
+    pid: int = 0  # of the holder, outside
+    tag: str = field(default_factory=lambda: secrets.token_hex(8))
+    environment: dict[str, str] = field(default_factory=dict)  # of all its commands
+
+    def start(self, command: Sequence[object], cwd: Path, **variables: object) -> Running:
+        """Start a command."""
+        words = [str(word) for word in command]
+        own = {TAG: self.tag, **self.environment, **{name: str(value) for name, value in variables.items()}}
+        if self.holder:  # the folder by its name in the namespace, where something else may be mounted
+            words = [*self._inside(), "env", "-C", str(cwd), *words]
+        output = tuple(self.folder / f"{self.number}-{secrets.token_hex(4)}.{kind}" for kind in ("out", "err"))
+        with output[0].open("w") as out, output[1].open("w") as err:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
+            process = subprocess.Popen(words, cwd=cwd, env=environment, start_new_session=True, **streams)
+        return Running(process, time.monotonic(), output)
+
+    def _inside(self) -> list[str]:
+        return ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--pid"]
+
+    def ip(self, *words: str) -> None:
+        """Run `ip` in this node's network."""
+        subprocess.run(["nsenter", "-t", str(self.pid), "--net", "ip", *words], check=True)
+
+    def mount(self, *words: object) -> None:
+        """Mount something for this node alone: `mount("-t", "tmpfs", "none", path)`."""
+        subprocess.run([*self._inside(), "mount", *map(str, words)], check=True)
+
+    def shift_clock(self, seconds: float) -> None:
+        """Let Python's clock of this node be ahead; monotonic clocks are those of a machine in any case."""
+        folder = self.folder / f"clock{self.number}"
+        folder.mkdir()
+        (folder / "sitecustomize.py").write_text(SHIFTED)
+        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        self.environment |= {"PYTHONPATH": path, "TEST_SHIFT": str(seconds)}
+
+    def processes(self) -> list[int]:
+        """Return the processes that its commands have started, and that have not ended."""
+        tag, found = f"{TAG}={self.tag}".encode(), []
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                running = (folder / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+                if running and tag in (folder / "environ").read_bytes().split(b"\0"):
+                    found.append(int(folder.name))
+            except OSError:
+                continue  # it has ended, or is another user's
+        return found
+
+    def kill(self) -> None:
+        """Kill all its processes with SIGKILL; the kernel closes their connections."""
+        while found := self.processes():
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def unplug(self) -> None:
+        """Take its cable away: its neighbour hears nothing more, not even that connections are closed."""
+        self.ip("link", "set", "wire", "down")
+
+    def remove(self) -> None:
+        self.kill()
+        if self.holder:
+            self.holder.kill()  # and with it, by --kill-child, the first process of the namespaces
+            self.holder.wait()
+
+
+@dataclass
+class TwoNodes:
+    """Two nodes that reach one another, and a port on the first that is free."""
+
+    nodes: tuple[Node, Node]
+    port: int
+
+    @property
+    def kind(self) -> str:
+        """What the nodes are; tests print it."""
+        return "network namespaces" if self.nodes[0].holder else "two addresses of loopback"
+
+    def start(self, command: Sequence[object], cwd: Path, **variables: object) -> list[Running]:
+        """Start the same command on both nodes, with the environment variables of Lightning."""
+        return [node.start(command, cwd, **{**self.variables(node), **variables}) for node in self.nodes]
+
+    def variables(self, node: Node) -> dict[str, object]:
+        """Return the variables that the commands of docs/machines.md read."""
+        common = {"MASTER_ADDR": self.nodes[0].address, "MASTER_PORT": self.port, "NODES": 2, "GPUS": 1}
+        return {**common, "NODE_RANK": node.number}
+
+    def run(self, command: Sequence[object], cwd: Path, timeout: float = 200, **variables: object) -> list[Ended]:
+        """Return what a command did on both nodes; see `wait`."""
+        return self.wait(self.start(command, cwd, **variables), timeout)
+
+    def wait(self, running: Sequence[Running], timeout: float = 200) -> list[Ended]:
+        """Return what the commands did; after `timeout` seconds kill all processes, and fail with what they printed."""
+        end = time.monotonic() + timeout
+        try:
+            return [one.wait(end - time.monotonic()) for one in running]
+        except subprocess.TimeoutExpired:
+            printed = "\n".join("\n".join(one.texts()) for one in running)
+            raise AssertionError(f"not all have ended after {timeout} s:\n{printed}") from None
+        finally:
+            for node in self.nodes:
+                node.kill()
+
+    def left(self, timeout: float) -> list[int]:
+        """Return the processes that are still there after `timeout` seconds."""
+        end = time.monotonic() + timeout
+        while (found := [pid for node in self.nodes for pid in node.processes()]) and time.monotonic() < end:
+            time.sleep(0.1)
+        return found
+
+
+def can_isolate() -> bool:
+    """Return whether this user may make namespaces, and has the programs for it."""
+    if sys.platform != "linux" or not all(map(shutil.which, ("unshare", "nsenter", "ip", "mount", "hostname"))):
+        return False
+    trial = subprocess.run([*NEW, "ip", "link", "add", "trial", "type", "veth"], capture_output=True, timeout=30)
+    return trial.returncode == 0
+
+
+@contextmanager
+def two_nodes(folder: Path, isolated: bool | None = None) -> Iterator[TwoNodes]:
+    """Yield two nodes, by default isolated ones where that is allowed; nothing is left of them afterwards."""
+    folder.mkdir(exist_ok=True)
+    isolated = can_isolate() if isolated is None else isolated
+    nodes = tuple(Node(i, f"10.77.0.{i + 1}" if isolated else f"127.0.0.{i + 1}", folder) for i in range(2))
+    try:
+        if isolated:
+            for node in nodes:
+                hold = [*NEW, "sh", "-c", HOLD, f"node{node.number}"]
+                node.holder = subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+                node.pid = int(node.holder.stdout.readline())
+            _connect(*nodes)
+            _name(*nodes)
+        yield TwoNodes(nodes, 29500 if isolated else _free_port())
+    finally:
+        for node in nodes:
+            node.remove()
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def _connect(a: Node, b: Node) -> None:
+    """Lay a cable between two nodes."""
+    a.ip("link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", str(b.pid))
+    for node in (a, b):
+        node.ip("addr", "add", f"{node.address}/24", "dev", "wire")
+        node.ip("link", "set", "wire", "up")
+
+
+def _name(a: Node, b: Node) -> None:
+    """Let each know the other by its name, and itself, as many distributions do, as an address of loopback."""
+    for node, other in ((a, b), (b, a)):
+        hosts, resolver = node.folder / f"hosts{node.number}", node.folder / f"resolv{node.number}"
+        names = [
+            ("127.0.0.1", "localhost"),
+            ("127.0.1.1", f"node{node.number}"),
+            (other.address, f"node{other.number}"),
+        ]
+        names += [(node.address, f"node{node.number}.cluster")]
+        hosts.write_text("".join(f"{address} {name}\n" for address, name in names))
+        resolver.write_text("")  # no server of names: what is asked beyond these must fail at once
+        node.mount("--bind", hosts, "/etc/hosts")
+        node.mount("--bind", resolver, "/etc/resolv.conf")
