@@ -1,18 +1,15 @@
 """Clipping of gradients before a fused AdamW: the numbers of torch's own clipping and of an unfused AdamW."""
 
 import copy
-from functools import partial
 
 import pytest
 import torch
-from conftest import state, tiny_net, tiny_task, tiny_trainer
-from gloo import lightning_rank, on_two_processes
+from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW
 
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import Sharded, full
 
 CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STEPS = 4
@@ -67,30 +64,3 @@ def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
     if algorithm == "norm":
         assert norms.values == [float(norm) for norm in torchs.norms]  # before clipping
         assert min(norms.values) > CLIP["norm"][1]
-
-
-def rank_of_two(folder, rank):
-    """Train on shards and as DDP does, clipped; save the weights, and return the last norm."""
-    lightning_rank(rank)
-    found = {}
-    for algorithm in CLIP:
-        for name, strategy in {"fsdp": Sharded(), "ddp": "ddp"}.items():
-            task, trainer = clipped(folder, algorithm, devices=2, strategy=strategy)
-            weights = {key: full(value).clone() for key, value in state(task).items()}
-            torch.save(weights, folder / f"{algorithm} {name} {rank}.pt")
-            found[f"{algorithm} {name}"] = float(trainer.callback_metrics["train/grad_norm"])
-    return found
-
-
-@pytest.mark.slow
-def test_clipping_on_two_processes_and_of_shards_is_that_of_one(tmp_path):
-    ranks = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
-    assert ranks[0] == ranks[1]
-    for algorithm in CLIP:
-        task, trainer = clipped(tmp_path / algorithm, algorithm)
-        for name in ("fsdp", "ddp"):
-            assert ranks[0][f"{algorithm} {name}"] == pytest.approx(float(trainer.callback_metrics["train/grad_norm"]))
-            ours, theirs = (torch.load(tmp_path / f"{algorithm} {name} {rank}.pt") for rank in range(2))
-            for key, value in state(task).items():
-                assert torch.equal(ours[key], theirs[key]), key
-                torch.testing.assert_close(ours[key], value, rtol=0, atol=2e-5, msg=key)

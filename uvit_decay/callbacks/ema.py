@@ -67,6 +67,9 @@ class EMA(Callback):
         self._seen_step = trainer.global_step
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
         weights = [local(p.detach()).float() for p in self._trained]
+        if (skipped := task.skips.now) is not None:
+            shadow = _parts(self.shadow.values())
+            weights = [torch.where(skipped, old, new) for old, new in zip(shadow, weights, strict=True)]
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 

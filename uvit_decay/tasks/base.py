@@ -7,12 +7,14 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
 3. Loss: `training_step` returns the mean of `loss` over the piece.
 4. Guard: `_guard` records on the device whether the loss is finite; only a single process on the CPU raises at once.
+   With --model.optim.skip_non_finite the loss passes on to the gradient that it is not finite, and 7 guards.
 5. Accumulation: the backward pass adds the gradients, divided by the number of pieces; 1 to 5 repeat for each piece of
    the global batch. The gradients are averaged over the ranks.
 6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps.
-7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it and clips by
-   --trainer.gradient_clip_val, if it is set.
-8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
+7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it, judges whether the step is to be
+   skipped and clips by --trainer.gradient_clip_val, if it is set.
+8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises. A skipped
+   step (`tasks/skips.py`) changes nothing here and in 10; it counts in 1, 2 and 9.
 9. Schedule: it sets the learning rate of the next step.
 10. EMA: the average is updated with the new weights.
 11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
@@ -33,7 +35,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
@@ -44,9 +45,10 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.tasks.optimization import Optimization, Schedule
+from uvit_decay.tasks.optimization import Optimization, Schedule, clip
 from uvit_decay.tasks.resume import Settings, changes, check, recount
-from uvit_decay.tasks.sharding import Sharded, compile_net, full, local, original_class
+from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
+from uvit_decay.tasks.skips import LOGGED, Skips
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"
@@ -61,7 +63,7 @@ class Task(LightningModule):
     """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function`.
 
     Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib; stops if a loss
-    is not finite.
+    is not finite, or skips some such steps, and logs train/skipped_steps.
 
     Args:
         net: the network; it has the attributes `image_size`, `channels`, `num_classes` and `config`, its constructor
@@ -86,6 +88,7 @@ class Task(LightningModule):
         if not isinstance(compile, bool) and compile not in backends:
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
         self._backend = "inductor" if compile is True else compile
+        self.skips = Skips(optim.skip_non_finite)
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
@@ -156,11 +159,14 @@ class Task(LightningModule):
             card.latents.check_same(data.latents, "the checkpoint", data.name)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        if not self._losses:
+            self.skips.begin(self.net, self.trainer.optimizers[0])
         loss = self.loss(batch, "train")
-        self._guard(loss.detach())
+        if not self.skips.most:
+            self._guard(~torch.isfinite(loss.detach()))
         self._images += len(batch.images) * self.trainer.world_size
         self._losses.append(loss.detach())
-        return loss
+        return self.skips.spread(loss)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
@@ -199,6 +205,7 @@ class Task(LightningModule):
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        self.skips.end(self.trainer.optimizers[0])
         if self._logs_at(self.trainer.global_step + 1):  # Lightning counts this step only afterwards
             self.raise_if_not_finite()
             self._speed = self._images / (time.monotonic() - self._clock)
@@ -217,21 +224,19 @@ class Task(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: GradClipAlgorithmType | None = None,
     ) -> None:
-        """Log the norm of the gradient, of which there is one for all ranks, and clip the gradient.
+        """Clip the gradient, log its norm before, and let the step be skipped if that is not finite.
 
         Lightning refuses to clip for a fused optimizer under bf16-mixed, though bfloat16 has no scaler to undo.
         """
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        bound, by_value = gradient_clip_val or 0.0, gradient_clip_algorithm == GradClipAlgorithmType.VALUE
         logged = self._logs_at(self.trainer.global_step + 1)
-        if logged or (bound and not by_value):
-            norm = full(get_total_norm([p.grad for p in parameters]))
+        needed = logged or self.skips.most > 0
+        norm = clip(optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or "norm", needed)
         if logged:
             self.log("train/grad_norm", norm)
-        if bound and by_value:
-            clip_grad_value_(parameters, bound)
-        elif bound:
-            clip_grads_with_norm_(parameters, bound, norm)
+        if self.skips.most:
+            self._guard(self.skips.judge(norm, optimizer))
+            if logged:
+                self.log(LOGGED, self.skips.count.float())
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
@@ -239,7 +244,7 @@ class Task(LightningModule):
             figures = {"train/images_per_second": self._speed, **self._utilisation.figures(self._speed)}
             self.log_dict({name: torch.tensor(value) for name, value in figures.items()})
             # Lightning's `prog_bar` would wait for the device at every batch.
-            for name in ("train/loss", "train/images_per_second"):
+            for name in ("train/loss", "train/images_per_second", *self.skips.logged):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
             self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
@@ -248,31 +253,37 @@ class Task(LightningModule):
             self._utilisation.start(self)
         self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
 
-    def _guard(self, loss: Tensor) -> None:
-        """Record the first step whose loss is not finite, without waiting for the device."""
-        step = torch.where(torch.isfinite(loss), NEVER, self.trainer.global_step)
+    def _guard(self, bad: Tensor) -> None:
+        """Record the first step that is to stop the run, without waiting for the device; `bad` is a bool on it."""
+        step = torch.where(bad, self.trainer.global_step, NEVER)
         self._bad_step = step if self._bad_step is None else torch.minimum(self._bad_step, step)
-        if loss.device.type == "cpu" and self.trainer.world_size == 1:
+        if bad.device.type == "cpu" and self.trainer.world_size == 1:
             self.raise_if_not_finite()
 
     def raise_if_not_finite(self) -> None:
-        """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""
+        """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this.
+
+        Where steps are skipped, only if one more than may be skipped was.
+        """
         ours = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
         step = int(self.trainer.strategy.reduce(ours, reduce_op="min"))
         if step < NEVER:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {HINT}")
+            what, after = self.skips.named()
+            raise UserError(f"the {what} is not finite at step {step}{after} (learning rate {rate:.3g}); {HINT}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
         check_finite(self.trainer, self.net.parameters(), "weights")
         checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
+        self.skips.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
         card = check(checkpoint, self, self.trainer, "the checkpoint")
         self.check_data(card)
+        self.skips.load(checkpoint)
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
         if different and self.trainer.state.fn == "fit":

@@ -8,11 +8,13 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.tasks.lars import LARS
+from uvit_decay.tasks.sharding import full
 
 Name = Literal["adamw", "lars", "sgd"]
 DecayOn = Literal["all", "matrices", "layers"]
@@ -50,6 +52,8 @@ class Optimization:
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
         min_lr: learning rate at the end of the cosine.
+        skip_non_finite: most steps of a run that may be skipped because their loss or gradient is not finite; one more
+            stops it. A skipped step changes no weight, moment or average, but counts as a step.
     """
 
     lr: float = 2e-4
@@ -64,6 +68,7 @@ class Optimization:
     layer_decay: float = 1.0
     warmup_epochs: float | None = None
     min_lr: float = 0.0
+    skip_non_finite: int = 0
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -79,6 +84,7 @@ class Optimization:
             raise UserError(f"blr is positive, min_lr is not negative; got {self.blr}, {self.min_lr}")
         if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < math.inf:
             raise UserError(f"warmup_epochs is not negative, got {self.warmup_epochs}")
+        check_whole(0, skip_non_finite=self.skip_non_finite)
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""
@@ -173,6 +179,29 @@ class Schedule(LambdaLR):
             group["lr"] = rate
         state = {"last_epoch": step, "_step_count": step + 1, "_last_lr": rates}
         super().load_state_dict({**state, "lr_lambdas": [None] * len(rates)})
+
+
+def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -> Tensor | None:
+    """Clip the gradient in place; its norm is computed once.
+
+    Args:
+        optimizer: holds the parameters, which may be sharded.
+        bound: most of what `algorithm` names; 0 clips nothing.
+        algorithm: `norm`, of the whole gradient, or `value`, the magnitude of each number.
+        needs_norm: compute the norm even if clipping does not need it.
+
+    Returns:
+        the norm before clipping, the same on all ranks, a scalar on the device; None if it was not computed.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    by_norm, norm = bound > 0 and algorithm == "norm", None
+    if by_norm or needs_norm:
+        norm = full(get_total_norm([p.grad for p in parameters]))
+    if by_norm:
+        clip_grads_with_norm_(parameters, bound, norm)
+    elif bound > 0:
+        clip_grad_value_(parameters, bound)
+    return norm
 
 
 def _with_our_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:

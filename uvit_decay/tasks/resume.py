@@ -19,6 +19,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec, renamed
 from uvit_decay.runtime.plain import is_plain
 from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.skips import KEY as SKIPPED
 
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task
@@ -168,6 +169,7 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
         loops = _common(loops, contents.get("loops"))
     ema = {"EMA": {"shadow": parameters, "updates": COUNT}} if "EMA" in contents["callbacks"] else {}
     return {
+        **({SKIPPED: COUNT} if SKIPPED in contents else {}),
         "state_dict": dict(task.state_dict()),
         "callbacks": ema,
         "optimizer_states": [optimizer],
@@ -247,8 +249,9 @@ def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
     for name, count in counts.items():
         if count != step:
             yield f"{name} are at step {count}, global_step is {step}"
+    least = 0 if contents.get(SKIPPED) else 1  # of steps that changed the moments
     for i, moments in contents["optimizer_states"][0]["state"].items():
-        if not 0 < moments.get("step", step) <= step:
+        if not least <= moments.get("step", step) <= step:
             yield f"optimizer_states.0.state.{i}.step is {moments['step']:g}, global_step is {step}"
         if "exp_avg_sq" in moments and (moments["exp_avg_sq"] < 0).any():
             yield f"optimizer_states.0.state.{i}.exp_avg_sq is negative"

@@ -1,0 +1,123 @@
+"""Steps that are not finite are skipped: they change nothing, are counted, and one too many stops the run."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import Losses, same, tiny_net, tiny_task, tiny_trainer
+from faulty_steps import Spoil, States
+from lightning.pytorch.loggers import CSVLogger
+from runs import StopAt
+from small_vit import PROBE, linear_probe
+
+from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.base import Optimization
+
+MOST = 3
+ADAMW = Optimization(1e-3, (0.9, 0.99), 0.03, warmup_steps=10, skip_non_finite=MOST)
+TASKS = {
+    "adamw": lambda optim=ADAMW: DiffusionTask(tiny_net(), optim=optim),
+    "sgd": lambda: DiffusionTask(tiny_net(), optim=replace(ADAMW, optimizer="sgd")),
+    "lars and a batch norm": lambda: linear_probe(optim=replace(PROBE, skip_non_finite=MOST)),
+}
+
+
+def trained(folder, task, *callbacks, max_steps=6, pieces=1, ckpt_path=None, **options):
+    """Losses of the pieces and what the run held after each step."""
+    states, losses, data = States(), Losses(), Digits(32, device_batch_size=32 // pieces)
+    averages = [] if "linear_head.0" in dict(task.net.named_modules()) else [EMA(0.9)]
+    trainer = tiny_trainer(folder, *callbacks, *averages, losses, states, max_steps=max_steps, **options)
+    trainer.fit(task, data, ckpt_path=ckpt_path)
+    return losses.values, states, trainer
+
+
+def changed(states, step):
+    """Names of what differs after a step, counted from 0, from before it; new moments from zero."""
+    after = states.after[step]
+    before = states.after[step - 1] if step else {**after, **dict.fromkeys(after, torch.tensor(0.0))}
+    return {name for name, value in after.items() if not torch.equal(value, before[name].expand_as(value))}
+
+
+@pytest.mark.parametrize("kind", ["images", "loss", "gradient"])
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("name", TASKS)
+def test_a_skipped_step_changes_nothing_and_counts_as_a_step(tmp_path, name, pieces, kind):
+    _, states, _ = trained(tmp_path, TASKS[name](), Spoil({0: kind, 3: kind}), pieces=pieces)
+    assert states.skipped == [1, 1, 1, 2, 2, 2]
+    assert changed(states, 3) == set()
+    assert not any(name.startswith("moments") for name in changed(states, 0))
+    for step in (1, 2, 4, 5):
+        assert any(name.startswith("moments") for name in changed(states, step))
+    assert all(torch.isfinite(value).all() for value in states.after[-1].values())
+    assert len(set(states.rates[:5])) == 5  # the schedule goes on
+    undisturbed = trained(tmp_path, TASKS[name](), Spoil({0: kind}), pieces=pieces, max_steps=3)[1]
+    assert all(same(a, b) for a, b in zip(undisturbed.after, states.after, strict=False))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_a_run_without_such_steps_is_the_run_that_skips_none(tmp_path, precision):
+    options = {"pieces": 2, "gradient_clip_val": 0.05, "precision": precision}
+    losses, states, _ = trained(tmp_path / "a", TASKS["adamw"](), **options)
+    wanted = trained(tmp_path / "b", TASKS["adamw"](replace(ADAMW, skip_non_finite=0)), **options)
+    assert losses == wanted[0]
+    assert same(states.after[-1], wanted[1].after[-1])
+    assert states.skipped[-1] == 0
+
+
+def test_one_step_too_many_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_path):
+    spoil = Spoil({2: "images", 4: "loss", 5: "gradient", 7: "gradient"})
+    message = r"^the loss or its gradient is not finite at step 7, after 3 skipped steps \(learning rate 0.0008\); the"
+    with pytest.raises(UserError, match=message):
+        trained(tmp_path, TASKS["adamw"](), spoil, LastCheckpoint(every_n_steps=3), max_steps=9)
+    kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert (kept["global_step"], kept["skipped_steps"]) == (6, 3)
+    assert {int(moments["step"]) for moments in kept["optimizer_states"][0]["state"].values()} == {3}
+
+
+def test_a_resumed_run_skips_as_the_run_that_was_not_stopped_and_keeps_the_count(tmp_path):
+    spoil = Spoil({0: "images", 5: "loss", 8: "gradient"})
+    losses, states, _ = trained(tmp_path / "whole", TASKS["adamw"](), spoil, max_steps=10)
+    for stop in (1, 4, 6):  # after the first one, before and after the second one
+        half = tmp_path / f"half {stop}"
+        trained(half, TASKS["adamw"](), spoil, StopAt(stop), max_steps=10)
+        checkpoint = half / "checkpoints" / "last.ckpt"
+        rest = trained(tmp_path / "rest", TASKS["adamw"](), spoil, max_steps=10, ckpt_path=checkpoint)
+        assert str(rest[0]) == str(losses[stop:])  # NaN is not equal to itself
+        assert same(rest[1].after[-1], states.after[-1])
+        assert rest[1].skipped == states.skipped[stop:]
+    fewer = TASKS["adamw"](replace(ADAMW, skip_non_finite=2))
+    with pytest.raises(UserError, match="at step 8, after 2 skipped steps"):
+        trained(tmp_path / "fewer", fewer, spoil, max_steps=10, ckpt_path=checkpoint)
+
+
+def test_the_number_of_skipped_steps_is_logged(tmp_path):
+    logger = CSVLogger(tmp_path, name="log")
+    options = {"logger": logger, "log_every_n_steps": 2}
+    _, _, trainer = trained(tmp_path, TASKS["adamw"](), Spoil({1: "images", 4: "loss"}), **options)
+    with open(tmp_path / "log" / "version_0" / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["train/skipped_steps"] for row in rows] == ["1.0", "1.0", "2.0"]
+    assert [row["train/loss"] == "nan" for row in rows] == [True, False, False]
+    assert trainer.progress_bar_metrics["train/skipped_steps"] == 2.0
+
+
+def test_without_the_option_nothing_is_counted_or_stored(tmp_path):
+    task = tiny_task()
+    trainer = trained(tmp_path, task, max_steps=2, log_every_n_steps=1)[2]
+    assert "train/skipped_steps" not in trainer.callback_metrics
+    assert "skipped_steps" not in torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert task.skips.now is None
+
+
+def test_a_count_that_is_none_is_refused(tmp_path):
+    trained(tmp_path / "a", TASKS["adamw"](), max_steps=1)
+    path = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    torch.save({**torch.load(path, weights_only=True), "skipped_steps": "a word"}, path)
+    with pytest.raises(UserError, match="skipped_steps is a str, not a int"):
+        trained(tmp_path / "b", TASKS["adamw"](), max_steps=2, ckpt_path=path)
+    with pytest.raises(UserError, match="skip_non_finite must be at least 0"):
+        Optimization(skip_non_finite=-1)
