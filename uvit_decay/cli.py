@@ -19,6 +19,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
+from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -90,11 +91,6 @@ def _hush() -> None:
     advertisements.addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
 
 
-def _precision_of(path: Path) -> str | None:
-    """Return the trainer's precision in the settings of a training checkpoint, None if it is not there."""
-    return (read_training_checkpoint(path, whole=False).get("settings") or {}).get("trainer.precision")
-
-
 class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
@@ -159,7 +155,7 @@ class CLI(LightningCLI):
         if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
             raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
 
-    def before_instantiate_classes(self) -> None:
+    def _default_precision(self) -> None:
         """Default to bf16-mixed on GPUs that support it and on CPUs where it is faster, and to float32 elsewhere.
 
         bf16-mixed is three times slower on a CPU without bf16 instructions.
@@ -172,19 +168,28 @@ class CLI(LightningCLI):
                 trainer.precision = "bf16-mixed"
         elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
             trainer.precision = self._cpu_precision()
+        self._get(self.config_init, "trainer").precision = trainer.precision
 
     def _cpu_precision(self) -> str | None:
         """Return bf16-mixed where a table says that it is faster; a run that began without it goes on without it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
         gain = bf16_gain(width) if isinstance(width, int) else 1.0
-        began = self._get(self.config, "ckpt_path")
-        if gain == 1.0 or (began and not _precision_of(Path(began))):
+        if gain == 1.0 or self._began_in_float32():
             return None
         rank_zero_info(
             f"bf16-mixed: a network of width {width} trains about {gain:g} times as fast in bfloat16 on this CPU; "
             "--trainer.precision 32-true for float32"
         )
         return "bf16-mixed"
+
+    def _began_in_float32(self) -> bool:
+        """Return whether this run goes on from a checkpoint of a run in float32."""
+        path, trainer = self._get(self.config, "ckpt_path"), self._get(self.config_init, "trainer")
+        if not path:
+            return False
+        loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+        before = settings_before(path, self._settings(), loggers, trainer.default_root_dir or ".")
+        return before is not None and not before.get("trainer.precision")
 
     def instantiate_classes(self) -> None:
         """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""
@@ -204,8 +209,9 @@ class CLI(LightningCLI):
         """Turn Lightning's errors into UserErrors; the saved config keeps `fsdp`, the trainer gets `Sharded`."""
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
+        self._default_precision()
         try:
-            trainer = super().instantiate_trainer(**options)
+            trainer = by_name(super().instantiate_trainer(**options), self._begin)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         check_nodes(trainer)
@@ -220,25 +226,35 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
         self.model.settings = self._settings()
-        if self.config.fit.ckpt_path is None:
+        if self.config.fit.ckpt_path not in NAMES:
+            self._begin(self.config.fit.ckpt_path)
+
+    def _begin(self, path: str | Path | None) -> None:
+        """Check a checkpoint, or load the weights from which a new run starts, before any work."""
+        if path is None:
             self.model.start()
-        else:
-            self.model.init_from = None
-            step, last = self._check_fits(self.config.fit.ckpt_path), self.trainer.max_steps
-            if 0 <= last <= step:
-                raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
+            return
+        self.model.init_from = None
+        step, last = self._check_fits(path), self.trainer.max_steps
+        if self.subcommand == "fit" and 0 <= last <= step:
+            if self.config.fit.ckpt_path == AUTO:
+                rank_zero_info(f"the run has ended at step {step}: nothing is left to do")
+                raise SystemExit(0)
+            raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""
         self.model.settings = self._settings()
-        if self.config.validate.ckpt_path is None:
-            raise UserError("validate needs --ckpt_path runs/.../last.ckpt")
-        self._check_fits(self.config.validate.ckpt_path)
+        path = self.config.validate.ckpt_path
+        if path in (None, AUTO):
+            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
+        if path != LAST:
+            self._check_fits(path)
 
-    def _check_fits(self, path: str) -> int:
+    def _check_fits(self, path: str | Path) -> int:
         """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
         contents = read_training_checkpoint(Path(path))
-        check(contents, self.model, self.trainer, path)
+        check(contents, self.model, self.trainer, str(path))
         self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
         return contents["global_step"]
 

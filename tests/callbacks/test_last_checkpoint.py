@@ -80,7 +80,8 @@ def test_signals_are_whose_they_were_after_a_run(tmp_path, signum, fails):
 def test_checkpoints_are_kept_at_their_steps(tmp_path, every, keep, kept):
     fit(tmp_path, LastCheckpoint(every, keep), max_steps=13)
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert names == ["last.ckpt", *(f"step_{step:08d}.ckpt" for step in kept)]
+    before = ["previous.ckpt"] if every else []
+    assert names == ["last.ckpt", *before, *(f"step_{step:08d}.ckpt" for step in kept)]
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 13
 
 

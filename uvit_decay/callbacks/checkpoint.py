@@ -17,6 +17,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
+from uvit_decay.checkpoint.newest import CHECKPOINTS
+from uvit_decay.checkpoint.rotation import NEXT, rotate
 from uvit_decay.runtime.errors import Terminated, check_whole
 from uvit_decay.runtime.files import replacing
 
@@ -39,7 +41,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class LastCheckpoint(Checkpoint):
-    """Checkpoints of a run: checkpoints/last.ckpt in the run folder, replaced regularly, at the end and at a signal.
+    """Checkpoints of a run: checkpoints/last.ckpt in the run folder, written regularly, at the end and at a signal.
+
+    The one before is kept as previous.ckpt, to which --ckpt_path auto and last fall back if the newest is damaged.
 
     At Ctrl-C or SIGTERM the run finishes its step (up to 10 steps on several ranks), saves and stops. A second signal,
     more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A checkpoint is saved before
@@ -48,12 +52,14 @@ class LastCheckpoint(Checkpoint):
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
         keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
+        keep_last: the newest checkpoints that are kept: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
     """
 
-    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0) -> None:
+    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0, keep_last: int = 2) -> None:
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
-        self.every_n_steps, self.keep_every_n_steps = every_n_steps, keep_every_n_steps
-        self._seen_step = self._saved_step = -1
+        check_whole(1, keep_last=keep_last)
+        self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
+        self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
         self._received: int | None = None  # the number of the signal received
         self._received_at = 0.0
         self._ended = False  # training has ended, and its checkpoint is saved
@@ -98,8 +104,13 @@ class LastCheckpoint(Checkpoint):
         """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""
         if trainer.fast_dev_run:
             return None
-        path = run_folder(trainer) / "checkpoints" / f"{name}.ckpt"
-        trainer.save_checkpoint(path, weights_only=False)
+        folder = run_folder(trainer) / CHECKPOINTS
+        path = folder / f"{name}.ckpt"
+        trainer.save_checkpoint(folder / NEXT if name == "last" else path, weights_only=False)
+        if name == "last":
+            self._saved_step = trainer.global_step
+            if trainer.is_global_zero:
+                rotate(folder, self.keep_last)
         return path
 
     def on_train_batch_end(
@@ -110,7 +121,6 @@ class LastCheckpoint(Checkpoint):
             return
         self._seen_step = step
         if self.every_n_steps and step % self.every_n_steps == 0:
-            self._saved_step = step
             self._save(trainer)
         if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
             self._save(trainer, f"step_{step:08d}")

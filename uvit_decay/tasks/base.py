@@ -46,7 +46,8 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip
-from uvit_decay.tasks.resume import Settings, changes, check, recount
+from uvit_decay.tasks.resume import check, recount
+from uvit_decay.tasks.settings import Settings, changes
 from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
 from uvit_decay.tasks.skips import LOGGED, Skips
 from uvit_decay.tasks.utilisation import Utilisation

@@ -1,8 +1,7 @@
-"""Checks before a run resumes from a checkpoint: is the file intact, is its function the same, what else differs."""
+"""Checks before a run resumes from a checkpoint: is the file intact, and is its function the same."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
 import sys
@@ -16,21 +15,15 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec, renamed
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import is_plain
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.settings import MISSING, OPTIM, Settings, plain
 from uvit_decay.tasks.skips import KEY as SKIPPED
 
 if TYPE_CHECKING:
     from uvit_decay.tasks.base import Task
 
-Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
-
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
-MISSING = "nothing"
-# Defaults of options that runs of before did not know.
-OPTIM = {f"model.optim.{field.name}": field.default for field in dataclasses.fields(Optimization)}
-LATER = OPTIM | {"model.net.qk_norm": False, "model.net.norm_type": "layer"}
 COUNT = 0  # in a template: any non-negative int below MOST
 MOST = 2**48  # exclusive bound of counts
 HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
@@ -86,7 +79,7 @@ def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iter
         defaults = {name: parameter.default for name, parameter in parameters.items()}
         then, now = ({**defaults, **spec.init_args} for spec in (stored, ours))
         for name in then | now:
-            value, expected = _plain(then.get(name, MISSING)), _plain(now.get(name, MISSING))
+            value, expected = plain(then.get(name, MISSING)), plain(now.get(name, MISSING))
             if value != expected and name not in NOT_THE_FUNCTION:
                 yield f"{part}.{name}", value, expected
 
@@ -95,30 +88,6 @@ def _class(class_path: str) -> Any:
     """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
     module, _, name = class_path.rpartition(".")
     return getattr(sys.modules.get(module), name, class_path)
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> str:
-    """Return one line with all settings that differ from those of the run that wrote a checkpoint; empty if none does.
-
-    Args:
-        contents: contents of the checkpoint.
-        card: its model card.
-        settings: settings of this run; empty if they are not known.
-        least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
-            if it or this run has no settings.
-    """
-    before, now = renamed(contents.get("settings")), settings
-    if not (before and now):
-        group = contents["optimizer_states"][0]["param_groups"][0]
-        before = {**group, "lr": group["initial_lr"], "data": card.data}
-        before, now = {name: _plain(before[name]) for name in least}, least
-    before = {**{name: value for name, value in LATER.items() if name in now}, **before}
-    different = [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
-    return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in different)
 
 
 def recount(loop: dict[str, Any], epoch: int, pieces: int) -> None:

@@ -1,0 +1,192 @@
+"""--ckpt_path last and auto: the newest whole checkpoint of the experiment, and the one before where it is damaged."""
+
+import os
+import shutil
+from functools import partial
+
+import pytest
+import torch
+from conftest import same, state, tiny_task, tiny_trainer, train
+from gloo import lightning_rank, on_two_processes
+from lightning.pytorch.loggers import CSVLogger
+from runs import StopAt
+
+from uvit_decay.callbacks import LastCheckpoint
+from uvit_decay.callbacks.resumption import by_name
+from uvit_decay.checkpoint.newest import newest_whole, run_folders
+from uvit_decay.checkpoint.rotation import names, rotate
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+
+TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
+TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
+
+
+def run(monkeypatch, caplog, folder, *flags):
+    """What a run of train.py says of the checkpoint from which it goes on."""
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        train(monkeypatch, folder, "fit", *TINY, *flags)
+    (line,) = [text for text in caplog.messages if "--ckpt_path" in text]
+    return line.replace(str(folder), "")
+
+
+def refused(monkeypatch, capsys, folder, command, *flags):
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, folder, command, *TINY, *flags)
+    assert stop.value.code == 2
+    return capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def step(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def truncated(path):
+    path.write_bytes(path.read_bytes()[:-5000])
+
+
+def flipped(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
+    command = ["--ckpt_path=auto", "--trainer.max_steps=3"]
+    first = run(monkeypatch, caplog, tmp_path, *command)
+    assert first == "--ckpt_path auto: a new run starts: there is no checkpoint of these settings in runs/digits"
+    (tmp_path / "runs" / "digits" / "version_0" / "checkpoints" / "last.ckpt").unlink()  # as if killed at step 3
+    wanted = "--ckpt_path auto: going on from runs/digits/version_0/checkpoints/previous.ckpt (step 2)"
+    assert run(monkeypatch, caplog, tmp_path, *command) == wanted
+    folder = tmp_path / "runs" / "digits"
+    assert step(folder / "version_1" / "checkpoints" / "last.ckpt") == 3
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *TINY, *command)
+    assert stop.value.code == 0
+    assert "the run has ended at step 3: nothing is left to do" in caplog.messages
+    assert sorted(path.name for path in folder.iterdir()) == ["version_0", "version_1"]
+    os.utime(folder / "version_1" / "checkpoints" / "last.ckpt", (0, 0))  # clocks play no part
+    others = ["--trainer.max_steps=4", "--data.device_batch_size=16", "--model.compile=false"]
+    longer = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", *others)
+    assert longer == "--ckpt_path auto: going on from runs/digits/version_1/checkpoints/last.ckpt (step 3)"
+    assert "a new run starts" in run(monkeypatch, caplog, tmp_path, *command, "--seed_everything=1")
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
+    assert "--ckpt_path last: going on from runs/digits/version_3/checkpoints/last.ckpt (step 3)" in caplog.messages
+
+
+@pytest.mark.parametrize(("name", "damage"), [("last", truncated), ("auto", flipped)])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_same(tmp_path, name, damage, caplog):
+    task = tiny_task()
+    tiny_trainer(tmp_path / "whole", max_steps=8).fit(task, Digits(32))
+    half = tiny_trainer(tmp_path, LastCheckpoint(every_n_steps=2), StopAt(4), max_steps=8, logger=CSVLogger(tmp_path))
+    half.fit(tiny_task(), Digits(32))
+    damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
+    rest, trainer = tiny_task(), by_name(tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path)))
+    with caplog.at_level("INFO"):
+        trainer.fit(rest, Digits(32), ckpt_path=name)
+    (line,) = [text for text in caplog.messages if "ckpt_path" in text]
+    assert line.startswith("warning: ")
+    assert "version_0/checkpoints/last.ckpt" in line
+    assert line.endswith("version_0/checkpoints/previous.ckpt (step 2)")
+    assert trainer.ckpt_path == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
+    assert same(state(rest), state(task))
+
+
+def test_what_cannot_go_on_by_name_is_one_line_and_leaves_no_folder(trained, tmp_path, monkeypatch, capsys):
+    assert (
+        "--ckpt_path last: there is no checkpoint of a run in runs/digits: leave it out to start a new run"
+        in refused(monkeypatch, capsys, tmp_path, "fit", "--ckpt_path=last")
+    )
+    assert "validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last" in refused(
+        monkeypatch, capsys, tmp_path, "validate", "--ckpt_path=auto"
+    )
+    folder = tmp_path / "runs" / "digits" / "version_3" / "checkpoints"
+    folder.mkdir(parents=True)
+    shutil.copy(trained, folder / "last.ckpt")
+    truncated(folder / "last.ckpt")
+    for name in ("last", "auto"):
+        line = refused(monkeypatch, capsys, tmp_path, "fit", f"--ckpt_path={name}")
+        assert f"--ckpt_path {name}: no checkpoint of this experiment is whole: runs/digits/version_3/" in line
+    assert [path.name for path in (tmp_path / "runs" / "digits").iterdir()] == ["version_3"]
+
+
+def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
+    def put(run, name, number):
+        contents = torch.load(trained, weights_only=True)
+        contents["global_step"] = number
+        path = tmp_path / run / "checkpoints" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(contents, path)
+        return path
+
+    newest = put("version_10", "step_00000600.ckpt", 600)
+    second = put("version_10", "last.ckpt", 500)
+    third = put("version_10", "previous.ckpt", 400)
+    fourth = put("version_9", "next.ckpt", 9000)
+    fifth = put("version_9", "last.ckpt", 8000)
+    (tmp_path / "version_11").mkdir()
+    (tmp_path / "version_x").mkdir()
+    for expected in (newest, second, third, fourth, fifth):
+        found = newest_whole(run_folders(tmp_path), lambda _: True)
+        assert (found.path, found.damaged) == (expected, ())
+        expected.unlink()
+    assert newest_whole(run_folders(tmp_path), lambda _: True) is None
+
+
+@pytest.mark.parametrize("keep", [1, 2, 4])
+def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp_path, keep, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    rename, left = type(tmp_path).replace, 0
+
+    def counted(path, target):
+        nonlocal left
+        if left == 0:
+            raise Killed
+        left -= 1
+        return rename(path, target)
+
+    monkeypatch.setattr(type(tmp_path), "replace", counted)
+    for kill in range(keep + 1):
+        for number in range(10):
+            (tmp_path / "next.ckpt").write_text(str(number))
+            left = kill if number == 7 else 100
+            try:
+                rotate(tmp_path, keep)
+            except Killed:
+                assert number == 7
+            kept = [int((tmp_path / name).read_text()) for name in names(keep) if (tmp_path / name).exists()]
+            assert kept == sorted(kept, reverse=True)
+            assert kept[0] == number
+            assert len(kept) >= min(keep, number + 1)
+        for file in tmp_path.iterdir():
+            file.unlink()
+
+
+def rank_of_two(folder, rank):
+    """What two ranks go on from, when they share a folder and when they do not."""
+    lightning_rank(rank)
+    said = []
+    for place in (folder / "shared", folder / f"of rank {rank}"):
+        place.mkdir(exist_ok=True)
+        os.chdir(place)  # paths are relative, and so the same on all nodes
+        trainer = by_name(tiny_trainer(place, max_steps=6, logger=CSVLogger("."), devices=2, strategy="ddp"))
+        try:
+            trainer.fit(tiny_task(), Digits(32), ckpt_path="auto")
+            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}")
+        except UserError as error:
+            said.append(str(error))
+    return said
+
+
+def test_all_ranks_go_on_from_what_the_first_one_finds_or_none_does(tmp_path):
+    for place in ("shared", "of rank 0"):
+        options = {"max_steps": 6, "logger": CSVLogger(tmp_path / place)}
+        tiny_trainer(tmp_path / place, StopAt(4), **options).fit(tiny_task(), Digits(32))
+    (shared, missing), (shared_too, missing_too) = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+    assert shared == shared_too == "last.ckpt to 6"
+    assert "another process cannot use it, whose error says why" in missing
+    assert "is not the file that the first process has chosen: all nodes need one folder of runs" in missing_too

@@ -1,0 +1,101 @@
+"""The newest whole checkpoint of an experiment: by the number of the run, then by the step; clocks play no part."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvit_decay.checkpoint.io import read_training_checkpoint
+from uvit_decay.checkpoint.rotation import place
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import typed
+
+CHECKPOINTS = "checkpoints"  # folder in a run folder
+RUN = re.compile(r"version_(\d+)")
+AT_STEP = re.compile(r"step_(\d+)\.ckpt")
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A checkpoint that is whole, its step, and what is wrong with newer ones, each a line that names its file."""
+
+    path: Path
+    step: int
+    damaged: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Listed:
+    path: Path
+    step: float  # of a file that cannot be read a bound, which its place among the others gives
+    settings: Settings | None = None
+    damage: str = ""
+
+
+def run_folders(experiment: Path) -> list[Path]:
+    """Return the folders version_N of an experiment, the highest N first."""
+    numbers = {folder: RUN.fullmatch(folder.name) for folder in experiment.glob("version_*") if folder.is_dir()}
+    runs = [(int(number[1]), folder) for folder, number in numbers.items() if number]
+    return [folder for _, folder in sorted(runs, reverse=True)]
+
+
+def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newest | None:
+    """Return the newest checkpoint in the first of these run folders that has a whole one; None without checkpoints.
+
+    Args:
+        runs: run folders, the newest first.
+        fits: whether a run may go on from a checkpoint of these settings; files of which it is not true are left out.
+
+    Raises:
+        UserError: there are checkpoints, but those that fit are all damaged.
+    """
+    damaged: list[str] = []
+    for listed in (listed for run in runs for listed in _listed(run)):
+        damage = listed.damage
+        if not damage and fits(listed.settings or {}):
+            try:
+                read_training_checkpoint(listed.path)  # all of it, compared with its checksums
+                return Newest(listed.path, int(listed.step), tuple(damaged))
+            except UserError as error:
+                damage = str(error)
+        if damage:
+            damaged.append(damage)
+    if damaged:
+        raise UserError(f"no checkpoint of this experiment is whole: {'; '.join(damaged)}")
+    return None
+
+
+def newest_settings(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Settings | None:
+    """Return the settings of the checkpoint that `newest_whole` would try first, None if there is none."""
+    stored = (listed.settings or {} for run in runs for listed in _listed(run) if not listed.damage)
+    return next((settings for settings in stored if fits(settings)), None)
+
+
+def _listed(run: Path) -> Iterator[_Listed]:
+    """Yield the checkpoints of a run folder, the newest first."""
+    bound, found = math.inf, []
+    for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: place(path.name)):
+        listed = _read(path, bound)
+        found.append(listed)
+        bound = min(bound, listed.step)
+    yield from sorted(found, key=lambda listed: -listed.step)  # files of the same step stay in their order
+
+
+def _read(path: Path, bound: float) -> _Listed:
+    """Read what a checkpoint says of itself; `bound` is the step that it is below, if it cannot be read."""
+    try:
+        contents = read_training_checkpoint(path, whole=False)
+        step = typed(int, contents.get("global_step"), f"global_step of {path}")
+        settings = contents.get("settings")
+        return _Listed(
+            path, step, None if settings is None else typed(dict[str, object], settings, f"{path}: settings")
+        )
+    except UserError as error:
+        named = AT_STEP.fullmatch(path.name)
+        return _Listed(path, int(named[1]) if named else bound - 0.5, damage=str(error))
