@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import state
+from conftest import state, tiny_task
 from faulty_steps import Spoil
 from gloo import lightning_rank, on_two_processes
 from test_clipping import CLIP, clipped
+from test_memory import ended
 from test_skips import TASKS, changed, trained
 
 from uvit_decay.tasks.sharding import Sharded, full, spare_copies
@@ -43,7 +44,9 @@ def skip_steps(folder, rank):
 def work(folder, rank):
     lightning_rank(rank)
     spare_copies()
-    return {"clip": clip_gradients(folder), "skip": skip_steps(folder, rank)}
+    found = {"clip": clip_gradients(folder), "skip": skip_steps(folder, rank)}
+    # The last run: afterwards the processes no longer talk.
+    return {**found, "memory": ended(folder, tiny_task(), rank=1, devices=2, strategy="ddp")}
 
 
 @pytest.fixture(scope="module")
@@ -84,3 +87,11 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_both(ranks, name, strat
     for key, value in first.items():
         assert torch.isfinite(value).all(), key
         assert "running" in key or torch.equal(value, second[key]), key
+
+
+@pytest.mark.slow
+def test_a_process_that_runs_out_of_memory_says_so_and_the_other_does_not_wait_for_it(ranks):
+    waiting, exhausted = (found["memory"] for found in ranks[1])
+    assert exhausted.startswith("cpu is out of memory at step 2")
+    assert "set --data.device_batch_size 8 (pieces of 16 images now)" in exhausted
+    assert "onnection" in waiting

@@ -34,6 +34,7 @@ from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
 from uvit_decay.tasks.diffusion import DiffusionTask
+from uvit_decay.tasks.optimization import run_length
 
 
 class GenerationMetrics(PeriodicSampling):
@@ -86,7 +87,7 @@ class GenerationMetrics(PeriodicSampling):
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
-        _, steps = task.run_length()
+        _, steps = run_length(trainer)
         if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
             return
         data: ImageData = trainer.datamodule

@@ -26,7 +26,6 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from typing import Any
@@ -45,7 +44,8 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.tasks.optimization import Optimization, Schedule, clip
+from uvit_decay.tasks.memory import enough_memory
+from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.resume import check, recount
 from uvit_decay.tasks.settings import Settings, changes
 from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
@@ -92,7 +92,6 @@ class Task(LightningModule):
         self.skips = Skips(optim.skip_non_finite)
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
-        self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
         self._utilisation = Utilisation()
 
     def configure_model(self) -> None:
@@ -162,10 +161,11 @@ class Task(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not self._losses:
             self.skips.begin(self.net, self.trainer.optimizers[0])
-        loss = self.loss(batch, "train")
+        with enough_memory(self):
+            loss = self.loss(batch, "train")
         if not self.skips.most:
             self._guard(~torch.isfinite(loss.detach()))
-        self._images += len(batch.images) * self.trainer.world_size
+        self._utilisation.images += len(batch.images) * self.trainer.world_size
         self._losses.append(loss.detach())
         return self.skips.spread(loss)
 
@@ -173,7 +173,7 @@ class Task(LightningModule):
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        epoch, total = self.run_length()
+        epoch, total = run_length(self.trainer)
         if self.optim.schedule == "cosine" and math.isinf(total):
             raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
         lr, floor = self._rate(), self.optim.min_lr / self._rate()
@@ -187,29 +187,21 @@ class Task(LightningModule):
     def _rate(self) -> float:
         return self.optim.rate(self.trainer.datamodule.batch_size)
 
-    def run_length(self) -> tuple[int, float]:
-        """Return the optimizer steps of an epoch and of the whole run, which may be infinite.
-
-        Lightning's `estimated_stepping_batches` sets up the loader, and a resumed run would then not move it to the
-        place of its checkpoint.
-        """
-        trainer = self.trainer
-        batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
-        batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
-        epoch = math.ceil(batches / trainer.accumulate_grad_batches)
-        total = math.inf if trainer.max_epochs in (None, -1) else epoch * max(trainer.max_epochs, 1)
-        return epoch, total if trainer.max_steps == -1 else min(total, trainer.max_steps)
-
     def _logs_at(self, step: int) -> bool:
         every = self.trainer.log_every_n_steps
         return every > 0 and step % every == 0
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        super().optimizer_step(epoch, batch_idx, optimizer, closure)
+        with enough_memory(self):
+            super().optimizer_step(epoch, batch_idx, optimizer, closure)
         self.skips.end(self.trainer.optimizers[0])
         if self._logs_at(self.trainer.global_step + 1):  # Lightning counts this step only afterwards
             self.raise_if_not_finite()
-            self._speed = self._images / (time.monotonic() - self._clock)
+            self._utilisation.measure()
+
+    def backward(self, loss: Tensor) -> None:
+        with enough_memory(self):
+            super().backward(loss)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         losses, self._losses = self._losses, []
@@ -241,18 +233,18 @@ class Task(LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
-        if self._speed:
-            figures = {"train/images_per_second": self._speed, **self._utilisation.figures(self._speed)}
-            self.log_dict({name: torch.tensor(value) for name, value in figures.items()})
+        if self._utilisation.speed:
+            self.log_dict({name: torch.tensor(value) for name, value in self._utilisation.figures().items()})
             # Lightning's `prog_bar` would wait for the device at every batch.
             for name in ("train/loss", "train/images_per_second", *self.skips.logged):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
-            self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
+            self._utilisation.restart()
 
     def on_train_start(self) -> None:
         if self.trainer.loggers and not self.trainer.fast_dev_run:
             self._utilisation.start(self)
-        self._images, self._clock, self._speed = 0, time.monotonic(), 0.0
+        self._utilisation.restart()
+        self._losses = []
 
     def _guard(self, bad: Tensor) -> None:
         """Record the first step that is to stop the run, without waiting for the device; `bad` is a bool on it."""
@@ -289,7 +281,7 @@ class Task(LightningModule):
         different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
         if different and self.trainer.state.fn == "fit":
             rank_zero_info(f"other settings than the checkpoint's: {different}")
-        epoch, _ = self.run_length()
+        epoch, _ = run_length(self.trainer)
         recount(checkpoint["loops"]["fit_loop"], epoch, self.trainer.datamodule.pieces)
 
 

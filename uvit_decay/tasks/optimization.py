@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
@@ -167,6 +168,19 @@ class Optimization:
     def settings(self) -> dict[str, Any]:
         """Return the plain settings that groups of this optimizer hold, but for the learning rate and weight decay."""
         return {"betas": list(self.betas)} if self.optimizer == "adamw" else {"momentum": self.momentum}
+
+
+def run_length(trainer: Trainer) -> tuple[int, float]:
+    """Return the optimizer steps of an epoch and of the whole run, which may be infinite.
+
+    Lightning's `estimated_stepping_batches` sets up the loader, and a resumed run would then not move it to the
+    place of its checkpoint.
+    """
+    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+    batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
+    epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+    total = math.inf if trainer.max_epochs in (None, -1) else epoch * max(trainer.max_epochs, 1)
+    return epoch, total if trainer.max_steps == -1 else min(total, trainer.max_steps)
 
 
 class Schedule(LambdaLR):

@@ -1,7 +1,8 @@
-"""What training makes of the machine: model FLOPs utilisation (MFU), and peak memory."""
+"""What training makes of the machine: speed, model FLOPs utilisation (MFU), and peak memory."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 
 
 class Utilisation:
-    """Model FLOPs utilisation of a run: FLOPs of its images a second over the matrix rate of its devices.
+    """Speed of a run and its model FLOPs utilisation: the FLOPs of its images over the matrix rate of its devices.
 
-    Both are measured once, when training starts: the FLOPs of the network without memory or time of the device, the
-    rate by a square product in the dtype of training.
+    FLOPs and rate are measured once, when training starts: the FLOPs of the network without memory or time of the
+    device, the rate by a square product in the dtype of training. The speed is that since the last `restart`.
     """
 
     def __init__(self) -> None:
+        self.images = 0  # trained on since the last restart, on all devices
+        self.speed = 0.0  # images/s, once it is measured
+        self._since = time.monotonic()
         self._rate: float | None = None  # images/s of this run's devices if they did nothing but matrix products
         self._device = torch.device("cpu")
 
@@ -40,10 +44,18 @@ class Utilisation:
         dtype = torch.bfloat16 if task.trainer.precision == "bf16-mixed" else torch.float32
         self._rate = task.trainer.world_size * matrix_rate(task.device, dtype) / flops if flops else None
 
-    def figures(self, images_per_second: float) -> dict[str, float]:
-        """Return what is logged at this speed of all devices: train/mfu, a share, and train/memory_gib of this one."""
-        memory = {"train/memory_gib": peak_bytes(self._device) / 2**30}
-        return {**memory, "train/mfu": images_per_second / self._rate} if self._rate else memory
+    def restart(self) -> None:
+        """Count images and time from now on; the speed is not known until it is measured again."""
+        self.images, self.speed, self._since = 0, 0.0, time.monotonic()
+
+    def measure(self) -> None:
+        """Measure the speed of all devices."""
+        self.speed = self.images / (time.monotonic() - self._since)
+
+    def figures(self) -> dict[str, float]:
+        """Return what is logged: speed and MFU, a share, of all devices, and the GiB that this one holds at most."""
+        figures = {"train/images_per_second": self.speed, "train/memory_gib": peak_bytes(self._device) / 2**30}
+        return {**figures, "train/mfu": self.speed / self._rate} if self._rate else figures
 
 
 def image_flops(task: Task) -> float:
