@@ -54,7 +54,7 @@ def sample(
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]
             samples = replace(samples, classes=classes, at_random=sampling.labels == "random")
-        with claimed(out, group.is_main):
+        with claimed(out, first=group.is_main):
             write_samples(samples, num or (10 * len(samples.classes) or 64), out, sampling.batch_size, group)
 
 

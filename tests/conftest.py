@@ -18,6 +18,7 @@ from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
 from programs import Launcher
+from small_programs import SmallPrograms, small_inputs
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
@@ -61,6 +62,14 @@ def programs(tmp_path_factory) -> Iterator[Launcher]:
     launcher = Launcher(tmp_path_factory.mktemp("programs"))
     yield launcher
     launcher.end()
+
+
+@pytest.fixture(scope="session")
+def small_programs(programs, trained, image_dir, vae, tmp_path_factory) -> SmallPrograms:
+    """Starts every program beside training, small."""
+    folder = tmp_path_factory.mktemp("inputs")
+    inputs = {"ckpt": trained, "images": image_dir, "vae": vae, **small_inputs(folder)}
+    return SmallPrograms(programs, inputs)
 
 
 @pytest.fixture(autouse=True, scope="session")

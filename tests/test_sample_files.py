@@ -1,10 +1,8 @@
 """Folders of images: completed after a kill, never mixed, one program at a time."""
 
 import json
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -13,18 +11,6 @@ from PIL import Image
 from sample_script import pixels, sample
 
 from uvit_decay.runtime.files import claimed
-
-
-def begin(folder, *args):
-    """sample.py in a process of its own."""
-    command = [sys.executable, ROOT / "sample.py", *args]
-    return subprocess.Popen([str(word) for word in command], cwd=folder, stderr=subprocess.PIPE, text=True)
-
-
-def await_files(folder, pattern, count=1):
-    deadline = time.monotonic() + 60
-    while len([*folder.glob(pattern)]) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
 
 
 def array(folder):
@@ -47,22 +33,6 @@ def refused(capsys, *args):
         sample(*args)
     assert stop.value.code == 2
     return capsys.readouterr().err.strip().splitlines()[-1]
-
-
-@pytest.mark.slow
-def test_a_killed_sampling_goes_on_with_the_missing_images(trained, tmp_path, monkeypatch, capsys):
-    args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30]
-    process = begin(tmp_path, *args, "--num", 2000, "--out", "p")
-    await_files(tmp_path, "p/*.png", 3)
-    process.kill()
-    process.communicate()
-    there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("p/*.png")}
-    count = len(there) + 5
-    sample(monkeypatch, tmp_path, *args, "--num", count, "--out", "p")
-    assert f"wrote p: 5 images, {len(there)} were there" in capsys.readouterr().out
-    sample(monkeypatch, tmp_path, *args, "--num", count, "--out", "whole.npz")
-    assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))
-    assert there == {path: path.stat().st_mtime_ns for path in there}
 
 
 def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
@@ -124,21 +94,6 @@ def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkey
         assert {*tmp_path.rglob("*")} == before
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
     assert {path.name for path in tmp_path.iterdir()} == {out}
-
-
-@pytest.mark.slow
-def test_the_first_of_two_programs_is_not_disturbed(trained, tmp_path, monkeypatch):
-    args = ["--ckpt", trained, "--batch-size", 2, "--steps", 30, "--num", 40]
-    first = begin(tmp_path, *args, "--out", "s.npz", "--seed", 1)
-    await_files(tmp_path, ".s.npz.lock")
-    first.send_signal(signal.SIGSTOP)  # so that it has not ended when the second begins
-    second = begin(tmp_path, *args, "--out", "s.npz", "--seed", 2)
-    errors = [second.communicate()[1]]
-    first.send_signal(signal.SIGCONT)
-    errors.append(first.communicate()[1])
-    assert (first.returncode, second.returncode) == (0, 2), errors
-    sample(monkeypatch, tmp_path, *args, "--out", "alone.npz", "--seed", 1)
-    assert (tmp_path / "s.npz").read_bytes() == (tmp_path / "alone.npz").read_bytes()
 
 
 @pytest.mark.slow

@@ -3,12 +3,10 @@
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 import zipfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -130,34 +128,6 @@ def test_one_two_and_three_processes_find_the_same(trained, tmp_path, monkeypatc
         results.append(values(tmp_path, f"{processes}.json"))
     for other in results[1:]:
         assert other == pytest.approx(results[0], rel=1e-9)
-
-
-@pytest.mark.slow
-def test_a_killed_evaluation_goes_on_where_it_was(trained, tmp_path, monkeypatch):
-    sampling = ["--ckpt", trained, "--num", "240", "--steps", "50", "--sampler", "euler"]
-    options = [*sampling, *DIGITS, "--metrics", "fid,is"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(*quick.STEPS))
-    command = [sys.executable, quick.__file__, "evaluate.py", "generation", *map(str, options), "--out"]
-    killed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
-    parts: list[Path] = []
-    while len(parts) < 3 and killed.poll() is None:
-        time.sleep(0.05)
-        parts = sorted((tmp_path / "killed.features").glob("*.safetensors"))
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate()
-    assert 3 <= len(parts) < 24
-    assert not (tmp_path / "killed.json").exists()
-    for part in parts:
-        os.utime(part, (1, 1))
-    resumed = subprocess.Popen([*command, "killed.json"], cwd=tmp_path, env=environment, stderr=subprocess.PIPE)
-    while len(list((tmp_path / "killed.features").glob("*.safetensors"))) <= len(parts):
-        assert resumed.poll() is None
-        time.sleep(0.01)
-    assert all(part.stat().st_mtime == 1 for part in parts)  # none was made anew
-    assert resumed.wait() == 0, resumed.stderr.read()
-    evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "undisturbed.json")
-    assert values(tmp_path, "killed.json") == values(tmp_path, "undisturbed.json")
 
 
 @pytest.mark.parametrize(

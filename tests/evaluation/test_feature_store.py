@@ -1,5 +1,7 @@
 """Features on disk: complete, or known to be incomplete; never those of something else."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save
@@ -145,3 +147,22 @@ def test_a_damaged_description_is_one_line(whole, content):
     ) as raised:
         again(whole).open()
     assert "\n" not in str(raised.value)
+
+
+def test_a_removal_that_was_interrupted_is_no_obstacle(whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path: removed_once(path))
+        with pytest.raises(KeyboardInterrupt):
+            whole.remove()
+    assert len(again(whole).open()) == 1
+
+
+def removed_once(path):
+    path.rename(path.with_name(".removed"))
+    raise KeyboardInterrupt
+
+
+def test_what_a_kill_left_of_a_part_is_removed(store):
+    (store.folder / ".000000000.safetensors.01234567.partial").touch()
+    again(store).open()
+    assert {path.name[0] for path in store.folder.iterdir()} == {"0", "a"}

@@ -137,3 +137,12 @@ def test_what_a_kill_left_of_a_file_is_removed_by_the_next_program_and_nothing_e
     with claimed(tmp_path / "out[1].npz"):
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_several_files_are_claimed_together_or_not_at_all(tmp_path):
+    first, second = tmp_path / "report.json", tmp_path / "report.html"
+    with claimed(second), pytest.raises(UserError, match=r"writing .*report\.html"), claimed(first, second):
+        pass
+    with claimed(first, second), pytest.raises(UserError, match=r"writing .*report\.html"), claimed(second):
+        pass
+    assert not [*tmp_path.iterdir()]

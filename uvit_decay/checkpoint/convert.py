@@ -7,7 +7,8 @@ configurations supply the rest (heads, null label, path, sampling) unless the ca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -33,7 +34,7 @@ from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, replacing
+from uvit_decay.runtime.files import check_writable, claimed, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
 
 
@@ -76,7 +77,11 @@ def export(source: Path, target: Path, weights: Weights | None = None, *, to: Li
         A note that lists what the written file does not record and its importer has to be given, or the lines of Python
         with which timm reads it; empty if it is complete.
     """
-    _check_target(source, target, (".safetensors", ".pth", ".pt"))
+    with _target(source, target, (".safetensors", ".pth", ".pt")):
+        return _export(source, target, weights, to)
+
+
+def _export(source: Path, target: Path, weights: Weights | None, to: Literal["timm"] | None) -> str:
     stored = read(source, weights)
     if target.suffix == ".safetensors" and not to:
         if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
@@ -134,7 +139,11 @@ def import_official(
     Returns:
         A summary of the file for the user to verify, and notes on it, each a line.
     """
-    _check_target(source, target, (".safetensors",))
+    with _target(source, target, (".safetensors",)):
+        return _import_official(source, target, weights, options)
+
+
+def _import_official(source: Path, target: Path, weights: Weights | None, options: ImportOptions) -> str:
     if weights is None and source.name == OFFICIAL_FILES["raw"]:
         weights = "raw"
     file = source / OFFICIAL_FILES[weights or "ema"] if source.is_dir() else source
@@ -155,12 +164,16 @@ def import_official(
     return "\n".join([f"recognised {model.summary()}, {card.weights} weights of step {step}", *model.notes])
 
 
-def _check_target(source: Path, target: Path, suffixes: tuple[str, ...]) -> None:
+@contextmanager
+def _target(source: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[None]:
+    """Check that `target` can be written, and keep other programs from it meanwhile."""
     if target.suffix not in suffixes:
         raise UserError(f"the file to write must end in {' or '.join(suffixes)}, got {target}")
     if source.resolve() == target.resolve():
         raise UserError(f"{target} would replace the file that is read: write to another one")
     check_writable(target)
+    with claimed(target):
+        yield
 
 
 def _write(target: Path, card: ModelCard, state: Mapping[str, Tensor]) -> None:

@@ -12,7 +12,7 @@ from uvit_decay.compare.remarks import remarks
 from uvit_decay.compare.runs import BEST, KNN, TOP1, Run
 from uvit_decay.compare.table import RANKS, Rank, last_steps, markdown, measured, pearson, rows, save_csv
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.files import check_writable, claimed
 
 TRAINING = ("step", "epoch", "images")  # values of --x that are no options
 FIGURES = (".png", ".pdf", ".svg")
@@ -40,7 +40,9 @@ def compare(
     """
     if out.suffix not in FIGURES:
         raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
-    check_writable(out)
+    spreadsheet = out.with_suffix(".csv")
+    for path in (out, spreadsheet):
+        check_writable(path)
     loaded = _read(runs)
     names, options = [by], [find_option(loaded, by)]
     if x not in TRAINING:
@@ -49,11 +51,12 @@ def compare(
         raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
     groups = grouped_by(loaded, options)
     table = rows(groups, rank)
-    save_csv(out.with_suffix(".csv"), names, table)
-    if x in TRAINING:
-        save_curves(out, by, groups, x, rank)
-    else:
-        save_final_values(out, names, groups, options[1], rank)
+    with claimed(out, spreadsheet):
+        save_csv(spreadsheet, names, table)
+        if x in TRAINING:
+            save_curves(out, by, groups, x, rank)
+        else:
+            save_final_values(out, names, groups, options[1], rank)
     print(f"{markdown(names, table)}\n")
     print(f"Last evaluation at step {last_steps(loaded)}; mean +- standard deviation over runs.")
     print(f"r: Pearson's correlation of the {RANKS[rank][1]} and the accuracy of the best probe.")
@@ -61,7 +64,7 @@ def compare(
         print(f"FID and IS: {protocol}.")
     for remark in remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
-    print(f"wrote {out} and {out.with_suffix('.csv').name}")
+    print(f"wrote {out} and {spreadsheet.name}")
 
 
 def _read(folders: Sequence[Path]) -> list[Run]:

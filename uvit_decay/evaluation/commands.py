@@ -118,7 +118,7 @@ def statistics(
     from uvit_decay.evaluation.statistics import save_statistics
     from uvit_decay.metrics.extractors import prepare
     from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable
+    from uvit_decay.runtime.files import check_writable, claimed
 
     with Processes.launched() as processes:
         check_writable(out)
@@ -129,10 +129,12 @@ def statistics(
         images = open_images(reference, extractor.channels or GREY, features.image_size)
         prepare(extractor, images.shape, where, _digits)
         keep = ["features", *(["spatial"] if spatial else [])]
-        store = Extraction(extractor, where, batch_size).run(images, keep, processes)
+        with claimed(out, first=processes.is_main):
+            store = Extraction(extractor, where, batch_size).run(images, keep, processes)
+            if processes.is_main:
+                about = {"extractor": extractor.fingerprint(), **images.metadata()}
+                save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
         if processes.is_main:
-            about = {"extractor": extractor.fingerprint(), **images.metadata()}
-            save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")
 
 
@@ -165,7 +167,7 @@ def likelihood(
         loaded.check_denoiser()
         source = open_images(images, loaded.net.channels, loaded.net.image_size)
         device = pick_device(loading.device, processes.local_rank)
-        with claimed(out, processes.is_main):
+        with claimed(out, first=processes.is_main):
             report = measure_likelihood(loaded, source, options, device, processes)
             if report is not None:
                 report.metadata["checkpoint"] = str(ckpt)

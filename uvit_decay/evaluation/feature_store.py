@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,11 +17,12 @@ from torch import Tensor
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable
+from uvit_decay.runtime.files import at_home, check_writable, remove_remains
 from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 FLOATS = Features._fields  # float32 (n, d)
+ABOUT = "about.json"  # describes the store
 OWNER = "whose"  # metadata key of a part: its place and its store
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
@@ -65,12 +65,13 @@ class FeatureStore:
         return self.folder.with_name(self.folder.name + ".lock")
 
     def open(self) -> list[range]:
-        """Create the folder, or resume from its parts; return the parts that are missing.
+        """Create the folder, or resume from its parts; return the parts that are missing. Its lock must be held.
 
         Existing parts are compared with their checksums; a damaged one is reported on stderr and counts as missing.
         """
         check_writable(self.folder, folder=True)
-        path = self.folder / "about.json"
+        remove_remains(self.folder)
+        path = self.folder / ABOUT
         if not path.exists():
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # a crash leaves hidden files
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
@@ -162,8 +163,10 @@ class FeatureStore:
         return moments.compute()
 
     def remove(self) -> None:
-        """Delete the folder and its lock."""
-        shutil.rmtree(self.folder)
+        """Delete the folder and its lock; the description goes last, so that a killed program does this again."""
+        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
+            path.unlink()
+        self.folder.rmdir()
         self.lock.unlink(missing_ok=True)
 
 

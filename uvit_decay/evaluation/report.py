@@ -34,10 +34,10 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
         save_samples: an .npz for the samples; None keeps none.
         processes: processes that share the work.
     """
-    check_writable(out)
-    if save_samples is not None:
-        check_writable(save_samples)
-    with claimed(out, processes.is_main):
+    files = [out, out.with_suffix(".html"), *([] if save_samples is None else [save_samples])]
+    for file in files:
+        check_writable(file)
+    with claimed(*files, first=processes.is_main):
         store, reference = comparison.extract(out.with_suffix(".features"), processes, save_samples is not None)
         if not processes.is_main:
             return

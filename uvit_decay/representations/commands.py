@@ -46,7 +46,7 @@ def probe(
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed
     from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.files import check_writable, claimed, remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
@@ -61,7 +61,9 @@ def probe(
         out = out or Path("probes") / "-".join([judged.name, images.name, *unusual])
         check_writable(out, folder=True)
         about = {**judged.about, "pictures": picture_protocol(images)}
-        with claimed(out, processes.is_main):
+        with claimed(out, first=processes.is_main):
+            if processes.is_main:
+                remove_remains(out, "probes.*")
             grid = Prober(judged.net.to(device), judged.path, images, probing, device, precision).grid(processes, True)
             if grid is not None:
                 grid.save(out, f"Linear probe of {judged.title}, test accuracy in %", about)
@@ -106,7 +108,7 @@ def classify(
         device = pick_device(loading.device, processes.local_rank)
         out = out or Path("classify") / f"{judged.name}-{classifying.data.name}{classification.name}.json"
         check_writable(out)
-        with claimed(out, processes.is_main):
+        with claimed(out, first=processes.is_main):
             report = classifying.report(device, chosen_precision(precision, device), processes)
             if report is not None:
                 write_json(out, report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 from typing import BinaryIO
@@ -28,9 +28,10 @@ def check_writable(path: Path, folder: bool = False) -> None:
     target = path if folder else path.parent
     with writing(path):
         target.mkdir(parents=True, exist_ok=True)
-        trial = _partial(target / ("file" if folder else path.name))
-        trial.open("xb").close()
-        trial.unlink()
+        # One name for all programs, so that killed ones do not leave many; `remove_remains` finds it, too.
+        trial = target / f".{'file' if folder else path.name}.writable.partial"
+        trial.open("wb").close()
+        trial.unlink(missing_ok=True)
     if not folder and path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
 
@@ -70,14 +71,20 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def claimed(path: Path, first: bool = True) -> Iterator[None]:
-    """Hold an exclusive lock on writing the file or folder `path`; raise a UserError if another program holds it.
+def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
+    """Hold exclusive locks on writing files or folders; raise a UserError if another program holds one.
 
-    Only the `first` of several processes takes it. Partial files that killed programs have left of a file are removed.
+    Only the `first` of several processes takes them. Partial files that killed programs have left of a file are
+    removed; those in a folder see `remove_remains`.
     """
-    if not first:
+    with ExitStack() as claims:
+        for path in paths if first else ():
+            claims.enter_context(_claimed(path))
         yield
-        return
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[None]:
     lock = FileLock(path / ".lock" if path.is_dir() else path.parent / f".{path.name}.lock")
     with writing(path):
         try:
@@ -90,7 +97,8 @@ def claimed(path: Path, first: bool = True) -> Iterator[None]:
             remove_remains(path.parent, escape(path.name))
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # while it is held, so that another program creates a new one
+        with suppress(OSError):  # of a disk that has become read-only: the file alone is no lock
+            Path(lock.lock_file).unlink()  # while it is held, so that another program creates a new one
         lock.release()
 
 

@@ -77,7 +77,7 @@ def encode(
         raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
     images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
-    with claimed(folder, processes.is_main):
+    with claimed(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
         missing = _missing(images, manifest, folder, processes)

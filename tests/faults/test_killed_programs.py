@@ -1,0 +1,86 @@
+"""Programs that are killed or interrupted at any moment: the same command, again, ends with the same files."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from programs import Moment, Program, moments
+from small_programs import contents
+
+SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: -15, signal.SIGINT: 130}  # exit codes
+WRITERS = ("replacing", "claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
+PROGRAMS = {  # and the function that has all of a program's work in it
+    "encode": "encode",
+    "sample into a folder": "write_samples",
+    "sample into an array": "write_samples",
+    "sample into a grid": "write_samples",
+    "evaluate a checkpoint": "write_reports",
+    "evaluate images": "write_reports",
+    "statistics": "statistics",
+    "probe": "probe",
+    "classify": "classify",
+    "likelihood": "likelihood",
+    "export": "export",
+}
+PARTS = ("latents/shard-*", "samples/*.png", "report.features/*", "cache/uvit_decay/features/*/*.safetensors")
+EACH = 9  # moments of each program when all are tried
+
+
+def parts(folder: Path) -> dict[Path, int]:
+    """The finished parts of the work, and when they were written."""
+    return {path: path.stat().st_mtime_ns for pattern in PARTS for path in folder.glob(pattern)}
+
+
+def chosen(calls: dict[str, list[int]], name: str, exhaustive: bool) -> list[tuple[Moment, int]]:
+    """Moments of a program and signals: one of each drawn, or all."""
+    first = [*PROGRAMS].index(name)
+    drawn = [(moment, [*SIGNALS][(first + i) % 3]) for i, moment in enumerate(moments(calls, EACH, seed=first))]
+    return drawn if exhaustive else random.Random(first).sample(drawn, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(
+    small_programs, tmp_path, name, exhaustive, record_property
+):
+    undisturbed = small_programs.run(name, tmp_path / "undisturbed", watched=[PROGRAMS[name], *WRITERS])
+    assert undisturbed.wait() == 0, undisturbed.stderr
+    expected = contents(tmp_path / "undisturbed")
+    for i, (moment, number) in enumerate(chosen(undisturbed.calls, name, exhaustive)):
+        folder = tmp_path / str(i)
+        struck = small_programs.run(name, folder, at=moment, number=number)
+        there = parts(folder)
+        start = time.monotonic()
+        again = small_programs.run(name, folder, watched=["FeatureStore.add"])
+        row = {
+            "fault": f"{signal.Signals(number).name} in {name}",
+            "tries": 1,
+            "seconds to the end": time.monotonic() - start,
+        }
+        record_property("fault", row | {"survived": int(again.wait() == 0 and contents(folder) == expected)})
+        check_struck(struck, number)
+        assert again.wait() == 0, f"{moment}: {again.stderr}"
+        assert contents(folder).keys() == expected.keys(), str(moment)
+        assert contents(folder) == expected, str(moment)
+        check_goes_on(folder, there, again, len(undisturbed.calls["FeatureStore.add"]))
+
+
+def check_struck(struck: Program, number: int) -> None:
+    assert struck.wait() == SIGNALS[number], struck.stderr
+    if number == signal.SIGINT:
+        assert struck.last_line == "interrupted"
+        assert "Traceback" not in struck.stderr
+
+
+def check_goes_on(folder: Path, there: dict[Path, int], again: Program, adds: int) -> None:
+    """What was finished before was not made again."""
+    after = parts(folder)
+    assert all(after.get(path, when) == when for path, when in there.items())
+    stored = [path for path in there if path.suffix == ".safetensors" and "shard" not in path.name]
+    assert len(again.calls["FeatureStore.add"]) == adds - len(stored)
+    if pictures := [path for path in there if path.suffix == ".png"]:
+        assert f"{len(pictures)} were there" in again.stdout

@@ -1,0 +1,72 @@
+"""Every program beside training that writes files, small: its command, started in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from latent_files import FLAGS
+from programs import Launcher, Program
+
+from uvit_decay.data import Digits
+from uvit_decay.image_io import save_npz, save_pngs
+
+FEW = ["--times", "0.1", "--max-train", "60", "--max-test", "40"]
+QUICK = ["tests/quick.py", "evaluate.py"]
+DIGITS = ["--features", "digits", "--metrics", "fid,is"]
+SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "--steps", "2"]
+COMMANDS: dict[str, list[str]] = {
+    "encode": ["-m", "uvit_decay.data.latents", "encode", "{images}", "latents", "--vae", "{vae}", *FLAGS],
+    "sample into a folder": [*SAMPLE, "--out", "samples"],
+    "sample into an array": [*SAMPLE, "--out", "samples.npz"],
+    "sample into a grid": [*SAMPLE, "--out", "samples.png"],
+    "evaluate a checkpoint": [*QUICK, "generation", "--ckpt", "{ckpt}", "--num", "80", "--steps", "2", "--reference",
+                              "{array}", *DIGITS, "--out", "report.json", "--save-samples", "kept.npz"],
+    "evaluate images": [*QUICK, "generation", "--samples", "{digits}", "--reference", "{array}", *DIGITS, "--out",
+                        "report.json"],
+    "statistics": [*QUICK, "statistics", "{digits}", "--features", "digits", "--out", "stats.npz"],
+    "probe": ["evaluate.py", "probe", "--ckpt", "{ckpt}", "--data", "digits", *FEW, "--out", "probes"],
+    "classify": ["evaluate.py", "classify", "--ckpt", "{ckpt}", "--data", "digits", "--time", "0.1", "--max-train",
+                 "60", "--max-test", "40", "--protocol", "knn", "--out", "classify.json"],
+    "likelihood": ["evaluate.py", "likelihood", "--ckpt", "{ckpt}", "--images", "{digits}", "--labels", "null", "--num",
+                   "20", "--steps", "2", "--out", "bits.json"],
+    "features": ["evaluate.py", "features", "--ckpt", "{ckpt}", "--images", "{digits}", "--out", "features"],
+    "compare": ["evaluate.py", "compare", "{runs}/version_0", "{runs}/version_1", "--out", "compare.png"],
+    "export": ["-m", "uvit_decay.checkpoint", "export", "{ckpt}", "model.safetensors"],
+}  # fmt: skip
+
+
+class SmallPrograms:
+    """Starts these programs; `inputs` gives the values of the {names} in their commands."""
+
+    def __init__(self, launcher: Launcher, inputs: Mapping[str, Path]) -> None:
+        self.launcher, self.inputs = launcher, inputs
+
+    def run(self, name: str, folder: Path, **options: Any) -> Program:
+        """Run a program to its end in `folder`, which also gets its caches; see `Launcher.start`."""
+        program = self.start(name, folder, **options)
+        program.wait()
+        return program
+
+    def start(self, name: str, folder: Path, *more: str, **options: Any) -> Program:
+        """Start a program, with `more` options, and return at once."""
+        folder.mkdir(exist_ok=True)
+        environment = {"XDG_CACHE_HOME": str(folder / "cache"), **options.pop("environment", {})}
+        argv = [word.format_map(self.inputs) for word in COMMANDS[name]]
+        return self.launcher.start(*argv, *more, cwd=folder, environment=environment, **options)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, hidden ones too."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def small_inputs(folder: Path) -> dict[str, Path]:
+    """Make the inputs {digits}, a folder of images, {array}, an .npz, and {runs} with two runs."""
+    digits = Digits()
+    digits.setup()
+    (folder / "digits").mkdir()
+    save_pngs(folder / "digits", [digits.train[list(range(80))][0]])
+    save_npz(folder / "array.npz", [digits.train[list(range(80, 170))][0]], 90)
+    return {"digits": folder / "digits", "array": folder / "array.npz", "runs": folder / "runs"}
