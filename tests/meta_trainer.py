@@ -71,7 +71,7 @@ def waits_of_steps(
     """Return what each of the first three steps of a run waits for, counted; the second one is logged."""
     waits = Waits()
     counted = _Steps(waits)
-    callbacks = [*([EMA(0.9)] if ema else []), LastCheckpoint(every_n_steps=save_at), counted]
+    callbacks = [*([EMA(0.9, extra_decays=[0.99])] if ema else []), LastCheckpoint(every_n_steps=save_at), counted]
     strategy = SingleDeviceStrategy(META, accelerator=_MetaAccelerator())
     options = {**OPTIONS, "logger": False, "log_every_n_steps": 2, **options}
     trainer = Trainer(

@@ -22,6 +22,7 @@ from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 from uvit_decay.sampling_options import SamplingOptions
+from uvit_decay.weights import slug
 
 TINY = 5_000_000  # parameters
 
@@ -33,7 +34,7 @@ class Samples:
     Args:
         model: the network with its noise path, in eval mode, on the sampling device.
         sampling: sampler and its settings.
-        weights: name of the weights, ema or raw.
+        weights: name of the weights, such as ema, raw or ema:0.999.
         classes: classes of the images; empty for an unconditional network.
         at_random: whether classes are drawn at random, rather than taken in turn.
         seed: seed of noise and random labels.
@@ -121,7 +122,7 @@ class Samples:
             origin["vae"] = self.vae
         return {
             **origin,
-            "weights": self.weights,
+            "weights": str(self.weights),
             **self.sampling.metadata(),
             "clip": self.model.clips(self.sampling),
             "seed": self.seed,
@@ -131,7 +132,7 @@ class Samples:
     @property
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
-        parts = [self.weights, self.sampling.name, f"seed{self.seed}"]
+        parts = [slug(self.weights), self.sampling.name, f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():

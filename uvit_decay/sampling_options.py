@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
+from uvit_decay.weights import Weights
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 MOST_IMAGES = 10_000_000  # 200 times what papers sample
@@ -22,12 +23,12 @@ class LoadingOptions:
     """Loading of a checkpoint.
 
     Args:
-        weights: default: EMA where the checkpoint has them.
+        weights: ema, raw, or ema:DECAY, one of several averages; default: EMA where the checkpoint has them.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
         trust: network class from elsewhere to allow; may be given again for more.
     """
 
-    weights: Literal["ema", "raw"] | None = None
+    weights: Weights | None = None
     device: str | None = None
     trust: Sequence[str] = ()
 

@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights.
+"""Exponential moving averages of the weights.
 
 Lightning's WeightAveraging is not used: callbacks listed after it get raw weights, an exception in validation leaves
 the weights swapped, buffers are averaged, and a run that ends early keeps the initial weights.
@@ -6,45 +6,93 @@ the weights swapped, buffers are averaged, and a run that ends early keeps the i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Task, check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, whole
+from uvit_decay.weights import Weights
 
 
-class EMA(Callback):
-    """Moving average of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
+class Average:
+    """One moving average: `shadow`, in float32, and the number of `updates` that it has had."""
 
-    The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
-    stay at the initial weights. In a checkpoint `state_dict` holds the raw weights, and this callback's state the
-    average. The network has the averaged weights in validation and within `with averaged(trainer, task):`. The average
-    of sharded weights is sharded as they are.
-
-    Args:
-        decay: the final decay, in [0, 1).
-        ramp: let the decay rise from 0.1; without it the average is that of the official U-ViT.
-
-    Raises:
-        UserError: a decay out of range; in fit, a network with batch norms whose input depends on trained weights.
-    """
-
-    def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
+    def __init__(self, decay: float, ramp: bool) -> None:
         if not 0.0 <= decay < 1.0:
             raise UserError(f"the EMA decay must lie in [0, 1), got {decay}")
         self.decay, self.ramp = decay, ramp
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}
+
+    def start(self, parameters: Mapping[str, Tensor]) -> None:
+        """Begin with these weights, unless it has begun; lie where they do, and be sharded as they are."""
+        if not self.shadow:
+            self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
+        self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
+
+    def update(self, weights: list[Tensor], skipped: Tensor | None) -> None:
+        """Move towards the float32 weights of this rank, in the order of the shadow, unless the step was `skipped`."""
+        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
+        parts = _parts(self.shadow.values())
+        if skipped is not None:
+            weights = [torch.where(skipped, old, new) for old, new in zip(parts, weights, strict=True)]
+        torch._foreach_lerp_(parts, weights, 1.0 - decay)
+        self.updates += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, of full tensors; all ranks must call this."""
+        return {"shadow": gathered(self.shadow), "updates": self.updates}
+
+
+class EMA(Callback):
+    """Moving averages of the weights: shadow <- decay shadow + (1 - decay) weights, float32, at every optimizer step.
+
+    The decay ramps up as min(decay, (1 + n) / (10 + n)) after n updates, so that the average of a short run does not
+    stay at the initial weights. In a checkpoint `state_dict` holds the raw weights, and this callback's state the
+    averages. The network has the first average in validation and within `with averaged(trainer, task):`; previews,
+    metrics and probes use it, too. Further ones are kept to choose among them afterwards, `--weights ema:0.999`. Each
+    takes 4 bytes a parameter, in memory and in checkpoints. Averages of sharded weights are sharded as they are.
+
+    A resumed run may have other decays than its checkpoint: the averages of decays that both have go on, a further
+    one that is new starts from the weights of the checkpoint, with a ramp of its own, and what is no longer named is
+    dropped. The first average goes on under a new decay, unless the checkpoint has one of that decay.
+
+    Args:
+        decay: the final decay, in [0, 1).
+        ramp: let the decay rise from 0.1; without it the average is that of the official U-ViT.
+        extra_decays: decays of further averages.
+
+    Raises:
+        UserError: a decay out of range or given twice; in fit, a network with batch norms whose input depends on
+            trained weights.
+    """
+
+    def __init__(self, decay: float = 0.9999, ramp: bool = True, extra_decays: Sequence[float] = ()) -> None:
+        self.averages = [Average(one, ramp) for one in (decay, *extra_decays)]
+        if len({average.decay for average in self.averages}) < len(self.averages):
+            raise UserError(f"EMA decays must differ, got {', '.join(map(str, (decay, *extra_decays)))}")
+        self._resumed = False
         self._seen_step = 0
         self._raw: list[Tensor] | None = None
         self._trained: list[nn.Parameter] = []  # the parameters of the network
+
+    @property
+    def shadow(self) -> dict[str, Tensor]:
+        """The first average."""
+        return self.averages[0].shadow
+
+    @property
+    def updates(self) -> int:
+        """The number of updates of the first average."""
+        return self.averages[0].updates
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         if _trains_below_batch_norm(task.net):
@@ -53,9 +101,10 @@ class EMA(Callback):
                 "leave out the callback EMA for this network"
             )
         parameters = dict(task.net.named_parameters())
-        if not self.shadow:
-            self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
-        self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
+        for average in self.averages:
+            if self._resumed and not average.shadow:
+                rank_zero_info(f"the EMA of decay {average.decay} is new: it starts from the checkpoint's weights")
+            average.start(parameters)
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = trainer.global_step  # only now restored when a run is resumed
@@ -65,13 +114,9 @@ class EMA(Callback):
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
         weights = [local(p.detach()).float() for p in self._trained]
-        if (skipped := task.skips.now) is not None:
-            shadow = _parts(self.shadow.values())
-            weights = [torch.where(skipped, old, new) for old, new in zip(shadow, weights, strict=True)]
-        torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
-        self.updates += 1
+        for average in self.averages:
+            average.update(weights, task.skips.now)
 
     @torch.no_grad()
     def _enter(self, task: LightningModule) -> None:
@@ -109,16 +154,31 @@ class EMA(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.shadow:
-            check_finite(trainer, self.shadow.values(), "averaged weights")
+            values = [value for average in self.averages for value in average.shadow.values()]
+            check_finite(trainer, values, "averaged weights")
         if self._raw is not None:  # saved during validation
             names = [f"net.{name}" for name, _ in task.net.named_parameters()]
             checkpoint["state_dict"] |= gathered(dict(zip(names, self._raw, strict=True)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {"shadow": gathered(self.shadow), "updates": self.updates}
+        first, *others = self.averages
+        if not others:
+            return first.state()
+        extra = {str(average.decay): average.state() for average in others}
+        return first.state() | {"decay": first.decay, "extra": extra}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.shadow, self.updates = state["shadow"], state["updates"]
+        """Take each average from the one of its decay, and the first one without such from the first in `state`."""
+        self._resumed = True
+        stored = {float(decay): average for decay, average in state.get("extra", {}).items()}
+        if "decay" in state:
+            stored[state["decay"]] = state
+        first, *others = self.averages
+        for average in (first, *(other for other in others if other.decay in stored)):
+            found = stored.get(average.decay, state)
+            average.updates = found["updates"]
+            # Copies: two of ours may go on from one of the file's.
+            average.shadow = {name: value.clone() if others else value for name, value in found["shadow"].items()}
 
 
 def _trains_below_batch_norm(net: nn.Module) -> bool:
@@ -136,7 +196,7 @@ def _parts(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 @contextmanager
-def averaged(trainer: Trainer, task: Task) -> Iterator[str]:
+def averaged(trainer: Trainer, task: Task) -> Iterator[Weights]:
     """Put `task.net` into eval mode, with EMA weights if the run keeps them, and yield "ema" or "raw".
 
     Within the context `task.net` is not sharded, so that ranks may call it unequally often. All ranks must enter it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.diffusion.noise_path import NoisePath
@@ -13,8 +13,8 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.plain import is_plain, typed
+from uvit_decay.weights import Weights
 
-Weights = Literal["ema", "raw"]
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 VERSION = 1  # of the form of a card, to be raised when a reader of before would misunderstand it
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.card import KEY, ModelCard, Weights
+from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
 from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party, unpickle
 from uvit_decay.checkpoint.official import mae, sit, uvit
@@ -36,6 +36,7 @@ from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
+from uvit_decay.weights import Kind, Weights
 
 
 class Family(NamedTuple):
@@ -59,7 +60,7 @@ FAMILIES = {  # by `looks_like`
     MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
     VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes"), mae.ENTRY),
 }
-OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
+OFFICIAL_FILES: dict[Kind, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 # Arguments of networks that their weights may not determine.
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "norm_pix", "pixels", "pool")
 
@@ -70,7 +71,7 @@ def export(source: Path, target: Path, weights: Weights | None = None, *, to: Li
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
-        weights: set to write; default: EMA if the run kept them.
+        weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card.
 
     Returns:
@@ -124,7 +125,7 @@ def _save(target: Path, contents: Mapping[str, Any]) -> None:
 def import_official(
     source: Path,
     target: Path,
-    weights: Weights | None = None,
+    weights: Kind | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
     """Turn an official U-ViT, SiT or MAE file into a checkpoint of this project.

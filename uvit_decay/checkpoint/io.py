@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.card import KEY, ModelCard, Weights
+from uvit_decay.checkpoint.averages import averages
+from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import looks_like
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
@@ -29,6 +30,7 @@ from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.plain import parse, typed
 from uvit_decay.runtime.tensor_files import damaged, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs
+from uvit_decay.weights import Weights, WeightSet
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
 ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network
@@ -68,7 +70,8 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
 
     Args:
         path: a .ckpt or a .safetensors file.
-        weights: the set to load; None takes EMA weights if the file has them, else raw ones.
+        weights: the set to load: ema, raw, or `WeightSet("ema:0.999")`, one of several averages; None takes EMA weights
+            if the file has them, else raw ones.
         trusted: qualified names of classes outside uvit_decay that the file may name as its network.
 
     Raises:
@@ -132,6 +135,7 @@ class StoredModel:
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
     """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network."""
+    weights = None if weights is None else WeightSet(weights)
     stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
@@ -144,23 +148,27 @@ def _read_exported(path: Path) -> StoredModel:
     if KEY not in metadata:
         raise UserError(f"{path} was not exported by this project, it looks like {looks_like(state)}")
     card = ModelCard.from_dict(parse(metadata[KEY], path), path)
-    typed(Weights, card.weights, f"the model card in {path}: weights")  # an exported file records them
+    if card.weights is None:
+        raise UserError(f"the model card in {path} does not say which weights these are: it is damaged")
     return StoredModel(path, card, state)
 
 
-def _read_training(path: Path, weights: Weights | None) -> StoredModel:
+def _read_training(path: Path, weights: WeightSet | None) -> StoredModel:
     contents = read_training_checkpoint(path, whole=False)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
     state = {name.removeprefix("net."): value for name, value in state.items()}
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
-    averages = typed(dict[str, object], callbacks.get("EMA", {}), f"EMA of {path}")
-    shadow = typed(dict[str, Tensor], averages.get("shadow", {}), f"EMA weights of {path}")
-    if weights == "ema" and not shadow:
+    named = averages(callbacks.get("EMA", {}), path)
+    if weights not in (None, "raw") and not named:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
-    if weights == "raw" or not shadow:
+    if weights == "raw" or not named:
         return StoredModel(path, replace(card, weights="raw"), state)
-    return StoredModel(path, replace(card, weights="ema"), state | shadow, frozenset(state.keys() - shadow.keys()))
+    chosen = weights or WeightSet("ema")
+    if chosen not in named:
+        raise UserError(f"{path} holds no {chosen} weights: it has {', '.join(named)} and raw")
+    shadow = named[chosen]
+    return StoredModel(path, replace(card, weights=chosen), state | shadow, frozenset(state.keys() - shadow.keys()))
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:

@@ -86,7 +86,12 @@ def measure_likelihood(
         for part in parts:
             bits.append(part)
             bar.update(len(part))
-    about = {"step": checkpoint.step, "weights": checkpoint.weights, "images": images.metadata(), **asdict(options)}
+    about = {
+        "step": checkpoint.step,
+        "weights": str(checkpoint.weights),
+        "images": images.metadata(),
+        **asdict(options),
+    }
     return LikelihoodReport(torch.cat(bits), about | {"num": len(chosen), "precision": precision})
 
 

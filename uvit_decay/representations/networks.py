@@ -60,10 +60,11 @@ def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
     from uvit_decay import checkpoint
+    from uvit_decay.weights import slug
 
     found = checkpoint.load(path, loading.weights, loading.trust)
-    about = {"checkpoint": str(path), "step": found.step, "weights": found.weights}
-    name = f"{path.stem}-step{found.step}-{found.weights}"
+    about = {"checkpoint": str(path), "step": found.step, "weights": str(found.weights)}
+    name = f"{path.stem}-step{found.step}-{slug(found.weights)}"
     return Judged(found.net, name, path.name, about, found.path, found.data, found.latents)
 
 

@@ -107,8 +107,9 @@ def typed(kind: Any, value: Any, where: str) -> Any:
     """Return `value` as `kind`, or raise a UserError: its type must match exactly, and numbers must be finite.
 
     Args:
-        kind: a dataclass, bool, int, float, str, object (anything), `Literal`, `X | None`, or tuple[X, ...],
-            tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which `value` is an instance.
+        kind: a dataclass, bool, int, float, str or a subclass of it, which checks text, object (anything), `Literal`,
+            `X | None`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which
+            `value` is an instance.
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
     """
@@ -124,6 +125,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         return tuple(typed(args[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if kind is float and type(value) is int and abs(value) < 2**53:
         value = float(value)
+    if isinstance(kind, type) and issubclass(kind, str) and type(value) is str:
+        value = kind(value)
     right = kind is object or (origin is None and type(value) is kind)
     if origin is Literal:
         right = type(value) is str and value in args

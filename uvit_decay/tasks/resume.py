@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
+from uvit_decay.checkpoint.averages import extras
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
@@ -136,7 +137,8 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
     loops["fit_loop"]["state_dict"] = {"combined_loader": [{"start": COUNT}]}
     if contents["pytorch-lightning_version"] != lightning.__version__:
         loops = _common(loops, contents.get("loops"))
-    ema = {"EMA": {"shadow": parameters, "updates": COUNT}} if "EMA" in contents["callbacks"] else {}
+    kept = contents["callbacks"]
+    ema = {"EMA": _averages(kept["EMA"], parameters)} if "EMA" in kept else {}
     return {
         **({SKIPPED: COUNT} if SKIPPED in contents else {}),
         "state_dict": dict(task.state_dict()),
@@ -145,6 +147,14 @@ def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict
         "lr_schedulers": [{"last_epoch": COUNT}],
         "loops": loops,
     }
+
+
+def _averages(state: Any, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return an example of the state of the callback EMA, with as many averages as `state` has."""
+    one = {"shadow": parameters, "updates": COUNT}
+    if not (isinstance(state, dict) and "extra" in state):
+        return one
+    return one | {"decay": 0.0, "extra": dict.fromkeys(extras(state, "the checkpoint"), one)}
 
 
 def _common(expected: Any, actual: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.card import ModelCard, Weights
+from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.io import mismatch
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
@@ -27,6 +27,7 @@ from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import typed
+from uvit_decay.weights import Kind
 
 PathName = Literal["linear", "gvp", "vp", "sd-discrete"]
 PATHS: dict[PathName, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
@@ -110,7 +111,7 @@ class RecognisedModel:
     prediction: Prediction | None = None
     sampling: Sampling | None = None
     latents: LatentSpace | None = None  # None for a network of pixels
-    weights: Weights = "ema"
+    weights: Kind = "ema"
     notes: tuple[str, ...] = ()  # lines for the user
 
     @property
@@ -118,7 +119,7 @@ class RecognisedModel:
         """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
         return self.net.config.get("wiring") == "decayed"
 
-    def card(self, origin: str, step: int = 0, weights: Weights | None = None) -> ModelCard:
+    def card(self, origin: str, step: int = 0, weights: Kind | None = None) -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""
         return ModelCard(
             net=Spec.of(type(self.net), self.net.config),

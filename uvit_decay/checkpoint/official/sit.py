@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.checkpoint.card import Weights
 from uvit_decay.checkpoint.detect import SIT, looks_like
 from uvit_decay.checkpoint.official.common import (
     ImportOptions,
@@ -30,8 +29,9 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.weights import Kind
 
-ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
+ENTRIES: dict[Kind, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
     "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
@@ -41,7 +41,7 @@ SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay pape
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
+def opened(contents: Any, weights: Kind, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
     """Return one state_dict of a training file, the options completed by its arguments, and its step.
 
     Contents of other files are returned unchanged, with the step 0.
