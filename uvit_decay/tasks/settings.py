@@ -17,7 +17,7 @@ MISSING = "nothing"
 # Defaults of options that runs of before did not know.
 OPTIM = {f"model.optim.{field.name}": field.default for field in dataclasses.fields(Optimization)}
 LATER = OPTIM | {"model.net.qk_norm": False, "model.net.norm_type": "layer"}
-LATER["trainer.callbacks.EMA.extra_decays"] = []
+LATER |= {"trainer.callbacks.EMA.extra_decays": [], "trainer.callbacks.LastCheckpoint.keep_last": 2}
 # Of the settings of the trainer only these change what the network learns, and how its weights are averaged. Precision
 # is a matter of the devices, as the order of sums is.
 TRAINER = re.compile(
