@@ -145,7 +145,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "broken"], "1 of 11 images"),
         (["fit", "--trainer.accelerator", "abacus"], "abacus"),
         (["predict"], "predict"),
-        (["fit", "--ckpt_path", "last"], "the checkpoint last does not exist"),
+        (["fit", "--ckpt_path", "last"], "there is no checkpoint of a run in runs/digits"),
         (["validate"], "validate needs --ckpt_path"),
         (["validate", "--ckpt_path", "missing.ckpt"], "does not exist"),
         (["fit", "--data.batch_size", "0"], "batch_size must be at least 1"),

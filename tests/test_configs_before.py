@@ -101,7 +101,7 @@ def test_a_class_that_has_moved_is_no_other_setting():
     before = contents["settings"]["model.path.class_path"]
     assert before == "uvit_decay.diffusion.path.Linear" != renamed(before)
     card = ModelCard.from_dict(contents["uvit_decay"], RUN)
-    assert changes(contents, card, renamed(contents["settings"]), {}) == ""
+    assert changes(contents, card, renamed(contents["settings"]), {}) == []
 
 
 def test_checkpoints_with_class_paths_of_before_load():

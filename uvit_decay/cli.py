@@ -130,6 +130,10 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("seed_everything", "model.init_args.seed")
         parser.link_arguments("seed_everything", "data.init_args.seed")
+        words = (
+            "with --ckpt_path: settings that may differ from the checkpoint's, such as [model.optim.lr,data], or all"
+        )
+        parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
@@ -188,7 +192,7 @@ class CLI(LightningCLI):
         if not path:
             return False
         loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-        before = settings_before(path, self._settings(), loggers, trainer.default_root_dir or ".")
+        before = settings_before(path, self._settings(), self._allowed(), loggers, trainer.default_root_dir or ".")
         return before is not None and not before.get("trainer.precision")
 
     def instantiate_classes(self) -> None:
@@ -223,9 +227,17 @@ class CLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
 
+    def _tell(self) -> None:
+        """Tell the task the settings of this run, and which may differ from a checkpoint's."""
+        self.model.settings, self.model.allowed = self._settings(), self._allowed()
+
+    def _allowed(self) -> list[str]:
+        allowed = self._get(self.config, "resume.allow")
+        return [allowed] if isinstance(allowed, str) else allowed
+
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
-        self.model.settings = self._settings()
+        self._tell()
         if self.config.fit.ckpt_path not in NAMES:
             self._begin(self.config.fit.ckpt_path)
 
@@ -244,7 +256,7 @@ class CLI(LightningCLI):
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""
-        self.model.settings = self._settings()
+        self._tell()
         path = self.config.validate.ckpt_path
         if path in (None, AUTO):
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
@@ -254,7 +266,7 @@ class CLI(LightningCLI):
     def _check_fits(self, path: str | Path) -> int:
         """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
         contents = read_training_checkpoint(Path(path))
-        check(contents, self.model, self.trainer, str(path))
+        check(contents, self.model, self.trainer, str(path), self.subcommand == "fit")
         self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
         return contents["global_step"]
 

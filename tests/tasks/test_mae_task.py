@@ -164,7 +164,8 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
     assert open_data(str(tmp_path / config), None, 8, 1, clean=True).name == "digits"
     caplog.clear()
     with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", "--config=mae.yaml", f"--ckpt_path={path}", "--trainer.max_epochs=2")
+        more = ["--trainer.max_epochs=2", "--resume.allow=model.mask_ratio"]
+        train(monkeypatch, tmp_path, "fit", "--config=mae.yaml", f"--ckpt_path={path}", *more)
     (line,) = [text for text in caplog.messages if "other settings" in text]
     assert set(line.partition(": ")[2].split(", ")) == {
         "trainer.max_epochs 2 (was 1)",

@@ -3,6 +3,7 @@
 import csv
 import functools
 import re
+import shutil
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from conftest import ROOT, tiny_net, tiny_task, tiny_trainer, train
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
-from uvit_decay.data import Digits
+from uvit_decay.data import Digits, Images
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Optimization
@@ -31,6 +32,7 @@ def said(caplog):
 def test_flags_of_the_optimizer_win_over_a_checkpoint_and_the_run_says_so(trained, tmp_path, monkeypatch, caplog):
     flags = ["--model.optim.lr=1e-5", "--model.optim.schedule=constant", "--model.optim.warmup_steps=14"]
     flags += ["--trainer.max_steps=16", "--trainer.log_every_n_steps=1", f"--ckpt_path={trained}", *TINY]
+    flags += ["--resume.allow=[model.optim.lr]"]
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", *flags)
     actual = rates(tmp_path / "runs" / "digits" / "version_0" / "metrics.csv")
@@ -60,7 +62,7 @@ def test_a_longer_cosine_is_followed_from_the_first_step_on(tmp_path):
     assert actual == pytest.approx([1e-3 * optim.factor(step, 20) for step in range(6, 20)])
 
 
-def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog):
+def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplog, capsys):
     flags = ["--trainer.max_steps=2", *TINY, "--trainer.callbacks+=uvit_decay.callbacks.LastCheckpoint"]
     train(monkeypatch, tmp_path, "fit", *flags)
     path = "runs/digits/version_0/checkpoints/last.ckpt"
@@ -69,6 +71,16 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     assert said(caplog) == ["other settings than the checkpoint's: trainer.max_steps 3 (was 2)"]
     caplog.clear()
     more = ["--data.batch_size=16", "--seed_everything=1", "--model.label_dropout=0.2", "--model.optim.betas=[0.8,0.9]"]
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", *flags, f"--ckpt_path={path}", "--trainer.max_steps=3", *more)
+    names = "model.label_dropout,model.optim.betas,data.batch_size,seed_everything"
+    (refused,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert (
+        f"error: {path} was trained with model.label_dropout 0.1, this run has 0.2: set --model.label_dropout 0.1; "
+        in refused
+    )
+    assert refused.endswith(f"; --resume.allow '[{names}]' goes on with what this run has")
+    more += [f"--resume.allow=[{names}]"]
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", *flags, f"--ckpt_path={path}", "--trainer.max_steps=3", *more)
     (line,) = said(caplog)
@@ -252,3 +264,38 @@ def test_no_value_that_is_read_may_be_a_word(trained, tmp_path):
         with pytest.raises(UserError, match="^x (is damaged|was trained)"):
             check(contents, task, trainer, "x")
         damage(contents, place, lambda value, right=right: right)
+
+
+def test_what_may_differ_is_named_but_tensors_that_do_not_fit_are_refused_all_the_same(
+    trained, tmp_path, monkeypatch, capsys, caplog
+):
+    flags = [*TINY, "--trainer.max_steps=13", f"--ckpt_path={trained}", "--resume.allow=all"]
+    for flag in ("--model.net.dim=32", "--model.net.alpha_min=1.0", "--model.optim.decay_on=matrices"):
+        with pytest.raises(SystemExit):
+            train(monkeypatch, tmp_path, "fit", *flags, flag)
+        assert "--resume.allow" not in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not list((tmp_path / "runs" / "digits").glob("*"))
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", *flags, "--model.net.heads=4", "--model.optim.lr=1e-5")
+    assert "lr 1e-05 (was 0.001)" in said(caplog)[0]
+
+
+def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_are(image_dir, tmp_path, caplog):
+    def part(path, ckpt_path=None):
+        task = tiny_task(tiny_net(num_classes=2))
+        task.settings = {"data.path": str(path), "model.optim.lr": 1e-3}
+        trainer = tiny_trainer(tmp_path, max_steps=3 if ckpt_path else 2)
+        images = Images(str(path), image_size=8, channels=1, batch_size=4)
+        trainer.fit(task, images, ckpt_path=ckpt_path)
+
+    moved = tmp_path / "moved"
+    shutil.copytree(image_dir, moved)
+    part(image_dir)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    kept = shutil.copy(path, tmp_path / "kept.ckpt")
+    with caplog.at_level("INFO"):
+        part(moved, ckpt_path=kept)
+    assert not said(caplog)
+    (moved / "cat" / "00.png").unlink()
+    with pytest.raises(UserError, match=r"was trained with data \w+ \(\w{8}\), this run has moved \(.*'\[data\]'"):
+        part(moved, ckpt_path=kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from socket import gethostname
@@ -36,16 +36,18 @@ def runs_of(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Pat
     return Path(root), [Path(root)]
 
 
-def settings_before(path: str, now: Settings, loggers: Iterable[object], root: str | Path) -> Settings | None:
+def settings_before(
+    path: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
+) -> Settings | None:
     """Return the settings in the checkpoint that `path`, a file or one of NAMES, means; None if there is none."""
     if path in NAMES:
-        return newest_settings(runs_of(loggers, root)[1], partial(goes_on, path, now))
+        return newest_settings(runs_of(loggers, root)[1], partial(goes_on, path, now, allowed))
     return read_training_checkpoint(Path(path), whole=False).get("settings") or {}
 
 
-def goes_on(name: str, now: Settings, before: Settings) -> bool:
+def goes_on(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
     """Return whether a run of the settings `now` may go on from a checkpoint of those `before`; `last` takes any."""
-    return name == LAST or same_run(before, now)
+    return name == LAST or same_run(before, now, allowed)
 
 
 def by_name(trainer: Trainer, begin: Begin = lambda path: None) -> Trainer:
@@ -101,7 +103,7 @@ class _ByName(_CheckpointConnector):
         task: Task = trainer.lightning_module
         where, runs = runs_of(trainer.loggers, trainer.default_root_dir)
         try:
-            found = newest_whole(runs, partial(goes_on, name, task.settings))
+            found = newest_whole(runs, partial(goes_on, name, task.settings, task.allowed))
         except UserError as error:
             return None, f"--ckpt_path {name}: {error}"
         if found is None and name == LAST:

@@ -37,6 +37,8 @@ class ModelCard:
         weighting: weighting of the loss; None if it is not known, as for imported files.
         class_hash: sha256 of the class names of the data; None if it is not known.
         pieces: pieces into which the run divides a global batch.
+        data_hash: fingerprint of the training data, which is that of the same list of images in any folder; None if it
+            is not known.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
 
     Raises:
@@ -54,6 +56,7 @@ class ModelCard:
     weighting: Weighting | None = None
     class_hash: str | None = None
     pieces: int = 1
+    data_hash: str | None = None
     weights: Weights | None = None
 
     def __post_init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from hashlib import sha256
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Mirror, StepLoader, StepSampler
+from uvit_decay.data.classes import class_hash
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 
@@ -60,6 +62,12 @@ class ImageData(LightningDataModule):
     def name(self) -> str:
         """Name of the training set in reports."""
         return type(self).__name__.lower()
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the number, classes and labels of the training images in their order; needs `setup`."""
+        labels = sha256(self.train.labels.numpy().tobytes())
+        return sha256((class_hash(self.class_names) + labels.hexdigest()).encode()).hexdigest()
 
     @abstractmethod
     def load(self) -> None:

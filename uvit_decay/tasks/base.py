@@ -26,7 +26,7 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -46,8 +46,8 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.memory import enough_memory
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
-from uvit_decay.tasks.resume import check, recount
-from uvit_decay.tasks.settings import Settings, changes
+from uvit_decay.tasks.resume import check, check_changes, check_data, recount
+from uvit_decay.tasks.settings import Settings
 from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
 from uvit_decay.tasks.skips import LOGGED, Skips
 from uvit_decay.tasks.utilisation import Utilisation
@@ -85,6 +85,7 @@ class Task(LightningModule):
         super().__init__()
         self.net, self.optim, self.seed = net, optim, seed
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
+        self.allowed: Sequence[str] = ()  # settings that may differ from those of the checkpoint, --resume.allow
         backends = (AUTO, *torch.compiler.list_backends(exclude_tags=()))
         if not isinstance(compile, bool) and compile not in backends:
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
@@ -142,21 +143,8 @@ class Task(LightningModule):
             latents=data.latents,
             step=self.trainer.global_step,
             pieces=data.pieces,
+            data_hash=data.fingerprint,
         )
-
-    def check_data(self, card: ModelCard) -> None:
-        """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
-        data: ImageData = self.trainer.datamodule
-        ours = class_hash(data.class_names)
-        if self.net.num_classes and card.class_hash not in (None, ours):
-            raise UserError(
-                f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
-            )
-        if (card.latents is None) != (data.latents is None):
-            kinds = ("latents", "pixels") if card.latents else ("pixels", "latents")
-            raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
-        if card.latents:
-            card.latents.check_same(data.latents, "the checkpoint", data.name)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if not self._losses:
@@ -274,15 +262,15 @@ class Task(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
-        card = check(checkpoint, self, self.trainer, "the checkpoint")
-        self.check_data(card)
+        data, trains = self.trainer.datamodule, self.trainer.state.fn == "fit"
+        card = check(checkpoint, self, self.trainer, "the checkpoint", trains)
+        check_data(card, data, self.net.num_classes > 0, self.allowed)
         self.skips.load(checkpoint)
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
-        different = changes(checkpoint, card, self.settings, {**optim, "data": self.trainer.datamodule.name})
-        if different and self.trainer.state.fn == "fit":
+        if trains and (different := check_changes(checkpoint, card, self, data, optim)):
             rank_zero_info(f"other settings than the checkpoint's: {different}")
         epoch, _ = run_length(self.trainer)
-        recount(checkpoint["loops"]["fit_loop"], epoch, self.trainer.datamodule.pieces)
+        recount(checkpoint["loops"]["fit_loop"], epoch, data.pieces)
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import lightning
@@ -15,10 +15,24 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.averages import extras
 from uvit_decay.checkpoint.card import KEY, ModelCard
+from uvit_decay.data.classes import class_hash
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.instantiate import Spec, renamed
 from uvit_decay.runtime.plain import is_plain
-from uvit_decay.tasks.settings import MISSING, OPTIM, Settings, plain
+from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.settings import (
+    MISSING,
+    Change,
+    Settings,
+    allows,
+    changes,
+    decides,
+    differences,
+    named_class,
+    plain,
+    refusal,
+)
 from uvit_decay.tasks.skips import KEY as SKIPPED
 
 if TYPE_CHECKING:
@@ -30,39 +44,100 @@ MOST = 2**48  # exclusive bound of counts
 HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
 
 
-def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str) -> ModelCard:
+def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str, trains: bool = False) -> ModelCard:
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
-    Network, path, prediction and weighting must be the task's. Tensors must be finite and have the shapes and dtypes of
-    this run's: the fused optimizer would read beyond the end of moments that are too small.
+    Network, path, prediction and weighting must be the task's, and if it `trains` all settings that decide how training
+    goes on, unless `task.allowed` names them. Tensors must be finite and have the shapes and dtypes of this run's: the
+    fused optimizer would read beyond the end of moments that are too small.
 
     Args:
         contents: contents of the checkpoint.
         task: task of this run.
         trainer: trainer of this run.
         where: name of the checkpoint in errors.
+        trains: whether the run goes on with the training.
     """
     _refuse(_unlike(contents, HEAD), where)
     _refuse(_contradictions(contents), where)
     card = ModelCard.from_dict(contents[KEY], where)
-    for part, ours in task.function().items():
-        for flag, value, expected in _differences(part, getattr(card, part), ours):
-            raise UserError(
-                f"{where} was trained with {flag} {value}, this run has {expected}: set --model.{flag} {value}"
-            )
-    _check_optimizer(contents.get("settings") or {}, task, where)
+    _check_settings(contents, card, task, where, trains)
     _refuse(_unlike(contents, _template(contents, task, trainer)), where)
     _refuse(_steps(contents), where)
     return card
 
 
-def _check_optimizer(before: Settings, task: Task, where: str) -> None:
-    """Raise a UserError if the checkpoint's state of the optimizer has another form or order than this run's."""
+def _check_settings(contents: Mapping[str, Any], card: ModelCard, task: Task, where: str, trains: bool) -> None:
+    """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
+    before = renamed(contents.get("settings") or {})
+    fixed, open_ = list(_other_optimizer(before, task)), []
+    parts = ((part, getattr(card, part), ours) for part, ours in task.function().items())
+    if function := [Change(*change, f"model.{change[0]}") for part in parts for change in _differences(*part)]:
+        (open_ if _same_tensors(contents.get("state_dict"), task) else fixed).extend(function)
+    if trains and before and task.settings:
+        known = tuple(change.flag or change.name for change in (*fixed, *open_))
+        others = (change for change in differences(before, task.settings) if decides(change.name))
+        open_ += [change for change in others if not allows(known, change.name)]
+    open_ = [change for change in open_ if not allows(task.allowed, change.flag or change.name)]
+    if fixed or open_:
+        raise UserError(refusal(where, fixed, open_))
+
+
+def _same_tensors(stored: Any, task: Task) -> bool:
+    """Return whether stored weights have the form of the task's, and its alphas and betas, which are no weights."""
+    ours = dict(task.state_dict())
+    if any(_unlike(stored, ours)):
+        return False
+    fixed = [name for name in ours if name.endswith((".alphas", ".betas"))]
+    return all(torch.equal(stored[name], ours[name].cpu()) for name in fixed)
+
+
+def _other_optimizer(before: Settings, task: Task) -> Iterator[Change]:
+    """Yield what gives the state of this run's optimizer another form or order than the checkpoint's has."""
     flags = {f"model.optim.{name}": getattr(task.optim, name) for name in ("optimizer", "decay_on", "layer_decay")}
+    defaults = {f"model.optim.{field.name}": field.default for field in fields(Optimization)}
     for flag, ours in {**flags, "model.frozen": task.frozen}.items():
-        stored = before.get(flag, OPTIM.get(flag, False))
+        stored = before.get(flag, defaults.get(flag, False))
         if before and stored != ours:
-            raise UserError(f"{where} was trained with {flag} {stored}, this run has {ours}: set --{flag} {stored}")
+            yield Change(flag, stored, ours)
+
+
+def check_changes(contents: Mapping[str, Any], card: ModelCard, task: Task, data: ImageData, optim: Settings) -> str:
+    """Return one line with all settings that differ from the checkpoint's, empty if none does; the data are set up.
+
+    Raises:
+        UserError: a run of train.py has other data, or with a checkpoint without settings another optimizer, and
+            `task.allowed` does not name them.
+    """
+    found = changes(contents, card, task.settings, {**optim, "data": data.name})
+    if card.data_hash == data.fingerprint:  # the same images, in another place
+        found = [change for change in found if change.name not in ("data", "data.path")]
+    elif card.data_hash is not None:
+        found = [change for change in found if change.name != "data"]
+        hashes = (
+            f"{name} ({value[:8]})" for name, value in ((card.data, card.data_hash), (data.name, data.fingerprint))
+        )
+        found.append(Change("data", *hashes, ""))
+    refused = [
+        change for change in found if decides(change.name) and not allows(task.allowed, change.flag or change.name)
+    ]
+    if refused and task.settings:
+        raise UserError(refusal("the checkpoint", (), refused))
+    return ", ".join(map(str, found))
+
+
+def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Sequence[str] = ()) -> None:
+    """Raise a UserError if classes, autoencoder or latent scale of the data differ from the checkpoint's."""
+    ours = class_hash(data.class_names)
+    if conditional and card.class_hash not in (None, ours) and not allows(allowed, "data.classes"):
+        raise UserError(
+            f"the checkpoint was trained on classes of sha256 {card.class_hash[:12]}, {data.name} has {ours[:12]}"
+        )
+    if (card.latents is None) != (data.latents is None):
+        kinds = ("latents", "pixels") if card.latents else ("pixels", "latents")
+        raise UserError(f"the checkpoint was trained on {kinds[0]}, {data.name} has {kinds[1]}")
+    if card.latents:
+        card.latents.check_same(data.latents, "the checkpoint", data.name)
 
 
 def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iterator[tuple[str, Any, Any]]:
@@ -73,22 +148,16 @@ def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iter
     if not (isinstance(stored, Spec) and isinstance(ours, Spec)):
         if stored not in (None, ours):
             yield part, stored, ours
-    elif _class(stored.class_path) != _class(ours.class_path):
+    elif named_class(stored.class_path) != named_class(ours.class_path):
         yield part, stored.class_path, ours.class_path
     else:
-        parameters = inspect.signature(_class(ours.class_path)).parameters
+        parameters = inspect.signature(named_class(ours.class_path)).parameters
         defaults = {name: parameter.default for name, parameter in parameters.items()}
         then, now = ({**defaults, **spec.init_args} for spec in (stored, ours))
         for name in then | now:
             value, expected = plain(then.get(name, MISSING)), plain(now.get(name, MISSING))
             if value != expected and name not in NOT_THE_FUNCTION:
                 yield f"{part}.{name}", value, expected
-
-
-def _class(class_path: str) -> Any:
-    """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
-    module, _, name = class_path.rpartition(".")
-    return getattr(sys.modules.get(module), name, class_path)
 
 
 def recount(loop: dict[str, Any], epoch: int, pieces: int) -> None:

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.runtime.instantiate import renamed
-from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.runtime.plain import flat
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
 MISSING = "nothing"
-# Defaults of options that runs of before did not know.
-OPTIM = {f"model.optim.{field.name}": field.default for field in dataclasses.fields(Optimization)}
-LATER = OPTIM | {"model.net.qk_norm": False, "model.net.norm_type": "layer"}
-LATER |= {"trainer.callbacks.EMA.extra_decays": [], "trainer.callbacks.LastCheckpoint.keep_last": 2}
+ALL = "all"  # in --resume.allow
 # Of the settings of the trainer only these change what the network learns, and how its weights are averaged. Precision
 # is a matter of the devices, as the order of sums is.
 TRAINER = re.compile(
@@ -35,23 +35,58 @@ def decides(name: str) -> bool:
     return bool(TRAINER.fullmatch(name)) if name.startswith("trainer.") else not FREE.fullmatch(name)
 
 
-def same_run(before: Settings, now: Settings) -> bool:
-    """Return whether a run of the settings `now` is one of `before` that goes on.
+def allows(allowed: Sequence[str], name: str) -> bool:
+    """Return whether --resume.allow names a setting, a group that it is in, or all of them."""
+    return any(entry == ALL or name == entry or name.startswith(f"{entry}.") for entry in allowed)
+
+
+def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
+    """Return whether a run of the settings `now` is one of `before` that goes on, but for what is `allowed` to differ.
 
     Without settings, as in runs that another program than train.py started, there is nothing to compare.
     """
-    return not (before and now and any(decides(name) for name in different(renamed(before), now)))
+    changes = differences(renamed(before), now) if before and now else []
+    return not any(decides(change.name) and not allows(allowed, change.name) for change in changes)
 
 
-def different(before: Settings, now: Settings) -> list[str]:
-    """Return the names of settings that differ; what `before` does not know has the default of then."""
-    before = completed(before, now)
-    return [name for name in {**before, **now} if before.get(name, MISSING) != now.get(name, MISSING)]
+@dataclass(frozen=True)
+class Change:
+    """A setting of which a run has another value, `now`, than the checkpoint from which it goes on.
+
+    `flag` is that which sets it, None if it is called as the setting is, empty if there is none.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    flag: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.now} (was {self.before})"
 
 
-def completed(before: Settings, now: Settings) -> Settings:
-    """Return settings with the defaults of options that their run did not know."""
-    return {**{name: value for name, value in LATER.items() if name in now}, **before}
+def differences(before: Settings, now: Settings) -> list[Change]:
+    """Return the settings that differ; an option that the run of `before` did not know had its default then."""
+    before = {**dict(_defaults(before, now)), **before}
+    pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
+    return [Change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of all arguments of classes that both runs have."""
+    for name, path in now.items():
+        owner = name.removesuffix(".class_path")
+        if owner != name and before.get(name) == path and isinstance(named_class(path), type):
+            for argument, parameter in inspect.signature(named_class(path)).parameters.items():
+                value = parameter.default
+                value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+                yield from ((flag, plain(leaf)) for flag, leaf in flat(value, f"{owner}.{argument}") if flag in now)
+
+
+def named_class(class_path: str) -> Any:
+    """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
+    module, _, name = class_path.rpartition(".")
+    return getattr(sys.modules.get(module), name, class_path)
 
 
 def plain(value: Any) -> Any:
@@ -59,8 +94,8 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> str:
-    """Return one line with all settings that differ from those of the run that wrote a checkpoint; empty if none does.
+def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> list[Change]:
+    """Return all settings that differ from those of the run that wrote a checkpoint.
 
     Args:
         contents: contents of the checkpoint.
@@ -69,11 +104,23 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
         least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
             if it or this run has no settings.
     """
-    before, now = renamed(contents.get("settings")), settings
-    if not (before and now):
-        group = contents["optimizer_states"][0]["param_groups"][0]
-        before = {**group, "lr": group["initial_lr"], "data": card.data}
-        before, now = {name: plain(before[name]) for name in least}, least
-    before = completed(before, now)
-    names = different(before, now)
-    return ", ".join(f"{name} {now.get(name, MISSING)} (was {before.get(name, MISSING)})" for name in names)
+    before = renamed(contents.get("settings"))
+    if before and settings:
+        return differences(before, settings)
+    group = contents["optimizer_states"][0]["param_groups"][0]
+    before = {**group, "lr": group["initial_lr"], "data": card.data}
+    found = differences({name: plain(before[name]) for name in least}, least)
+    flags = {name: "" if name == "data" else f"model.optim.{name}" for name in least}
+    return [dataclasses.replace(change, flag=flags[change.name]) for change in found]
+
+
+def refusal(where: str, fixed: Sequence[Change], open_: Sequence[Change]) -> str:
+    """Return one line that refuses to go on from `where`: what must be as before, and what --resume.allow may allow."""
+    parts = []
+    for change in (*fixed, *open_):
+        flag = change.name if change.flag is None else change.flag
+        hint = f": set --{flag} {change.before}" if flag and change.before != MISSING else ""
+        parts.append(f"{change.name} {change.before}, this run has {change.now}{hint}")
+    names = ",".join(change.flag or change.name for change in open_)
+    hint = f"; --resume.allow '[{names}]' goes on with what this run has" if open_ else ""
+    return f"{where} was trained with {'; '.join(parts)}{hint}"
