@@ -14,6 +14,7 @@ import pytest
 import tables
 import torch
 import yaml
+from disks import Disk
 from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
@@ -70,6 +71,14 @@ def small_programs(programs, trained, image_dir, vae, tmp_path_factory) -> Small
     folder = tmp_path_factory.mktemp("inputs")
     inputs = {"ckpt": trained, "images": image_dir, "vae": vae, **small_inputs(folder)}
     return SmallPrograms(programs, inputs)
+
+
+@pytest.fixture
+def disk(tmp_path) -> Iterator[Disk]:
+    """A disk that can become full or read-only."""
+    disk = Disk(tmp_path / "disk")
+    yield disk
+    disk.end()
 
 
 @pytest.fixture(autouse=True, scope="session")

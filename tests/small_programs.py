@@ -35,6 +35,10 @@ COMMANDS: dict[str, list[str]] = {
     "compare": ["evaluate.py", "compare", "{runs}/version_0", "{runs}/version_1", "--out", "compare.png"],
     "export": ["-m", "uvit_decay.checkpoint", "export", "{ckpt}", "model.safetensors"],
 }  # fmt: skip
+# Functions that write, and those that have a program's work in them.
+WRITERS = ("replacing", "_claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
+WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "likelihood", "export")
+WATCHED = (*WRITERS, *WORK)
 
 
 class SmallPrograms:
@@ -42,6 +46,15 @@ class SmallPrograms:
 
     def __init__(self, launcher: Launcher, inputs: Mapping[str, Path]) -> None:
         self.launcher, self.inputs = launcher, inputs
+        self._undisturbed: dict[str, tuple[dict[str, bytes], dict[str, list[int]]]] = {}
+
+    def undisturbed(self, name: str, folder: Path) -> tuple[dict[str, bytes], dict[str, list[int]]]:
+        """What a program leaves, by file, and its calls within `WATCHED`; it runs once, in `folder`."""
+        if name not in self._undisturbed:
+            program = self.run(name, folder, watched=WATCHED)
+            assert program.wait() == 0, program.stderr
+            self._undisturbed[name] = contents(folder), program.calls
+        return self._undisturbed[name]
 
     def run(self, name: str, folder: Path, **options: Any) -> Program:
         """Run a program to its end in `folder`, which also gets its caches; see `Launcher.start`."""
@@ -66,7 +79,11 @@ def small_inputs(folder: Path) -> dict[str, Path]:
     """Make the inputs {digits}, a folder of images, {array}, an .npz, and {runs} with two runs."""
     digits = Digits()
     digits.setup()
-    (folder / "digits").mkdir()
-    save_pngs(folder / "digits", [digits.train[list(range(80))][0]])
+    (folder / "pictures").mkdir()
+    save_pngs(folder / "pictures", [digits.train[list(range(80))][0]])
     save_npz(folder / "array.npz", [digits.train[list(range(80, 170))][0]], 90)
-    return {"digits": folder / "digits", "array": folder / "array.npz", "runs": folder / "runs"}
+    from run_folders import a_run  # which imports conftest.py, and that imports this
+
+    for version in (0, 1):
+        a_run(folder, version, alpha_min=0.5 + version / 10)
+    return {"digits": folder / "pictures", "array": folder / "array.npz", "runs": folder / "digits"}

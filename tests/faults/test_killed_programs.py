@@ -9,23 +9,10 @@ from pathlib import Path
 
 import pytest
 from programs import Moment, Program, moments
-from small_programs import contents
+from small_programs import COMMANDS, contents
 
 SIGNALS = {signal.SIGKILL: -9, signal.SIGTERM: -15, signal.SIGINT: 130}  # exit codes
-WRITERS = ("replacing", "claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
-PROGRAMS = {  # and the function that has all of a program's work in it
-    "encode": "encode",
-    "sample into a folder": "write_samples",
-    "sample into an array": "write_samples",
-    "sample into a grid": "write_samples",
-    "evaluate a checkpoint": "write_reports",
-    "evaluate images": "write_reports",
-    "statistics": "statistics",
-    "probe": "probe",
-    "classify": "classify",
-    "likelihood": "likelihood",
-    "export": "export",
-}
+PROGRAMS = [name for name in COMMANDS if name not in ("features", "compare")]
 PARTS = ("latents/shard-*", "samples/*.png", "report.features/*", "cache/uvit_decay/features/*/*.safetensors")
 EACH = 9  # moments of each program when all are tried
 
@@ -37,7 +24,7 @@ def parts(folder: Path) -> dict[Path, int]:
 
 def chosen(calls: dict[str, list[int]], name: str, exhaustive: bool) -> list[tuple[Moment, int]]:
     """Moments of a program and signals: one of each drawn, or all."""
-    first = [*PROGRAMS].index(name)
+    first = PROGRAMS.index(name)
     drawn = [(moment, [*SIGNALS][(first + i) % 3]) for i, moment in enumerate(moments(calls, EACH, seed=first))]
     return drawn if exhaustive else random.Random(first).sample(drawn, 1)
 
@@ -47,10 +34,8 @@ def chosen(calls: dict[str, list[int]], name: str, exhaustive: bool) -> list[tup
 def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(
     small_programs, tmp_path, name, exhaustive, record_property
 ):
-    undisturbed = small_programs.run(name, tmp_path / "undisturbed", watched=[PROGRAMS[name], *WRITERS])
-    assert undisturbed.wait() == 0, undisturbed.stderr
-    expected = contents(tmp_path / "undisturbed")
-    for i, (moment, number) in enumerate(chosen(undisturbed.calls, name, exhaustive)):
+    expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
+    for i, (moment, number) in enumerate(chosen(calls, name, exhaustive)):
         folder = tmp_path / str(i)
         struck = small_programs.run(name, folder, at=moment, number=number)
         there = parts(folder)
@@ -66,7 +51,7 @@ def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(
         assert again.wait() == 0, f"{moment}: {again.stderr}"
         assert contents(folder).keys() == expected.keys(), str(moment)
         assert contents(folder) == expected, str(moment)
-        check_goes_on(folder, there, again, len(undisturbed.calls["FeatureStore.add"]))
+        check_goes_on(folder, there, again, len(calls["FeatureStore.add"]))
 
 
 def check_struck(struck: Program, number: int) -> None:

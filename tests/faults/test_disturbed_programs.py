@@ -1,0 +1,97 @@
+"""What happens to the files of a program while it runs: a second program, a folder that vanishes, a disk that fills."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from disks import PLENTY, Disk, check_line
+from programs import Moment, Program, moments
+from small_programs import COMMANDS, WORK, contents
+
+WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by then
+
+
+def stopped(program: Program) -> Program:
+    """The program, once it has come to its moment and stands still."""
+    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 60
+    while state.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end
+        assert not (program.folder / "returncode").exists(), program.stderr
+        time.sleep(0.01)
+    return program
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_second_program_is_refused_and_the_first_is_not_disturbed(small_programs, tmp_path, name, record_property):
+    expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
+    folder = tmp_path / "shared"
+    first = stopped(small_programs.start(name, folder, at=WRITING, number=signal.SIGSTOP))
+    second = small_programs.run(name, folder)
+    first.send(signal.SIGCONT)
+    good = first.wait() == 0 and second.wait() == 2 and contents(folder) == expected
+    record_property("fault", {"fault": f"two programs: {name}", "tries": 1, "survived": int(good)})
+    assert second.wait() == 2, second.stderr
+    assert "another program is writing" in second.last_line
+    assert first.wait() == 0, first.stderr
+    assert contents(folder) == expected
+
+
+def lock_folder(folder: Path, how: str = "+i") -> None:
+    """Let nobody, not even root, make or remove files in a folder and those below, or allow it again."""
+    folders = [path for path in (folder, *folder.rglob("*")) if path.is_dir()]
+    subprocess.run(["chattr", how, *folders], check=True)
+
+
+FAULTS: dict[str, Callable[[Disk, Path], None]] = {
+    "folder vanishes": lambda disk, folder: shutil.rmtree(folder),
+    "disk fills": lambda disk, folder: disk.leave(0),
+    "folder is closed": lambda disk, folder: lock_folder(folder),
+}
+EACH = 8  # moments of each program and fault when all are tried
+
+
+def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool) -> list[Moment]:
+    """Moments at which a fault comes: of each program one in its work, or many also where it writes."""
+    work = {function: runs for function, runs in calls.items() if exhaustive or function in (*WORK, "FeatureStore.add")}
+    work = work if any(work.values()) else {"replacing": calls["replacing"]}
+    return moments(work, EACH if exhaustive else 1, len(name + fault))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_that_vanishes_and_a_disk_that_fills_are_one_line(
+    small_programs, disk, tmp_path, name, exhaustive, record_property
+):
+    expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
+    chances = [(fault, moment) for fault in FAULTS for moment in chosen(calls, name, fault, exhaustive)]
+    for fault, moment in chances if exhaustive else random.Random(name).sample(chances, 1):
+        folder = disk.folder / f"{fault} at {moment}"
+        program = stopped(small_programs.start(name, folder, at=moment, number=signal.SIGSTOP))
+        FAULTS[fault](disk, folder)
+        program.send(signal.SIGCONT)
+        program.wait()
+        disk.leave(PLENTY)
+        if folder.exists():
+            lock_folder(folder, "-i")
+        again = small_programs.run(name, folder)
+        good = int(again.wait() == 0 and contents(folder) == expected)
+        record_property("fault", {"fault": f"{fault}: {name}", "tries": 1, "survived": good})
+        assert good, again.stderr
+        if program.wait() != 0:  # the fault came before the last write
+            check_error(program, f"{fault} at {moment}")
+        if fault == "disk fills" and program.wait() != 0:
+            check_line(program, "No space left on device")
+
+
+def check_error(program: Program, case: str) -> None:
+    assert program.wait() == 2, f"{case}: {program.stderr}"
+    assert program.last_line.startswith("error: "), f"{case}: {program.stderr}"
+    assert "Traceback" not in program.stderr, f"{case}: {program.stderr}"

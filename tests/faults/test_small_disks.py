@@ -1,0 +1,69 @@
+"""Disks that are read-only, or full at any write of any program: one line, nothing lost, the next start goes well."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from disks import PAGE, PLENTY, check_line
+from small_programs import COMMANDS, contents
+
+MOST = 20  # tries of each program
+RESUMED = ("latents", "samples", "cache")  # folders of parts, which must not exist before
+
+
+def rooms(expected: dict[str, bytes], exhaustive: bool) -> list[int]:
+    """Pages that are free before a start: one fault at random for the largest file, or at every write."""
+    pages = [-(-len(data) // PAGE) for data in expected.values()]
+    if not exhaustive:
+        return [random.Random(len(pages)).randrange(max(pages))]
+    return sorted({round(i * sum(pages) / MOST) for i in range(MOST)})
+
+
+def with_old_files(folder: Path, expected: dict[str, bytes]) -> Path:
+    """A folder in which each file that a program replaces exists."""
+    for name in expected:
+        if name.partition("/")[0] not in RESUMED:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"old")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def check_files(folder: Path, expected: dict[str, bytes]) -> None:
+    """Each file is old, new or not there, and nothing is left beside them but parts of features."""
+    for name, data in contents(folder).items():
+        assert data in (b"old", expected.get(name, data)), name
+        assert name in expected or name.startswith(("cache/", "report.features")), name
+        assert not name.endswith(".partial"), name
+    old = {name for name in expected if name.partition("/")[0] not in RESUMED}
+    assert old <= contents(folder).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_disk_that_is_read_only_or_full_loses_nothing(
+    small_programs, disk, tmp_path, name, exhaustive, record_property
+):
+    expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
+    for room in rooms(expected, exhaustive):
+        folder = with_old_files(disk.folder / str(room), expected)
+        before = contents(folder)
+        disk.forbid()
+        forbidden = small_programs.run(name, folder)
+        unchanged = contents(folder) == before
+        disk.leave(room)
+        full = small_programs.run(name, folder)
+        disk.leave(PLENTY)
+        if full.wait() == 0 and room:
+            continue  # there was room enough
+        check_files(folder, expected)
+        again = small_programs.run(name, folder)
+        good = int(again.wait() == 0 and contents(folder) == expected)
+        for fault in ("disk read-only", "disk full"):
+            record_property("fault", {"fault": f"{fault} in {name}", "tries": 1, "survived": good})
+        check_line(forbidden, "Read-only file system")
+        assert unchanged
+        check_line(full, "No space left on device")
+        assert good, again.stderr
