@@ -9,6 +9,7 @@ from record_ops import RecordOps
 from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.settings import decides
 
 HALF, ALL = 4, 8
 
@@ -116,6 +117,11 @@ def test_an_average_costs_one_operation_more():
         others = [name for name in recorder.ops if not name.startswith(("aten._foreach_lerp_", "aten.detach"))]
         assert not others
     assert counts == [1, 2, 3]
+
+
+def test_only_further_averages_may_differ_between_a_run_and_one_that_goes_on():
+    names = ("decay", "ramp", "extra_decays", "class_path")
+    assert [decides(f"trainer.callbacks.EMA.{name}") for name in names] == [True, True, False, True]
 
 
 @pytest.mark.parametrize("decays", [(0.9, 0.9), (0.9, 0.3, 0.3)])

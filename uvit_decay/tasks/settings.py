@@ -18,10 +18,10 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 MISSING = "nothing"
 ALL = "all"  # in --resume.allow
-# Of the settings of the trainer only these change what the network learns, and how its weights are averaged. Precision
-# is a matter of the devices, as the order of sums is.
+# Of the settings of the trainer only these change what the network learns, and how its weights are averaged (further
+# averages change none of those before). Precision is a matter of the devices, as the order of sums is.
 TRAINER = re.compile(
-    r"trainer\.(gradient_clip_\w+|limit_train_batches|overfit_batches|sync_batchnorm|callbacks\.EMA\b.*)"
+    r"trainer\.(gradient_clip_\w+|limit_train_batches|overfit_batches|sync_batchnorm|callbacks\.EMA\b(?!\.extra_decays).*)"
 )
 # And these of the others do not: where the data are and how they are read, what only looks, how a network began.
 FREE = re.compile(
