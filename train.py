@@ -1,6 +1,7 @@
-"""Train a network, or measure the loss of a checkpoint.
+"""Train a network, check a run before it starts, or measure the loss of a checkpoint.
 
     python train.py fit [--config configs/<experiment>.yaml] [--model.net.alpha_min 1.0] [--trainer.max_steps 500] ...
+    python train.py doctor ...the flags of fit: check the machine, the nodes and the disks, and estimate time and memory
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes. Every setting of a config is a flag, and
@@ -25,12 +26,12 @@ def main() -> None:
     if args in (["-h"], ["--help"]):
         print(__doc__)
         return
-    from uvit_decay.cli import CLI  # imports Lightning, which takes seconds
+    from uvit_decay.doctor import CLI, COMMAND, Doctor  # imports Lightning, which takes seconds
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
-    if args and args[0] in CLI.subcommands() and not named:
+    if args and args[0] in (*CLI.subcommands(), COMMAND) and not named:
         sys.argv[2:2] = ["--config", str(DEFAULT_CONFIG)]
-    CLI.run()
+    (Doctor if args[:1] == [COMMAND] else CLI).run()
 
 
 if __name__ == "__main__":

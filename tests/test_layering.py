@@ -9,7 +9,7 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
 ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
-ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "cli"}
+ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "preflight", "cli", "doctor"}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
@@ -17,11 +17,13 @@ FORBIDDEN = {
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
-    "representations": {"tasks", "callbacks", "compare", "cli", "decay"},
+    "representations": {"tasks", "callbacks", "compare", "preflight", "cli", "doctor", "decay"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation"},  # reads the table of metrics
     "history.py": ISLANDS | ABOVE | {"decay"},
-    "evaluation": {"tasks", "callbacks", "cli"},
-    "tasks": {"evaluation", "representations", "compare", "callbacks", "cli"},
+    "evaluation": {"tasks", "callbacks", "preflight", "cli", "doctor"},
+    "tasks": {"evaluation", "representations", "compare", "callbacks", "preflight", "cli", "doctor"},
+    "callbacks": {"compare", "preflight", "cli", "doctor"},
+    "preflight": {"compare", "representations", "cli", "doctor"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
 }
 WITHOUT_LIGHTNING = (

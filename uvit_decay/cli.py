@@ -22,6 +22,8 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
+from uvit_decay.preflight import Run
+from uvit_decay.preflight.nodes import short_form
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
@@ -135,11 +137,15 @@ class CLI(LightningCLI):
         )
         parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
 
+    def words(self) -> list[str]:
+        """Return the words of the command line: a subcommand and its flags."""
+        return sys.argv[1:]
+
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[])
-        given, rest = trust_parser.parse_known_args(sys.argv[1:])
+        given, rest = trust_parser.parse_known_args(self.words())
         _limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
@@ -240,6 +246,12 @@ class CLI(LightningCLI):
         self._tell()
         if self.config.fit.ckpt_path not in NAMES:
             self._begin(self.config.fit.ckpt_path)
+        self.check_nodes()
+
+    def check_nodes(self) -> None:
+        """Compare the nodes, if there are several, before they wait for one another."""
+        run = Run(self.trainer, self.model, self.datamodule, self.model.settings)
+        self._meeting = short_form(run)  # its store must live until training has its own
 
     def _begin(self, path: str | Path | None) -> None:
         """Check a checkpoint, or load the weights from which a new run starts, before any work."""

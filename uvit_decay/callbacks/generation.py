@@ -85,10 +85,20 @@ class GenerationMetrics(PeriodicSampling):
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
         return self.num
 
+<<<<<<< HEAD
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
         _, steps = run_length(trainer)
         if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
+=======
+    def _runs(self, trainer: Trainer, task: DiffusionTask) -> bool:
+        _, steps = task.run_length()
+        return not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps)
+
+    def ready(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
+        if not self._runs(trainer, task):
+>>>>>>> fdeeeaa (train.py doctor: what a run would meet, one line each; nodes are compared before training on several)
             return
         data: ImageData = trainer.datamodule
         self._size = data.image_size
@@ -102,9 +112,15 @@ class GenerationMetrics(PeriodicSampling):
         channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
         prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[self._chosen(data)])
         self._against = self._open_reference(data)
+
+    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
+        """Extract the features of the reference, too; `evaluate` finds them in the cache."""
+        super().on_fit_start(trainer, task)
+        if not self._runs(trainer, task):
+            return
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
-        comparison.extract_reference(Processes.current())  # caches them for `evaluate`
+        comparison.extract_reference(Processes.current())
 
     def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, ImageSource | None]:
         channels = self.extractor.channels

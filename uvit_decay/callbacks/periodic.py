@@ -61,6 +61,12 @@ class Periodic(Callback):
         """Raise a UserError before training for a precision that the device lacks; the network is moved there later."""
         self.precision(task, trainer.strategy.root_device)
 
+    def ready(self, trainer: Trainer, task: Task) -> None:
+        """Check and load what `evaluate` needs before training, apart from long work, which extends `on_fit_start`."""
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        self.ready(trainer, task)
+
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
         self._seen_step = trainer.global_step
         if self.history_file:

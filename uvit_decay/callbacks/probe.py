@@ -73,7 +73,7 @@ class LinearProbes(Periodic):
         self.probing = Probing(times, chosen, pool or "mean", seed=seed, **sizes)
         self.batch_size, self.watch, self.asked = batch_size, watch, precision
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def ready(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             check_probed(task.net, task.path, trainer.datamodule, self.probing)

@@ -49,7 +49,7 @@ class Reconstructions(Periodic):
         check_whole(0, MOST_SEED, seed=seed)
         self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size
 
-    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+    def ready(self, trainer: Trainer, task: Task) -> None:
         """Raise a UserError before training if the task is not of an MAE, or the masks leave no patch."""
         if not isinstance(task, MAETask):
             kind = type(task).__name__

@@ -46,13 +46,17 @@ def weights_file(path: str | None) -> Path:
     return file
 
 
+def cached_place() -> Path:
+    """Return where torch's cache has torch-fidelity's weights, if they are there."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
+
+
 def _cached() -> Path:
     """Return torch-fidelity's weights file in torch's cache; download it if missing and check its SHA-256."""
-    name = URL_INCEPTION_V3.rpartition("/")[2]
-    target = Path(torch.hub.get_dir()) / "checkpoints" / name
+    target = cached_place()
     there = target.exists()
     try:
-        download(URL_INCEPTION_V3, target, _HASH.search(name)[1])
+        download(URL_INCEPTION_V3, target, _HASH.search(target.name)[1])
     except UserError as error:
         option = "" if there else ", or name its place with --inception-weights PATH (in a config: init_args.weights)"
         raise UserError(f"no Inception weights: {error}{option}") from error

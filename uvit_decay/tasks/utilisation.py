@@ -60,20 +60,28 @@ class Utilisation:
 
 def image_flops(task: Task) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation."""
+    batch = piece(task)
+    with stand_in(task, recompute=False):
+        return counted_flops(lambda: task.loss(batch, "train").backward()) / len(batch.images)
+
+
+def piece(task: Task) -> Batch:
+    """Return what a device trains on at once, without memory: a Batch on the meta device."""
     data, net = task.trainer.datamodule, task.net
     count = data.batch_size // (task.trainer.world_size * data.pieces)
     images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")
-    batch = Batch(images, labels, number=0, first=0, total=data.batch_size)
-    with _stand_in(task):
-        return counted_flops(lambda: task.loss(batch, "train").backward()) / count
+    return Batch(images, labels, number=0, first=0, total=data.batch_size)
 
 
 @contextmanager
-def _stand_in(task: Task) -> Iterator[None]:
-    """Replace `task.net` within the context by one without memory, which trains the same parameters."""
+def stand_in(task: Task, recompute: bool = True) -> Iterator[None]:
+    """Replace `task.net` within the context by one on the meta device, which trains the same parameters.
+
+    Without `recompute` its blocks keep their activations, whatever the network's `checkpointing`.
+    """
     net = task.net
-    task.net = skeleton(net, {"checkpointing": False} if "checkpointing" in net.config else {})
+    task.net = skeleton(net, {"checkpointing": False} if "checkpointing" in net.config and not recompute else {})
     for ours, theirs in zip(task.net.parameters(), net.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)
     for ours, theirs in zip(task.net.modules(), net.modules(), strict=True):

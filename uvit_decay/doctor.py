@@ -1,0 +1,114 @@
+"""`train.py doctor`: the command line of `fit`, which checks the run instead of training it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from jsonargparse import Namespace
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_only
+
+from uvit_decay.cli import CLI
+from uvit_decay.preflight import Finding, Report, Run
+from uvit_decay.preflight.examine import examine
+from uvit_decay.runtime.errors import UserError
+
+COMMAND, JSON = "doctor", "--json"
+# What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
+PRACTICE = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "limit_val_batches": 0,
+    "min_steps": None,
+    "min_epochs": None,
+    "max_time": None,
+    "profiler": None,
+    "fast_dev_run": False,
+}
+
+
+class Doctor(CLI):
+    """LightningCLI that parses the flags of `fit`, builds what they say, and prints findings in place of training."""
+
+    begun = 0  # step of the checkpoint
+
+    def words(self) -> list[str]:
+        """Return the command line as that of `fit`; Lightning starts further processes with the original one."""
+        return ["fit", *(word for word in super().words()[1:] if word != JSON)]
+
+    def before_instantiate_classes(self) -> None:
+        logging.getLogger("lightning").setLevel(logging.ERROR)  # of the trainer, which nobody will use
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self.report = Report(rank_zero_only.rank == 0, JSON in sys.argv)
+        places = list(_places(self._get(self.config, "trainer")))
+        self._missing = [path for place in places for path in (place, *place.parents) if not path.exists()]
+        super().before_instantiate_classes()
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except UserError as error:
+            self._end([Finding("error", "configuration", str(error))])
+
+    def before_fit(self) -> None:
+        try:
+            super().before_fit()
+        except UserError as error:
+            self._end([Finding("error", "start", str(error))])
+
+    def check_nodes(self) -> None:
+        """Do nothing: the report compares the nodes at its place."""
+
+    def _check_fits(self, path: str) -> int:
+        self.begun = super()._check_fits(path)
+        return self.begun
+
+    def fit(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule,
+        ckpt_path: str | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Examine the run; LightningCLI calls this in place of the trainer's method."""
+        run = Run(self.trainer, model, datamodule, model.settings, self.begun)
+        with TemporaryDirectory() as folder:
+
+            def practice(callbacks: list[Callback]) -> Trainer:
+                options = {**PRACTICE, "default_root_dir": folder, "callbacks": callbacks}
+                return self.instantiate_trainer(**options)
+
+            self.save_config_callback = None
+            examine(run, self.report, practice)
+        self._end([])
+
+    def _end(self, findings: list[Finding]) -> None:
+        """Close the report, remove folders that the loggers have made, and exit."""
+        self.report.add(findings)
+        for path in sorted(self._missing, key=lambda path: -len(path.parts)):
+            with suppress(OSError):  # not empty, or another rank was faster
+                path.rmdir()
+        code = self.report.close()
+        sys.stdout.flush()
+        sys.exit(code)
+
+
+def _places(trainer: Namespace) -> Iterator[Path]:
+    """Yield the folders that a trainer of this configuration may make."""
+    loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+    for arguments in (logger.get("init_args") for logger in loggers if isinstance(logger, Namespace)):
+        if arguments and arguments.get("save_dir"):
+            name = arguments.get("experiment") or arguments.get("name") or ""
+            yield Path(os.path.abspath(arguments["save_dir"]), name)
+    if trainer.default_root_dir:
+        yield Path(os.path.abspath(trainer.default_root_dir))
