@@ -246,9 +246,9 @@ class CLI(LightningCLI):
         self._tell()
         if self.config.fit.ckpt_path not in NAMES:
             self._begin(self.config.fit.ckpt_path)
-        self.check_nodes()
+        self.compare_nodes()
 
-    def check_nodes(self) -> None:
+    def compare_nodes(self) -> None:
         """Compare the nodes, if there are several, before they wait for one another."""
         run = Run(self.trainer, self.model, self.datamodule, self.model.settings)
         self._meeting = short_form(run)  # its store must live until training has its own

@@ -66,7 +66,7 @@ class Doctor(CLI):
         except UserError as error:
             self._end([Finding("error", "start", str(error))])
 
-    def check_nodes(self) -> None:
+    def compare_nodes(self) -> None:
         """Do nothing: the report compares the nodes at its place."""
 
     def _check_fits(self, path: str) -> int:

@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, Trainer
 from uvit_decay.preflight import cost
 from uvit_decay.preflight.environment import devices, images, installed
 from uvit_decay.preflight.launch import launch
-from uvit_decay.preflight.meeting import Meeting
+from uvit_decay.preflight.meeting import ANSWER, Meeting
 from uvit_decay.preflight.nodes import STARTED, compare, data_facts
 from uvit_decay.preflight.plan import Run
 from uvit_decay.preflight.rehearsal import Rehearsal, rehearse, rehearsed
@@ -57,7 +57,7 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
 def _meeting(run: Run) -> AbstractContextManager[Meeting | None]:
     """Return the meeting of the processes that exist, if there are several."""
     several = run.trainer.num_nodes > 1 or (run.launched_outside and run.trainer.num_devices > 1)
-    return Meeting.of(run) if run.has_ranks and several else nullcontext()
+    return Meeting.of(run, ANSWER) if run.has_ranks and several else nullcontext()
 
 
 def _together(run: Run, meeting: Meeting) -> Iterator[Finding]:

@@ -188,7 +188,7 @@ def short_form(run: Run) -> Meeting | None:
     for finding in launch(run):
         if finding.level == "error":
             raise UserError(f"{finding.text}; {finding.flag}")
-    with Meeting.of(run) as meeting:
+    with Meeting.of(run) as meeting:  # waits as long as training would: nodes may be started by hand
         seconds = meeting.all_reduce(run.trainer.strategy.root_device)
         if run.trainer.local_rank == 0:
             run.data.prepare_data()

@@ -91,12 +91,8 @@ class Measured:
 class Rehearsal(Callback):
     """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end."""
 
-    def __init__(self, run: Run, seconds: float = SECONDS) -> None:
-        self.run, self.seconds, self.found = (
-            run,
-            seconds,
-            Measured(limit=memory_limit(run.trainer.strategy.root_device)),
-        )
+    def __init__(self, run: Run) -> None:
+        self.run, self.found = run, Measured(limit=memory_limit(run.trainer.strategy.root_device))
         self._begun = self._start = 0.0
         self._timed = 0  # pieces since `_start`
         self._forward = 0.0  # seconds of an evaluation of an image by its FLOPs
@@ -132,7 +128,7 @@ class Rehearsal(Callback):
             return
         self._timed += 1
         steps, spent = self._timed / self.found.pieces, now - self._start
-        enough = steps >= STEPS and spent > self.seconds
+        enough = steps >= STEPS and spent > SECONDS
         if trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False):
             self.found.step, self.found.counted = spent / steps, steps
             trainer.should_stop = True

@@ -50,19 +50,22 @@ def lifelines() -> Lifelines | None:
     return _lifelines
 
 
-def meet(place: Place, problem: str = "") -> dist.Store:
+def meet(place: Place, problem: str = "", patience: float = PATIENCE) -> dist.Store:
     """Return the store of all processes when they have come; all must call this, with the `problem` that keeps them.
 
+    They may meet again, in the same store, when they have left.
+
     Raises:
-        UserError: a process has not come within PATIENCE, has a problem, or says that it has the rank of another.
+        UserError: a process has not come within `patience` seconds, has a problem, or says that it has the rank of
+            another.
     """
     global _lifelines, _name
     _name = f"process {place.rank} on {socket.gethostname()}"
-    seconds = LINGER if problem else PATIENCE
+    seconds = min(LINGER, patience) if problem else patience
     with explained(f"the processes of this program cannot meet at {place.where}", RuntimeError, ValueError, OSError):
         options = {"is_master": place.rank == 0 and not place.served, "wait_for_workers": False, "multi_tenant": True}
         store = dist.TCPStore(place.address, place.port, place.size, timeout=timedelta(seconds=seconds), **options)
-        _lifelines = _host(place, store, problem) if place.rank == 0 else _join(place, store, problem)
+        _lifelines = _host(place, store, problem, seconds) if place.rank == 0 else _join(place, store, problem, seconds)
     return store
 
 
@@ -94,15 +97,16 @@ def report(problem: str) -> None:
             meet(place, problem)
 
 
-def _host(place: Place, store: dist.Store, problem: str) -> Lifelines:
+def _host(place: Place, store: dist.Store, problem: str, seconds: float) -> Lifelines:
     """Receive all other processes at rank 0."""
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     with socket.create_server(("", 0), family=family, dualstack_ipv6=dual, backlog=place.size or 128) as server:
         mine = json.dumps([server.getsockname()[1], secrets.token_hex(16)])
         if store.compare_set(KEY, "", mine).decode() != mine:  # another process has rank 0
-            return _join(place, store, problem)
-        guests, problem = _receive(place, server, json.loads(mine)[1], problem)
+            return _join(place, store, problem, seconds)
+        guests, problem = _receive(place, server, json.loads(mine)[1], problem, seconds)
+        store.delete_key(KEY)  # before any of them may come again
     if problem:
         raise UserError(problem)
     ours = [plain_address(guest.connection.getsockname()) for guest in guests]
@@ -112,14 +116,14 @@ def _host(place: Place, store: dist.Store, problem: str) -> Lifelines:
     return Lifelines({guest.rank: guest.connection for guest in guests}, {guest.rank: guest.name for guest in guests})
 
 
-def _receive(place: Place, server: socket.socket, token: str, problem: str) -> tuple[list[Guest], str]:
+def _receive(place: Place, server: socket.socket, token: str, problem: str, seconds: float) -> tuple[list[Guest], str]:
     """Return the others, and the problem of this or another process, which those that have come are told."""
     guests: list[Guest] = []
     begun, remarked = time.monotonic(), False
     server.settimeout(0.5)
     if problem:
         problem = f"{_name}: {problem}"
-    until = begun + (LINGER if problem else PATIENCE)
+    until = begun + seconds
     while (place.size is None or len(guests) < place.size - 1) and time.monotonic() < until:
         if not remarked and time.monotonic() > begun + REMARK:
             remarked = True
@@ -131,7 +135,7 @@ def _receive(place: Place, server: socket.socket, token: str, problem: str) -> t
             until = min(until, time.monotonic() + LINGER)
         guests.append(guest)
     if not problem and len(guests) < place.size - 1:
-        problem = f"{_missing(place, guests)} did not come to {place.where} in {PATIENCE / 60:g} minutes: {ADVICE}"
+        problem = f"{_missing(place, guests)} did not come to {place.where} in {seconds / 60:g} minutes: {ADVICE}"
     for guest in guests if problem else ():
         with suppress(OSError):
             send(guest.connection, problem=problem)
@@ -173,14 +177,14 @@ def _missing(place: Place, guests: list[Guest]) -> str:
     return f"{len(absent)} of {place.size} processes (rank {shown})"
 
 
-def _join(place: Place, store: dist.Store, problem: str) -> Lifelines:
+def _join(place: Place, store: dist.Store, problem: str, seconds: float) -> Lifelines:
     """Come to rank 0, and wait until all others have come."""
     store.wait([KEY])
     port, token = json.loads(store.get(KEY))
     connection = socket.create_connection((place.address, port), timeout=LINGER)
     hello = {"rank": place.rank, "size": place.size, "host": socket.gethostname(), "problem": problem}
     send(connection, token=token, **hello)
-    connection.settimeout(PATIENCE + LINGER)
+    connection.settimeout(seconds + LINGER)
     answer = receive(connection)
     if answer is None:
         raise UserError("process 0 has ended before all had come")

@@ -1,0 +1,111 @@
+"""Two processes that compare their nodes, started by hand as on two machines, and by torchrun's variables."""
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+
+SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=20", "--trainer.limit_val_batches=0"]
+EMPTY = "--trainer.callbacks=[]"
+NODES = ["--trainer.num_nodes=2", "--trainer.strategy=ddp"]
+
+
+def address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+
+
+def both(programs, folders, *argv, own=((), ()), environments=({}, {})):
+    """Start train.py on two nodes with flags and variables of their own; return both when they have ended."""
+    shared, started = address(), []
+    for rank in range(2):
+        environment = {**shared, "NODE_RANK": str(rank), **environments[rank]}
+        flags = [*argv, EMPTY, *SMALL, *NODES, *own[rank]]
+        started.append(programs.start("train.py", *flags, cwd=folders[rank], environment=environment))
+    return started, [program.wait() for program in started]
+
+
+def errors(program):
+    return [line for line in program.stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_nodes_that_are_alike_are_one_line_and_then_train(programs, tmp_path):
+    started, codes = both(programs, [tmp_path] * 2, "fit")
+    assert codes == [0, 0], started[0].stderr
+    lines = [line for line in started[0].stdout.splitlines() if line.startswith("2 nodes: ")]
+    assert len(lines) == 1
+    assert "2 processes have the same settings, data (1437 images" in lines[0]
+    assert lines[0].endswith(f"{tmp_path}/runs/digits, shared by all nodes")
+    assert "2 nodes" not in started[1].stdout
+    assert [path.name for path in (tmp_path / "runs" / "digits").iterdir()] == ["version_0"]
+
+
+@pytest.mark.parametrize(
+    ("own", "line"),
+    [
+        (["--data.batch_size=16"], "has --data.batch_size 16, rank 0 on {host} 32; start all with the same flags"),
+        (["--data=uvit_decay.data.Images", "--data.path=/none"], "/none: no such folder, zip or tar; the data must be"),
+    ],
+)
+def test_nodes_that_differ_end_with_the_same_line(programs, tmp_path, own, line):
+    started, codes = both(programs, [tmp_path] * 2, "fit", own=((), own))
+    host = socket.gethostname()
+    assert codes == [2, 2]
+    assert errors(started[0]) == errors(started[1])
+    assert errors(started[0])[0].startswith(f"error: rank 1 on {host}")
+    assert line.format(host=host) in errors(started[0])[0]
+    assert not list((tmp_path / "runs" / "digits").iterdir())
+
+
+def test_a_run_folder_that_is_not_shared_ends_both(programs, tmp_path):
+    folders = [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    started, codes = both(programs, folders, "fit")
+    assert codes == [2, 2]
+    assert errors(started[0]) == errors(started[1])
+    assert (
+        f"{folders[0]}/runs/digits of rank 0 is not seen as {folders[1]}/runs/digits by rank 1" in errors(started[0])[0]
+    )
+    assert "--trainer.logger.save_dir" in errors(started[0])[0]
+
+
+def test_the_doctor_compares_two_ranks_and_times_their_steps(programs, tmp_path):
+    ranks = [
+        {"RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+        | {"TORCHELASTIC_RUN_ID": "1"}
+        for rank in range(2)
+    ]
+    one_node = ["--trainer.num_nodes=1", "--trainer.devices=2"]
+    started, codes = both(programs, [tmp_path] * 2, "doctor", "--json", own=(one_node, one_node), environments=ranks)
+    assert codes == [0, 0], started[0].stderr
+    findings = {finding["subject"]: finding["text"] for finding in json.loads(started[0].stdout)}
+    assert findings["all-reduce"].startswith("2 processes at 127.0.0.1:")
+    assert findings["ranks"].startswith("2 = 1 node x 2, started by torchrun")
+    assert "2 processes have the same" in findings["nodes"]
+    assert "a step of 1 x 16 images" in findings["memory"]
+    assert started[1].stdout == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_rank_that_is_killed_ends_the_doctor_of_the_other(programs, tmp_path):
+    folders, shared = [tmp_path] * 2, address()
+    started = [
+        programs.start(
+            "train.py",
+            *("doctor", EMPTY, *SMALL, *NODES, "--trainer.max_steps=1000000"),
+            cwd=folders[rank],
+            environment={**shared, "NODE_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    end = time.monotonic() + 60
+    while "ok       data" not in started[0].stdout:
+        assert time.monotonic() < end, started[0].stderr
+        time.sleep(0.05)
+    started[1].send(signal.SIGKILL)
+    assert started[0].wait(60) == 2
+    assert "rank 1" in started[0].stdout + started[0].stderr or "process 1" in started[0].stdout + started[0].stderr
