@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -14,6 +15,8 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
+from uvit_decay.callbacks.resumption import NAMES, goes_on, runs_of
+from uvit_decay.checkpoint.newest import newest_whole
 from uvit_decay.cli import CLI
 from uvit_decay.preflight import Finding, Report, Run
 from uvit_decay.preflight.examine import examine
@@ -61,15 +64,24 @@ class Doctor(CLI):
             self._end([Finding("error", "configuration", str(error))])
 
     def before_fit(self) -> None:
+        name = self.config.fit.ckpt_path
         try:
             super().before_fit()
+            if name in NAMES:
+                _, runs = runs_of(self.trainer.loggers, self.trainer.default_root_dir)
+                found = newest_whole(runs, partial(goes_on, name, self.model.settings))
+                self._begin(found.path if found else None)
+                text = f"it would go on from {found.path}" if found else "there is no checkpoint to go on from"
+                self.report.add([Finding("ok" if found else "note", "start", f"--ckpt_path {name}: {text}")])
         except UserError as error:
             self._end([Finding("error", "start", str(error))])
+        except SystemExit:  # of `auto`, at the end of the run
+            self._end([Finding("note", "start", f"the run has ended at step {self.begun}: nothing is left to do")])
 
     def compare_nodes(self) -> None:
         """Do nothing: the report compares the nodes at its place."""
 
-    def _check_fits(self, path: str) -> int:
+    def _check_fits(self, path: str | Path) -> int:
         self.begun = super()._check_fits(path)
         return self.begun
 

@@ -85,20 +85,13 @@ class GenerationMetrics(PeriodicSampling):
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
         return self.num
 
-<<<<<<< HEAD
-    def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
-        """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
-        _, steps = run_length(trainer)
-        if trainer.fast_dev_run or not (self.at_end or 0 < self.every_n_steps <= steps):
-=======
     def _runs(self, trainer: Trainer, task: DiffusionTask) -> bool:
-        _, steps = task.run_length()
+        _, steps = run_length(trainer)
         return not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps)
 
     def ready(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
         if not self._runs(trainer, task):
->>>>>>> fdeeeaa (train.py doctor: what a run would meet, one line each; nodes are compared before training on several)
             return
         data: ImageData = trainer.datamodule
         self._size = data.image_size

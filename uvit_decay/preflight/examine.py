@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 from uvit_decay.preflight import cost
@@ -16,10 +15,10 @@ from uvit_decay.preflight.launch import launch
 from uvit_decay.preflight.meeting import ANSWER, Meeting
 from uvit_decay.preflight.nodes import STARTED, compare, data_facts
 from uvit_decay.preflight.plan import Run
-from uvit_decay.preflight.rehearsal import Rehearsal, rehearse, rehearsed
+from uvit_decay.preflight.rehearsal import Measured, Rehearsal, rehearse, rehearsed
 from uvit_decay.preflight.report import Finding, Report
 from uvit_decay.preflight.space import disk, weights
-from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.runtime.errors import UserError
 
 HERE = (installed, devices, launch)  # checks that need neither data nor other ranks
 LOADED = (images, weights)  # checks that need the data
@@ -31,12 +30,13 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
 
     Args:
         run: the run.
-        report: takes the findings.
+        report: takes the findings; that of the first process is shown.
         practice: returns a trainer as that of the run, with these callbacks, that keeps nothing.
     """
     if STARTED in os.environ:  # Lightning has started this process for the rehearsal of another one
         _rehearsal(run, practice)
         return
+    report.show &= run.trainer.local_rank == run.trainer.node_rank == 0
     for check in HERE:
         report.add(check(run))
     if any(finding.subject in ("ranks", "devices") for finding in report.errors):
@@ -87,22 +87,12 @@ def _anywhere(meeting: Meeting | None, report: Report, name: str) -> bool:
 
 def _cost(run: Run, practice: Practice) -> Iterator[Finding]:
     os.environ[STARTED] = "yes"  # for the processes that Lightning starts
-    rehearsal = _rehearsal(run, practice)
-    if isinstance(rehearsal, Finding):
-        yield rehearsal
-        return
+    found = _rehearsal(run, practice)
     for check in cost.CHECKS:
-        yield from check(run, rehearsal.found)
-    yield from disk(run, rehearsal.found.total)
+        yield from check(run, found)
+    yield from disk(run, found.total)
 
 
-def _rehearsal(run: Run, practice: Practice) -> Rehearsal | Finding:
-    """Return the rehearsal after its steps, or why it ran out of memory."""
+def _rehearsal(run: Run, practice: Practice) -> Measured:
     rehearsal = Rehearsal(run)
-    trainer = practice([*rehearsed(run.trainer), rehearsal])
-    try:
-        rehearse(run, trainer, rehearsal)
-    except torch.OutOfMemoryError as error:
-        smaller = f"--data.device_batch_size {max(1, rehearsal.found.images // 2)}"
-        return Finding("error", "memory", f"a step runs out of memory: {one_line(error)}", smaller)
-    return rehearsal
+    return rehearse(run, practice([*rehearsed(run.trainer), rehearsal]), rehearsal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -62,6 +63,9 @@ class Report:
         counts = {level: sum(finding.level == level for finding in self.findings) for level in ("error", "warning")}
         if self.show and self.as_json:
             print(json.dumps([asdict(finding) for finding in self.findings], indent=2))
-        elif self.show:
+        elif not self.show:
+            for error in self.errors[:1]:  # in the log of this rank
+                print(f"error: {error.text}" + (f"; {error.flag}" if error.flag else ""), file=sys.stderr)
+        else:
             print(", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items()))
         return 2 if counts["error"] else 0

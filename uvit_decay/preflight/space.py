@@ -54,7 +54,10 @@ def kept_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) ->
     for callback in callbacks:
         if isinstance(callback, LastCheckpoint):
             every = callback.keep_every_n_steps
-            count += 1 + (0 if not every else total // every - begun // every if math.isfinite(total) else math.inf)
+            saves = 1 + (total - begun) // callback.every_n_steps if callback.every_n_steps else 1
+            count += min(callback.keep_last, saves)
+            if every:
+                count += total // every - begun // every if math.isfinite(total) else math.inf
     return count
 
 
