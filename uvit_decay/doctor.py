@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.callbacks.resumption import NAMES, goes_on, runs_of
+from uvit_decay.callbacks.resumption import LAST, NAMES, goes_on, runs_of
 from uvit_decay.checkpoint.newest import newest_whole
 from uvit_decay.cli import CLI
 from uvit_decay.preflight import Finding, Report, Run
@@ -68,15 +68,21 @@ class Doctor(CLI):
         try:
             super().before_fit()
             if name in NAMES:
-                _, runs = runs_of(self.trainer.loggers, self.trainer.default_root_dir)
-                found = newest_whole(runs, partial(goes_on, name, self.model.settings))
-                self._begin(found.path if found else None)
-                text = f"it would go on from {found.path}" if found else "there is no checkpoint to go on from"
-                self.report.add([Finding("ok" if found else "note", "start", f"--ckpt_path {name}: {text}")])
+                self.report.add([self._start(name)])
         except UserError as error:
             self._end([Finding("error", "start", str(error))])
         except SystemExit:  # of `auto`, at the end of the run
             self._end([Finding("note", "start", f"the run has ended at step {self.begun}: nothing is left to do")])
+
+    def _start(self, name: str) -> Finding:
+        """Find the checkpoint from which a run of this --ckpt_path would go on, and check it."""
+        where, runs = runs_of(self.trainer.loggers, self.trainer.default_root_dir)
+        found = newest_whole(runs, partial(goes_on, name, self.model.settings))
+        if found is None and name == LAST:
+            raise UserError(f"--ckpt_path last: there is no checkpoint of a run in {where}")
+        self._begin(found.path if found else None)
+        text = f"it would go on from {found.path}" if found else "a new run, there is no checkpoint to go on from"
+        return Finding("ok", "start", f"--ckpt_path {name}: {text}")
 
     def compare_nodes(self) -> None:
         """Do nothing: the report compares the nodes at its place."""

@@ -81,7 +81,8 @@ def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, average):
 
 def test_checkpoints_that_stay_are_counted():
     assert kept_checkpoints([LastCheckpoint(keep_every_n_steps=100)], 250, 1000) == 1 + 8  # 300 to 1000
-    assert kept_checkpoints([LastCheckpoint()], 0, math.inf) == 1
+    assert kept_checkpoints([LastCheckpoint()], 0, math.inf) == 2  # last.ckpt and previous.ckpt
+    assert kept_checkpoints([LastCheckpoint(100, keep_last=3)], 0, 1000) == 3
     assert kept_checkpoints([], 0, 1000) == 0
 
 

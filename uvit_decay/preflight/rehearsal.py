@@ -26,6 +26,7 @@ from uvit_decay.preflight.space import missing_weights, state_bytes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.flops import matrix_rate, peak_bytes
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.optimization import run_length
 from uvit_decay.tasks.sharding import Sharded
 from uvit_decay.tasks.utilisation import image_flops, piece, stand_in
 
@@ -100,7 +101,7 @@ class Rehearsal(Callback):
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         """Estimate memory and time; raise NotTried on all ranks if one of them has not enough."""
         found, data = self.found, trainer.datamodule
-        found.epoch, found.total = task.run_length()
+        found.epoch, found.total = run_length(trainer)
         found.pieces, found.images = data.pieces, data.batch_size // (trainer.world_size * data.pieces)
         shards = trainer.world_size if isinstance(trainer.strategy, Sharded) else 1
         found.estimate = state_bytes(task, trainer.callbacks) // shards + activation_bytes(task)

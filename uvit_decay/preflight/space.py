@@ -45,7 +45,7 @@ def state_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
 
 def _averages(task: Task, callbacks: Iterable[Callback]) -> int:
     each = 4 * sum(parameter.numel() for parameter in task.net.parameters())  # float32
-    return each * sum(isinstance(callback, EMA) for callback in callbacks)
+    return each * sum(len(callback.averages) for callback in callbacks if isinstance(callback, EMA))
 
 
 def kept_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:
