@@ -60,6 +60,7 @@ def test_nodes_that_differ_end_with_the_same_line(programs, tmp_path, own, line)
     assert not list((tmp_path / "runs" / "digits").iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_is_not_shared_ends_both(programs, tmp_path):
     folders = [tmp_path / name for name in "ab"]
     for folder in folders:
@@ -91,6 +92,7 @@ def test_the_doctor_compares_two_ranks_and_times_their_steps(programs, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_doctor_of_the_other(programs, tmp_path):
     folders, shared = [tmp_path] * 2, address()
     started = [
