@@ -4,15 +4,9 @@ import copy
 
 import pytest
 import torch
-from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from long_runs import CLIP, clipped
 from torch.optim import AdamW
-
-from uvit_decay.data import Digits
-
-CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
-STEPS = 4
 
 
 class Torch(Callback):
@@ -41,14 +35,6 @@ class Norms(Callback):
 
     def on_train_batch_end(self, trainer, *_) -> None:
         self.values.append(float(trainer.callback_metrics["train/grad_norm"]))
-
-
-def clipped(folder, algorithm, *callbacks, **options):
-    task = tiny_task(tiny_net(schedule="learnable"))
-    options |= {"gradient_clip_val": CLIP[algorithm][1], "gradient_clip_algorithm": algorithm}
-    trainer = tiny_trainer(folder, *callbacks, max_steps=STEPS, log_every_n_steps=1, **options)
-    trainer.fit(task, Digits(32))
-    return task, trainer
 
 
 @pytest.mark.parametrize("fused", [True, False])

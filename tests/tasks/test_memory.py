@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from long_runs import TOO_MUCH, ended
 from small_mae import small_mae
 from small_vit import small_vit
 
@@ -12,38 +13,6 @@ from uvit_decay.nn import ResNet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import ClassifyTask, MAETask
 from uvit_decay.tasks.memory import is_out_of_memory
-
-TOO_MUCH = 2**46  # numbers
-
-
-def allocate(*_) -> None:
-    """Ask for memory that no machine has."""
-    torch.empty(TOO_MUCH)
-
-
-class Exhaust(Callback):
-    """Lets step 2 run out of memory, in the forward or backward pass or in the optimizer, on one rank."""
-
-    def __init__(self, where: str, rank: int = 0) -> None:
-        self.where, self.rank = where, rank
-
-    def on_train_batch_start(self, trainer, task, *_) -> None:
-        if trainer.global_step != 2 or trainer.global_rank != self.rank:
-            return
-        if self.where == "forward":
-            task.net.register_forward_hook(allocate)
-        elif self.where == "backward":
-            next(task.net.parameters()).register_hook(allocate)
-        else:
-            trainer.optimizers[0].register_step_post_hook(allocate)
-
-
-def ended(folder, task, where="forward", batch_size=32, device_batch_size=None, rank=0, **options) -> str:
-    """The error of a run that runs out of memory."""
-    trainer = tiny_trainer(folder, Exhaust(where, rank), max_steps=4, **options)
-    with pytest.raises((UserError, RuntimeError)) as error:
-        trainer.fit(task, Digits(batch_size, device_batch_size))
-    return str(error.value)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])

@@ -5,41 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import Losses, same, tiny_net, tiny_task, tiny_trainer
-from faulty_steps import Spoil, States
+from conftest import same, tiny_task
 from lightning.pytorch.loggers import CSVLogger
+from long_runs import ADAMW, TASKS, Spoil, changed, trained
 from runs import StopAt
-from small_vit import PROBE, linear_probe
 
-from uvit_decay.callbacks import EMA, LastCheckpoint
-from uvit_decay.data import Digits
+from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.base import Optimization
-
-MOST = 3
-ADAMW = Optimization(1e-3, (0.9, 0.99), 0.03, warmup_steps=10, skip_non_finite=MOST)
-TASKS = {
-    "adamw": lambda optim=ADAMW: DiffusionTask(tiny_net(), optim=optim),
-    "sgd": lambda: DiffusionTask(tiny_net(), optim=replace(ADAMW, optimizer="sgd")),
-    "lars and a batch norm": lambda: linear_probe(optim=replace(PROBE, skip_non_finite=MOST)),
-}
-
-
-def trained(folder, task, *callbacks, max_steps=6, pieces=1, ckpt_path=None, **options):
-    """Losses of the pieces and what the run held after each step."""
-    states, losses, data = States(), Losses(), Digits(32, device_batch_size=32 // pieces)
-    averages = [] if "linear_head.0" in dict(task.net.named_modules()) else [EMA(0.9)]
-    trainer = tiny_trainer(folder, *callbacks, *averages, losses, states, max_steps=max_steps, **options)
-    trainer.fit(task, data, ckpt_path=ckpt_path)
-    return losses.values, states, trainer
-
-
-def changed(states, step):
-    """Names of what differs after a step, counted from 0, from before it; new moments from zero."""
-    after = states.after[step]
-    before = states.after[step - 1] if step else {**after, **dict.fromkeys(after, torch.tensor(0.0))}
-    return {name for name, value in after.items() if not torch.equal(value, before[name].expand_as(value))}
 
 
 @pytest.mark.parametrize("kind", ["images", "loss", "gradient"])

@@ -6,6 +6,7 @@ from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.preview import Preview
 from uvit_decay.callbacks.probe import LinearProbes
 from uvit_decay.callbacks.reconstruction import Reconstructions
+from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "LinearProbes",
     "Preview",
     "Reconstructions",
+    "Rollback",
     "RunLogger",
     "Summary",
 ]
