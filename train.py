@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from uvit_decay.runtime.command_line import respelled
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.errors import terminable, user_errors
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 
@@ -35,5 +35,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors():
+    with user_errors(), terminable():
         main()

@@ -25,7 +25,7 @@ from uvit_decay.data import ImageData
 from uvit_decay.preflight import Run
 from uvit_decay.preflight.nodes import short_form
 from uvit_decay.runtime.command_line import Parser as OneLineParser
-from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained, one_line
+from uvit_decay.runtime.errors import MOST_SEED, RunEnded, UserError, check_whole, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.meeting import raise_if_lost
@@ -157,6 +157,9 @@ class CLI(LightningCLI):
             value = config.trainer[name]
             if value is not None and not value >= least:  # NaN, too
                 raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
+        for name in ("max_steps", "max_epochs"):
+            if config.trainer[name] == 0:
+                raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
         if config.trainer.val_check_interval == 0:
             raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
         strategy = config.trainer.strategy
@@ -230,6 +233,15 @@ class CLI(LightningCLI):
                 check_writable(Path(folder), folder=True)
         return trainer
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""
+        try:
+            super()._run_subcommand(subcommand)
+        except RunEnded as error:
+            if self.config[subcommand].ckpt_path != AUTO:
+                raise
+            rank_zero_info(f"nothing is left to do: {error}")
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
 
@@ -261,10 +273,7 @@ class CLI(LightningCLI):
         self.model.init_from = None
         step, last = self._check_fits(path), self.trainer.max_steps
         if self.subcommand == "fit" and 0 <= last <= step:
-            if self.config.fit.ckpt_path == AUTO:
-                rank_zero_info(f"the run has ended at step {step}: nothing is left to do")
-                raise SystemExit(0)
-            raise UserError(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
+            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""

@@ -14,6 +14,7 @@ from lightning.pytorch.trainer.connectors.checkpoint_connector import _Checkpoin
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.callbacks.claim import Claim
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.checkpoint.newest import Newest, newest_settings, newest_whole, run_folders
 from uvit_decay.runtime.errors import UserError
@@ -51,14 +52,16 @@ def goes_on(name: str, now: Settings, allowed: Sequence[str], before: Settings) 
 
 
 def by_name(trainer: Trainer, begin: Begin = lambda path: None) -> Trainer:
-    """Let `trainer.fit(..., ckpt_path=...)` take `last` and `auto`, and return the trainer.
+    """Let `trainer.fit(..., ckpt_path=...)` take `last` and `auto`, and lock the run folder; return the trainer.
 
     Args:
         trainer: a trainer that has not begun.
         begin: called on all ranks with the checkpoint that was found, None for a new run; may raise a UserError, which
             then ends all ranks.
     """
-    trainer._checkpoint_connector = _ByName(trainer, begin)
+    claim = Claim()
+    trainer._checkpoint_connector = _ByName(trainer, begin, claim)
+    trainer.callbacks.append(claim)
     return trainer
 
 
@@ -69,20 +72,23 @@ class _ByName(_CheckpointConnector):
     selects, since only here the processes exist that a launcher starts, and no run folder yet.
     """
 
-    def __init__(self, trainer: Trainer, begin: Begin) -> None:
+    def __init__(self, trainer: Trainer, begin: Begin, claim: Claim) -> None:
         super().__init__(trainer)
-        self._begin = begin
+        self._begin, self._claim = begin, claim
 
     def _select_ckpt_path(
         self, state_fn: TrainerFn, ckpt_path: _PATH | None, model_provided: bool, model_connected: bool
     ) -> _PATH | None:
+        self.trainer.strategy.setup_environment()  # the process group; Lightning calls this again to no effect
         if ckpt_path in NAMES:
             ckpt_path = self._newest(str(ckpt_path))
-        return super()._select_ckpt_path(state_fn, ckpt_path, model_provided, model_connected)
+        ckpt_path = super()._select_ckpt_path(state_fn, ckpt_path, model_provided, model_connected)
+        if state_fn == TrainerFn.FITTING:
+            self._claim.take(self.trainer)
+        return ckpt_path
 
     def _newest(self, name: str) -> Path | None:
-        strategy = self.trainer.strategy
-        strategy.setup_environment()  # the process group; Lightning calls this again, which then does nothing
+        strategy, failure = self.trainer.strategy, None
         found, problem = strategy.broadcast(self._found(name) if self.trainer.is_global_zero else (None, ""))
         if problem:
             raise UserError(problem)
@@ -92,9 +98,9 @@ class _ByName(_CheckpointConnector):
                 _check_shared(found)
             self._begin(path)
         except UserError as error:
-            problem = str(error)
-        if strategy.reduce_boolean_decision(bool(problem), all=False):
-            raise UserError(problem or f"{path}: another process cannot use it, whose error says why")
+            failure = error
+        if strategy.reduce_boolean_decision(failure is not None, all=False):
+            raise failure or UserError(f"{path}: another process cannot use it, whose error says why")
         return path
 
     def _found(self, name: str) -> tuple[Newest | None, str]:
@@ -107,10 +113,8 @@ class _ByName(_CheckpointConnector):
         except UserError as error:
             return None, f"--ckpt_path {name}: {error}"
         if found is None and name == LAST:
-            return (
-                None,
-                f"--ckpt_path last: there is no checkpoint of a run in {where}: leave it out to start a new run",
-            )
+            reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
+            return None, f"--ckpt_path last: {reason}"
         rank_zero_info(_said(name, found, where))
         return found, ""
 

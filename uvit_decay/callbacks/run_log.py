@@ -89,9 +89,12 @@ class RunLogger(TensorBoardLogger):
         # metrics.csv marks a run: CSVLogger would overwrite it.
         if name is not None and Path(save_dir, experiment, name, METRICS).exists():
             raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
+        made = name is not None and not Path(save_dir, experiment, name).exists()
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
         self._csv: CSVLogger | None = None
         self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
+        self._made = made  # whether the folder is this run's own
+        self.trained = True  # false if a run ended before its first step
 
     @property
     def csv(self) -> CSVLogger:
@@ -106,6 +109,7 @@ class RunLogger(TensorBoardLogger):
         while rank_zero_only.rank == 0:
             try:
                 Path(self.root_dir, f"version_{number}").mkdir(parents=True)
+                self._made = True
                 break
             except FileExistsError:
                 number += 1
@@ -142,13 +146,15 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close both loggers; remove the folder of a run that failed before it wrote any result."""
+        """Close both loggers; remove the folder of a run that failed, or ended, before it wrote any result."""
+        if self._version is None:  # it failed before it had a folder
+            return
         super().finalize(status)
         self.csv.finalize(status)
         copied = ("config.yaml", METRICS, PROBES, GENERATION)
         names = [path.name for path in Path(self.log_dir).glob("*")]
         nothing_new = all(name in copied or name.startswith("events.out.") for name in names)
-        if status == "failed" and nothing_new and not self._logged:
+        if (status == "failed" or not self.trained) and self._made and nothing_new and not self._logged:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
 
@@ -158,7 +164,10 @@ class Summary(Callback):
     When training starts, metrics.csv begins with the log of the run that this one continues.
     """
 
+    _start = 0  # step at which training started
+
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self._start = trainer.global_step
         earlier = continued_folder(trainer)
         for logger in trainer.loggers if earlier and not trainer.fast_dev_run else ():
             if isinstance(logger, RunLogger):
@@ -166,7 +175,7 @@ class Summary(Callback):
 
     def on_fit_end(self, trainer: Trainer, task: Task) -> None:
         folder = run_folder(trainer)
-        if not trainer.is_global_zero or trainer.fast_dev_run:
+        if not trainer.is_global_zero or trainer.fast_dev_run or trainer.global_step == self._start:
             return
         speed = trainer.callback_metrics.get("train/images_per_second")
         lines = [f"\n{trainer.global_step} steps" + (f", {float(speed):.1f} images/s" if speed is not None else "")]

@@ -2,10 +2,12 @@
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
@@ -28,6 +30,10 @@ class UserError(Exception):
         if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
         super().__init__(" ".join(message.splitlines()))  # names from files may contain line breaks
+
+
+class RunEnded(UserError):
+    """A run cannot go on from a checkpoint since that is at its end already."""
 
 
 class Terminated(KeyboardInterrupt):
@@ -71,6 +77,20 @@ def check_launcher() -> None:
         word = os.environ.get(name, str(most))
         if not (word.removeprefix("-").isdecimal() and least <= int(word) <= most):
             raise UserError(f"the environment variable {name} is {word!r}: unset it, or give it a number up to {most}")
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated` in the body, as Ctrl-C raises KeyboardInterrupt, so that a program cleans up."""
+
+    def terminate(signum: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

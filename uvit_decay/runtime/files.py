@@ -14,6 +14,8 @@ from filelock import FileLock, Timeout
 
 from uvit_decay.runtime.errors import UserError, one_line
 
+LOCK = ".lock"  # in a claimed folder
+
 
 def at_home(path: str | Path) -> Path:
     """Return `path` with ~ and ~user replaced by the home folder; that of an unknown user is kept."""
@@ -85,7 +87,7 @@ def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
 
 @contextmanager
 def _claimed(path: Path) -> Iterator[None]:
-    lock = FileLock(path / ".lock" if path.is_dir() else path.parent / f".{path.name}.lock")
+    lock = FileLock(path / LOCK if path.is_dir() else path.parent / f".{path.name}.lock")
     with writing(path):
         try:
             lock.acquire(timeout=0)
@@ -100,6 +102,21 @@ def _claimed(path: Path) -> Iterator[None]:
         with suppress(OSError):  # of a disk that has become read-only: the file alone is no lock
             Path(lock.lock_file).unlink()  # while it is held, so that another program creates a new one
         lock.release()
+
+
+def is_claimed(folder: Path) -> bool:
+    """Return whether a living program has claimed a folder; a killed one leaves the file of its lock, but no lock."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    except OSError:  # a folder in which we may not write: we cannot know, and will not write there
+        return False
+    lock.release()
+    return False
 
 
 def remove_remains(folder: Path, names: str = "*") -> None:

@@ -23,7 +23,8 @@ ALL = "all"  # in --resume.allow
 TRAINER = re.compile(
     r"trainer\.(gradient_clip_\w+|limit_train_batches|overfit_batches|sync_batchnorm|callbacks\.EMA\b(?!\.extra_decays).*)"
 )
-# And these of the others do not: where the data are and how they are read, what only looks, how a network began.
+OF_TRAINING = re.compile(r"(seed_everything|model|data)\b")
+# These do not, of OF_TRAINING: where the data are and how they are read, what only looks, how a network began.
 FREE = re.compile(
     r"data\.(path|test_path|download|num_workers|device_batch_size|memory_gb|verify|test_crop)"
     r"|model\.(compile|init_from|optim\.skip_non_finite|sampling\b.*|net\.(init|zero_init|skip_zero_init|checkpointing))"
@@ -32,7 +33,7 @@ FREE = re.compile(
 
 def decides(name: str) -> bool:
     """Return whether a setting decides how training goes on; length and devices of the run, for example, do not."""
-    return bool(TRAINER.fullmatch(name)) if name.startswith("trainer.") else not FREE.fullmatch(name)
+    return bool(TRAINER.fullmatch(name) or (OF_TRAINING.match(name) and not FREE.fullmatch(name)))
 
 
 def allows(allowed: Sequence[str], name: str) -> bool:
