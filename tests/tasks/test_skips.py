@@ -14,17 +14,20 @@ from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Optimization
 
+WAYS = [("adamw", pieces, kind) for pieces in (1, 2) for kind in ("images", "loss", "gradient")]
+WAYS += [("sgd", 1, "images"), ("sgd", 2, "loss")]
+WAYS += [("lars and a batch norm", 2, "images"), ("lars and a batch norm", 1, "gradient")]
 
-@pytest.mark.parametrize("kind", ["images", "loss", "gradient"])
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize("name", TASKS)
+
+@pytest.mark.parametrize(("name", "pieces", "kind"), WAYS)
 def test_a_skipped_step_changes_nothing_and_counts_as_a_step(tmp_path, name, pieces, kind):
     _, states, _ = trained(tmp_path, TASKS[name](), Spoil({0: kind, 3: kind}), pieces=pieces)
     assert states.skipped == [1, 1, 1, 2, 2, 2]
     assert changed(states, 3) == set()
-    assert not any(name.startswith("moments") for name in changed(states, 0))
+    assert not any(part.startswith("moments") for part in changed(states, 0))
+    assert all(torch.equal(states.after[0][key], value) for key, value in TASKS[name]().net.state_dict().items())
     for step in (1, 2, 4, 5):
-        assert any(name.startswith("moments") for name in changed(states, step))
+        assert any(part.startswith("moments") for part in changed(states, step))
     assert all(torch.isfinite(value).all() for value in states.after[-1].values())
     assert len(set(states.rates[:5])) == 5  # the schedule goes on
     undisturbed = trained(tmp_path, TASKS[name](), Spoil({0: kind}), pieces=pieces, max_steps=3)[1]
@@ -54,7 +57,7 @@ def test_one_step_too_many_stops_the_run_and_keeps_the_last_good_checkpoint(tmp_
 def test_a_resumed_run_skips_as_the_run_that_was_not_stopped_and_keeps_the_count(tmp_path):
     spoil = Spoil({0: "images", 5: "loss", 8: "gradient"})
     losses, states, _ = trained(tmp_path / "whole", TASKS["adamw"](), spoil, max_steps=10)
-    for stop in (1, 4, 6):  # after the first one, before and after the second one
+    for stop in (1, 6):  # after the first one, and after the second one
         half = tmp_path / f"half {stop}"
         trained(half, TASKS["adamw"](), spoil, StopAt(stop), max_steps=10)
         checkpoint = half / "checkpoints" / "last.ckpt"
