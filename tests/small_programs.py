@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,3 +88,13 @@ def small_inputs(folder: Path) -> dict[str, Path]:
     for version in (0, 1):
         a_run(folder, version, alpha_min=0.5 + version / 10)
     return {"digits": folder / "pictures", "array": folder / "array.npz", "runs": folder / "digits"}
+
+
+def stopped(program: Program) -> Program:
+    """The program, once it has come to its moment and stands still."""
+    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 60
+    while state.read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end
+        assert not (program.folder / "returncode").exists(), program.stderr
+        time.sleep(0.01)
+    return program

@@ -1,12 +1,9 @@
 """Folders of images: completed after a kill, never mixed, one program at a time."""
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
 from PIL import Image
 from sample_script import pixels, sample
 
@@ -94,12 +91,3 @@ def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkey
         assert {*tmp_path.rglob("*")} == before
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
     assert {path.name for path in tmp_path.iterdir()} == {out}
-
-
-@pytest.mark.slow
-def test_several_processes_complete_what_one_began(half, tmp_path, monkeypatch):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "--"]
-    command = [*launch, ROOT / "sample.py", *half, "--num", 12]
-    subprocess.run([str(word) for word in command], cwd=tmp_path, check=True, timeout=200)
-    sample(monkeypatch, tmp_path, *half[:-1], "whole.npz", "--num", 12)
-    assert np.array_equal(array(tmp_path / "p"), pixels(tmp_path / "whole.npz"))

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
-import sys
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
-from latent_files import FLAGS, copied, encode, without_checksums
+from latent_files import copied, encode, without_checksums
 from PIL import Image
 from safetensors.torch import save
 
@@ -20,6 +18,10 @@ from uvit_decay.runtime.tensor_files import load_tensors
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def shards(folder):
+    return {name: data for name, data in contents(folder).items() if name.startswith("shard-")}
 
 
 def test_encoding_again_changes_nothing(encoded, image_dir, vae):
@@ -45,16 +47,6 @@ def test_latents_that_are_not_complete_are_refused_until_they_are(encoded, image
         manifests.read(folder)
     encode(image_dir, folder, vae)
     assert contents(folder) == contents(encoded)
-
-
-@pytest.mark.slow
-def test_two_processes_make_the_same_bytes_as_one(encoded, image_dir, vae, tmp_path):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m"]
-    command += ["uvit_decay.data.latents", "encode", str(image_dir), str(tmp_path / "two"), "--vae", str(vae), *FLAGS]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    assert "1 of 2" in result.stderr
-    assert contents(tmp_path / "two") == contents(encoded)
 
 
 @pytest.mark.parametrize(
@@ -152,3 +144,22 @@ def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded,
     with pytest.raises(UserError, match="others: cat/.*png is another image than .*shard-00000.* was made of"):
         encode(others, folder, vae)
     assert contents(folder) == before
+
+
+def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encoded, image_dir, vae, tmp_path, capsys):
+    folder, images = copied(encoded, tmp_path / "latents"), tmp_path / "images"
+    shutil.copytree(image_dir, images)
+    changed = sorted(images.rglob("*.png"))[6]  # third in the second shard
+    with Image.open(changed) as image:
+        image.transpose(Image.Transpose.ROTATE_180).save(changed)
+    encode(images, folder, vae)  # nothing is added: the latents are those of the images that were
+    assert shards(folder) == shards(encoded)
+    (folder / "shard-00005-of-00006.safetensors").unlink()
+    before = contents(folder)
+    with pytest.raises(UserError, match=f"{changed.name} is another image than .*shard-00001.* was made of"):
+        encode(images, folder, vae)
+    assert contents(folder) == before
+    shutil.copy2(image_dir / changed.relative_to(images), changed)
+    encode(images, folder, vae)
+    assert shards(folder) == shards(encoded)
+    assert "comparing shards with their images" in capsys.readouterr().err

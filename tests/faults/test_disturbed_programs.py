@@ -6,26 +6,15 @@ import random
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from disks import PLENTY, Disk, check_line
 from programs import Moment, Program, moments
-from small_programs import COMMANDS, WORK, contents
+from small_programs import COMMANDS, WORK, contents, stopped
 
 WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by then
-
-
-def stopped(program: Program) -> Program:
-    """The program, once it has come to its moment and stands still."""
-    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 60
-    while state.read_text().rpartition(")")[2].split()[0] != "T":
-        assert time.monotonic() < end
-        assert not (program.folder / "returncode").exists(), program.stderr
-        time.sleep(0.01)
-    return program
 
 
 @pytest.mark.slow
@@ -55,7 +44,7 @@ FAULTS: dict[str, Callable[[Disk, Path], None]] = {
     "disk fills": lambda disk, folder: disk.leave(0),
     "folder is closed": lambda disk, folder: lock_folder(folder),
 }
-EACH = 8  # moments of each program and fault when all are tried
+EACH = 3  # moments of each program and fault when all are tried
 
 
 def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool) -> list[Moment]:

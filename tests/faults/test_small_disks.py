@@ -9,7 +9,8 @@ import pytest
 from disks import PAGE, PLENTY, check_line
 from small_programs import COMMANDS, contents
 
-MOST = 20  # tries of each program
+MANIFEST = "latents/manifest.json"  # which says that the latents are not complete
+MOST = 10  # tries of each program
 RESUMED = ("latents", "samples", "cache")  # folders of parts, which must not exist before
 
 
@@ -34,7 +35,7 @@ def with_old_files(folder: Path, expected: dict[str, bytes]) -> Path:
 def check_files(folder: Path, expected: dict[str, bytes]) -> None:
     """Each file is old, new or not there, and nothing is left beside them but parts of features."""
     for name, data in contents(folder).items():
-        assert data in (b"old", expected.get(name, data)), name
+        assert name == MANIFEST or data in (b"old", expected.get(name, data)), name
         assert name in expected or name.startswith(("cache/", "report.features")), name
         assert not name.endswith(".partial"), name
     old = {name for name in expected if name.partition("/")[0] not in RESUMED}

@@ -17,6 +17,7 @@ from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.overlap import read_ahead
 
@@ -62,10 +63,14 @@ class Extraction:
         store = FeatureStore(folder, metadata, parts_of(len(images)))
         # Only the first process locks, reads and writes the store.
         with _locked(store) if processes.is_main else nullcontext():
-            self._fill(store, images, keep, processes)
+            extracted = self._fill(store, images, keep, processes)
+            if processes.is_main and extracted and images.fingerprint() != fingerprints["images"]:
+                store.remove()
+                raise UserError(f"{images.name} has changed while its features were extracted: run again")
         return store
 
-    def _fill(self, store: FeatureStore, images: ImageSource, keep: Sequence[str], processes: Processes) -> None:
+    def _fill(self, store: FeatureStore, images: ImageSource, keep: Sequence[str], processes: Processes) -> bool:
+        """Extract the parts that the store lacks; return whether there were any."""
         missing: list[range] = processes.broadcast(store.open() if processes.is_main else None)
         # The batches of this process, in the order in which `map_ordered` asks for its parts.
         mine = [batch for part in missing[processes.rank :: processes.size] for batch in self._batches(part)]
@@ -86,6 +91,7 @@ class Extraction:
             for part, tensors in zip(missing, done, strict=processes.is_main):
                 store.add(part, tensors)
                 bar.update(len(part))
+        return len(missing) > 0
 
     def _batches(self, part: range) -> list[range]:
         return [part[start : start + self.batch_size] for start in range(0, len(part), self.batch_size)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.evaluation.image_sources import ImageSource, as_channels
+from uvit_decay.evaluation.image_sources import ImageSource, as_channels, file_state
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Samples
 
@@ -33,6 +33,8 @@ class GeneratedImages(ImageSource):
         if samples.shape[0] not in (1, channels):
             raise UserError(f"{self.name} has {samples.shape[0]} channels, these features are of {channels}")
         self.samples, self.num = samples, num
+        # Once, since a running training may replace the file meanwhile; a network in training has none.
+        self._file = {} if samples.file is None else file_state("checkpoint", samples.file)
         self.shape = (channels, *samples.shape[1:])
         labels = samples.labels(range(num))
         self.labels = None if labels is None else torch.tensor(labels)
@@ -48,12 +50,7 @@ class GeneratedImages(ImageSource):
         return self.samples.nfe
 
     def fingerprint(self) -> dict[str, Any]:
-        sampled = {"sampled": self.samples.metadata()}
-        if self.samples.file is None:  # a network in training
-            return sampled
-        stat = self.samples.file.stat()
-        file = {"checkpoint": str(self.samples.file.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
-        return {**file, **sampled}
+        return {**self._file, "sampled": self.samples.metadata()}
 
     def metadata(self) -> dict[str, Any]:
         return {**super().metadata(), **self.samples.metadata()}

@@ -18,7 +18,7 @@ from uvit_decay.data.decoding import centre_crop
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explained
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # upper limit for the labels of an array
@@ -96,10 +96,18 @@ def _files_hash(listing: Listing) -> str:
     path = listing.path.resolve()
     names = (listing.tars or listing.members) if path.is_dir() else ("",)
     digest = hashlib.sha256(repr((str(path), listing.members)).encode())
-    for name in names:
-        stat = (path / name).stat()
-        digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
+    with explained(f"{path} has changed", OSError):
+        for name in names:
+            stat = (path / name).stat()
+            digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
     return digest.hexdigest()
+
+
+def file_state(kind: str, path: Path) -> dict[str, Any]:
+    """Return the path of a file under the key `kind`, its size and its time of change; a UserError if it is gone."""
+    with explained(f"cannot read {path}", OSError):
+        stat = path.stat()
+    return {kind: str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 
 
 class ArrayImages(ImageSource):
@@ -143,8 +151,7 @@ class ArrayImages(ImageSource):
         return as_channels(torch.from_numpy(self.array[list(indices)]).permute(0, 3, 1, 2), self.shape[0])
 
     def fingerprint(self) -> dict[str, Any]:
-        stat = self.path.stat()
-        return {"array": str(self.path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
+        return file_state("array", self.path)
 
 
 class DatasetImages(ImageSource):

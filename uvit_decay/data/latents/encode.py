@@ -34,6 +34,8 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
 
+AT_ONCE = 256  # images to read for a comparison
+
 
 def describe(
     listing: Listing,
@@ -96,10 +98,10 @@ def encode(
 
 
 def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
-    """Return the shards to encode; each process first verifies its share of the existing ones."""
+    """Return the shards to encode; each process first verifies its share of the existing ones, then their images."""
     manifest.check_continues(folder)
     shards = range(len(manifest.shards))
-    _remove_damaged(images, manifest, folder, shards[processes.rank :: processes.size])
+    checksums = _verified(images, manifest, folder, shards[processes.rank :: processes.size])
     processes.wait()
     missing = [k for k in shards if not (folder / manifest.shards[k][0]).exists()]
     missing = processes.broadcast(missing)  # other processes may list them later, when this one has written some
@@ -107,11 +109,13 @@ def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Proces
     needed, free = len(missing) * min(manifest.shard_size, manifest.count) * row_bytes, shutil.disk_usage(folder).free
     if free < needed:
         raise UserError(f"{folder}: the latents need {needed / 2**30:.1f} GiB, the disk has {free / 2**30:.1f}")
+    _check_images(images, manifest, folder, checksums, 1 if not missing else manifest.shard_size)
     return missing
 
 
-def _remove_damaged(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) -> None:
-    """Remove the damaged ones of these shards, with a remark; raise a UserError if a shard is of other images."""
+def _verified(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) -> dict[int, Tensor]:
+    """Remove the damaged ones of these shards, with a remark; return the checksums of the others' images."""
+    checksums = {}
     for number in numbers:
         name, part = manifest.shards[number]
         if not (folder / name).exists():
@@ -122,9 +126,26 @@ def _remove_damaged(images: OnDisk, manifest: Manifest, folder: Path, numbers: r
             print(f"{error}: it is made anew", file=sys.stderr)
             (folder / name).unlink()
             continue
-        if pixels is not None and crc32(images[[part.start]][0], 1) != pixels[:1]:  # first image only, to save time
-            image = f"{images.listing.path}: {images.listing.members[part.start]}"
-            raise UserError(f"{image} is another image than {folder / name} was made of: choose another folder")
+        if pixels is not None:
+            checksums[number] = pixels
+    return checksums
+
+
+def _check_images(images: OnDisk, manifest: Manifest, folder: Path, checksums: dict[int, Tensor], most: int) -> None:
+    """Raise a UserError if an image, of at most so many of each shard, is not the one that was encoded.
+
+    All are compared if shards are to be added: these must not mix with shards of what the images once were. It takes as
+    long as decoding them. Otherwise the first ones tell other images of the same names.
+    """
+    shown = most > 1 and len(checksums) > 0
+    for number, pixels in tqdm(checksums.items(), "comparing shards with their images", disable=not shown):
+        name, part = manifest.shards[number]
+        for start in range(0, min(most, len(part)), AT_ONCE):
+            some = part[start : min(start + AT_ONCE, most)]
+            same = crc32(images[list(some)][0], 1) == pixels[start : start + len(some)]
+            if not same.all():
+                image = f"{images.listing.path}: {images.listing.members[some[int(same.int().argmin())]]}"
+                raise UserError(f"{image} is another image than {folder / name} was made of: choose another folder")
 
 
 def _encode_shards(
