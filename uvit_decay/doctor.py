@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -61,7 +62,7 @@ class Doctor(CLI):
         try:
             super().instantiate_classes()
         except UserError as error:
-            self._end([Finding("error", "configuration", str(error))])
+            self._end(Finding("error", "configuration", str(error)))
 
     def before_fit(self) -> None:
         name = self.config.fit.ckpt_path
@@ -70,9 +71,9 @@ class Doctor(CLI):
             if name in NAMES:
                 self.report.add([self._start(name)])
         except UserError as error:
-            self._end([Finding("error", "start", str(error))])
+            self._end(Finding("error", "start", str(error)))
         except SystemExit:  # of `auto`, at the end of the run
-            self._end([Finding("note", "start", f"the run has ended at step {self.begun}: nothing is left to do")])
+            self._end(Finding("note", "start", f"the run has ended at step {self.begun}: nothing is left to do"))
 
     def _start(self, name: str) -> Finding:
         """Find the checkpoint from which a run of this --ckpt_path would go on, and check it."""
@@ -108,17 +109,22 @@ class Doctor(CLI):
 
             self.save_config_callback = None
             examine(run, self.report, practice)
-        self._end([])
+        if code := self._close():
+            sys.exit(code)
 
-    def _end(self, findings: list[Finding]) -> None:
-        """Close the report, remove folders that the loggers have made, and exit."""
-        self.report.add(findings)
+    def _end(self, finding: Finding) -> NoReturn:
+        """Close the report with this finding, without which nothing else can be checked, and exit."""
+        self.report.add([finding])
+        sys.exit(self._close())
+
+    def _close(self) -> int:
+        """Close the report, remove folders that the loggers have made, and return the exit code."""
         for path in sorted(self._missing, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # not empty, or another rank was faster
                 path.rmdir()
         code = self.report.close()
         sys.stdout.flush()
-        sys.exit(code)
+        return code
 
 
 def _places(trainer: Namespace) -> Iterator[Path]:

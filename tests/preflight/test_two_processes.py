@@ -108,6 +108,7 @@ def test_a_rank_that_is_killed_ends_the_doctor_of_the_other(programs, tmp_path):
     while "ok       data" not in started[0].stdout:
         assert time.monotonic() < end, started[0].stderr
         time.sleep(0.05)
+    time.sleep(2)  # most often it is among its steps, then; else the other one waits for it to come, and ends later
     started[1].send(signal.SIGKILL)
     assert started[0].wait(60) == 2
-    assert "rank 1" in started[0].stdout + started[0].stderr or "process 1" in started[0].stdout + started[0].stderr
+    assert "process 1 on" in started[0].stdout + started[0].stderr

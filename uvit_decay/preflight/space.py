@@ -15,6 +15,7 @@ from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.data import ImageData
 from uvit_decay.evaluation.feature_store import cache_folder
 from uvit_decay.metrics.extractors import Inception
@@ -24,18 +25,16 @@ from uvit_decay.preflight.report import Finding
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.optimization import BUFFERS
 
+STATES = 2  # that a Rollback keeps, in checkpoints, too
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
 
 
 def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
-    """Return the bytes of a checkpoint: weights, the optimizer's moments and averages."""
-    tensors = {*task.net.parameters(), *task.net.buffers()}
-    trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
-    return (
-        sum(tensor.nbytes for tensor in tensors)
-        + len(BUFFERS[task.optim.optimizer]) * trained
-        + _averages(task, callbacks)
-    )
+    """Return the bytes of a checkpoint: weights, the optimizer's moments and averages, thrice with a Rollback."""
+    callbacks, trained = list(callbacks), sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
+    weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
+    state = weights + len(BUFFERS[task.optim.optimizer]) * trained + _averages(task, callbacks)
+    return state * (1 + STATES * any(isinstance(callback, Rollback) for callback in callbacks))
 
 
 def state_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
@@ -72,7 +71,7 @@ def disk(run: Run, total: float) -> Iterator[Finding]:
         checkpoint_bytes(run.task, run.trainer.callbacks),
         kept_checkpoints(run.trainer.callbacks, run.begun, total),
     )
-    per_run = f"{kept:.0f} checkpoint{'s' * (kept != 1)} of {gib(size)}"
+    per_run = f"{kept:.0f} checkpoint{'s' * (kept != 1)} of {gib(size)} and logs"
     hint = "--trainer.logger.save_dir <a larger disk>"
     if kept > 1:
         hint = f"a larger keep_every_n_steps of LastCheckpoint, or {hint}"
