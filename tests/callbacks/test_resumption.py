@@ -11,7 +11,7 @@ from gloo import lightning_rank, on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
-from uvit_decay.callbacks import LastCheckpoint
+from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.callbacks.resumption import by_name
 from uvit_decay.checkpoint.newest import newest_whole, run_folders
 from uvit_decay.checkpoint.rotation import names, rotate
@@ -172,10 +172,12 @@ def rank_of_two(folder, rank):
     for place in (folder / "shared", folder / f"of rank {rank}"):
         place.mkdir(exist_ok=True)
         os.chdir(place)  # paths are relative, and so the same on all nodes
-        trainer = by_name(tiny_trainer(place, max_steps=6, logger=CSVLogger("."), devices=2, strategy="ddp"))
+        options = {"logger": CSVLogger("."), "devices": 2, "strategy": "ddp", "limit_val_batches": 1}
+        best = BestCheckpoint("val/loss", weights_only=True)
+        trainer = by_name(tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options))
         try:
             trainer.fit(tiny_task(), Digits(32), ckpt_path="auto")
-            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}")
+            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
         except UserError as error:
             said.append(str(error))
     return said
@@ -186,6 +188,6 @@ def test_all_ranks_go_on_from_what_the_first_one_finds_or_none_does(tmp_path):
         options = {"max_steps": 6, "logger": CSVLogger(tmp_path / place)}
         tiny_trainer(tmp_path / place, StopAt(4), **options).fit(tiny_task(), Digits(32))
     (shared, missing), (shared_too, missing_too) = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
-    assert shared == shared_too == "last.ckpt to 6"
+    assert shared == shared_too == "last.ckpt to 6, best at 6"
     assert "another process cannot use it, whose error says why" in missing
     assert "is not the file that the first process has chosen: all nodes need one folder of runs" in missing_too

@@ -3,7 +3,6 @@
 import csv
 import functools
 import re
-import shutil
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from conftest import ROOT, tiny_net, tiny_task, tiny_trainer, train
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
-from uvit_decay.data import Digits, Images
+from uvit_decay.data import Digits
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Optimization
@@ -264,38 +263,3 @@ def test_no_value_that_is_read_may_be_a_word(trained, tmp_path):
         with pytest.raises(UserError, match="^x (is damaged|was trained)"):
             check(contents, task, trainer, "x")
         damage(contents, place, lambda value, right=right: right)
-
-
-def test_what_may_differ_is_named_but_tensors_that_do_not_fit_are_refused_all_the_same(
-    trained, tmp_path, monkeypatch, capsys, caplog
-):
-    flags = [*TINY, "--trainer.max_steps=13", f"--ckpt_path={trained}", "--resume.allow=all"]
-    for flag in ("--model.net.dim=32", "--model.net.alpha_min=1.0", "--model.optim.decay_on=matrices"):
-        with pytest.raises(SystemExit):
-            train(monkeypatch, tmp_path, "fit", *flags, flag)
-        assert "--resume.allow" not in capsys.readouterr().err.strip().splitlines()[-1]
-    assert not list((tmp_path / "runs" / "digits").glob("*"))
-    with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", *flags, "--model.net.heads=4", "--model.optim.lr=1e-5")
-    assert "lr 1e-05 (was 0.001)" in said(caplog)[0]
-
-
-def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_are(image_dir, tmp_path, caplog):
-    def part(path, ckpt_path=None):
-        task = tiny_task(tiny_net(num_classes=2))
-        task.settings = {"data.path": str(path), "model.optim.lr": 1e-3}
-        trainer = tiny_trainer(tmp_path, max_steps=3 if ckpt_path else 2)
-        images = Images(str(path), image_size=8, channels=1, batch_size=4)
-        trainer.fit(task, images, ckpt_path=ckpt_path)
-
-    moved = tmp_path / "moved"
-    shutil.copytree(image_dir, moved)
-    part(image_dir)
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    kept = shutil.copy(path, tmp_path / "kept.ckpt")
-    with caplog.at_level("INFO"):
-        part(moved, ckpt_path=kept)
-    assert not said(caplog)
-    (moved / "cat" / "00.png").unlink()
-    with pytest.raises(UserError, match=r"was trained with data \w+ \(\w{8}\), this run has moved \(.*'\[data\]'"):
-        part(moved, ckpt_path=kept)

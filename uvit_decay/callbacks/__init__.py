@@ -1,5 +1,6 @@
 """Lightning callbacks and the run logger: EMA, previews, reconstructions, metrics, probes, checkpoints and logging."""
 
+from uvit_decay.callbacks.best import BestCheckpoint
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
@@ -11,6 +12,7 @@ from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [
     "EMA",
+    "BestCheckpoint",
     "CPUThreads",
     "GenerationMetrics",
     "LastCheckpoint",

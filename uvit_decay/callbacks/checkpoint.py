@@ -17,8 +17,9 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
+from uvit_decay.checkpoint.convert import export
 from uvit_decay.checkpoint.newest import CHECKPOINTS
-from uvit_decay.checkpoint.rotation import NEXT, rotate
+from uvit_decay.checkpoint.rotation import LAST, NEXT, rotate
 from uvit_decay.runtime.errors import Terminated, check_whole
 from uvit_decay.runtime.files import replacing
 
@@ -40,6 +41,26 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
+def write_atomically(trainer: Trainer) -> None:
+    """Let the trainer write its checkpoints by `AtomicCheckpointIO`, unless it has another way of its own."""
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+
+
+def save_weights(trainer: Trainer, target: Path, whole: Path | None) -> None:
+    """Write the weights alone, averaged ones if the run keeps them, as .safetensors; all ranks must call this.
+
+    They are those of `whole`, a checkpoint of this step, or of one that is saved for this and removed.
+    """
+    source = whole or target.with_name(f".{target.stem}.ckpt")
+    if whole is None:
+        trainer.save_checkpoint(source, weights_only=False)
+    if trainer.is_global_zero:
+        export(source, target)
+        if whole is None:
+            source.unlink()
+
+
 class LastCheckpoint(Checkpoint):
     """Checkpoints of a run: checkpoints/last.ckpt in the run folder, written regularly, at the end and at a signal.
 
@@ -53,20 +74,29 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
         keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
         keep_last: the newest checkpoints that are kept: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
+        keep_weights_only: keep step_N.safetensors in place of step_N.ckpt: the weights alone, averaged ones if the run
+            keeps them.
     """
 
-    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0, keep_last: int = 2) -> None:
+    def __init__(
+        self,
+        every_n_steps: int = 1000,
+        keep_every_n_steps: int = 0,
+        keep_last: int = 2,
+        keep_weights_only: bool = False,
+    ) -> None:
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         check_whole(1, keep_last=keep_last)
         self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
+        self.keep_weights_only = keep_weights_only
         self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
         self._received: int | None = None  # the number of the signal received
         self._received_at = 0.0
         self._ended = False  # training has ended, and its checkpoint is saved
+        self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        write_atomically(trainer)
         trainer.callbacks = sorted(trainer.callbacks, key=self._place)  # Lightning puts checkpoints last
 
     def _place(self, callback: Callback) -> int:
@@ -83,7 +113,7 @@ class LastCheckpoint(Checkpoint):
         Lightning restores the previous handlers when the run ends or fails.
         """
         self._seen_step = self._saved_step = trainer.global_step
-        self._received, self._ended = None, False
+        self._received, self._ended, self._wrote = None, False, False
         for signum in STOPS:
             signal.signal(signum, self._on_signal)
 
@@ -108,10 +138,23 @@ class LastCheckpoint(Checkpoint):
         path = folder / f"{name}.ckpt"
         trainer.save_checkpoint(folder / NEXT if name == "last" else path, weights_only=False)
         if name == "last":
-            self._saved_step = trainer.global_step
+            self._saved_step, self._wrote = trainer.global_step, True
             if trainer.is_global_zero:
                 rotate(folder, self.keep_last)
         return path
+
+    def _keep(self, trainer: Trainer, name: str) -> None:
+        """Save a checkpoint that is kept, whole or as weights alone."""
+        if self.keep_weights_only and not trainer.fast_dev_run:
+            target = run_folder(trainer) / CHECKPOINTS / f"{name}.safetensors"
+            save_weights(trainer, target, self.newest(trainer))
+        else:
+            self._save(trainer, name)
+
+    def newest(self, trainer: Trainer) -> Path | None:
+        """Return last.ckpt if this run has saved it at its present step; all ranks must call this."""
+        path = run_folder(trainer) / CHECKPOINTS / LAST
+        return path if self._wrote and self._saved_step == trainer.global_step else None
 
     def on_train_batch_end(
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -123,7 +166,7 @@ class LastCheckpoint(Checkpoint):
         if self.every_n_steps and step % self.every_n_steps == 0:
             self._save(trainer)
         if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
-            self._save(trainer, f"step_{step:08d}")
+            self._keep(trainer, f"step_{step:08d}")
         if step % AGREE_EVERY == 0 or trainer.world_size == 1:
             self._stop_if_signalled(trainer)
 

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.run_log import continue_history, run_folder
+from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
@@ -34,6 +35,7 @@ class Periodic(Callback):
         check_whole(0, every_n_steps=every_n_steps, every_n_epochs=every_n_epochs or 0)
         self.every_n_steps, self.at_end, self.every_n_epochs = every_n_steps, at_end, every_n_epochs
         self.folder = Path()  # the run folder, set before each evaluation
+        self.evaluated = -1  # the step of the newest evaluation in this run
         self._seen_step = -1
         self._announced = False
 
@@ -68,13 +70,31 @@ class Periodic(Callback):
         self.ready(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        self._seen_step = trainer.global_step
+        """Begin with the history of the run that this one continues; evaluate now what that run has missed.
+
+        The checkpoint of a step is saved before its evaluation, in which the run may have been stopped.
+        """
         if self.history_file:
             continue_history(trainer, self.history_file)
+        if not (continued_folder(trainer) and self._due(trainer)) or self._measured(trainer):
+            self._seen_step = trainer.global_step
+        else:
+            self._evaluate_once(trainer, task)
+
+    def _due(self, trainer: Trainer) -> bool:
+        epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0
+        return any(n and trainer.global_step % n == 0 for n in (self.every_n_steps, epoch * (self.every_n_epochs or 0)))
+
+    def _measured(self, trainer: Trainer) -> bool:
+        """Return whether the history has a measurement of this step, on all ranks."""
+        path = run_folder(trainer) / (self.history_file or "")
+        found = bool(self.history_file and trainer.is_global_zero) and any(
+            measurement.step == trainer.global_step for measurement in history.read(path)
+        )
+        return trainer.strategy.broadcast(found)
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0
-        if any(n and trainer.global_step % n == 0 for n in (self.every_n_steps, epoch * (self.every_n_epochs or 0))):
+        if self._due(trainer):
             self._evaluate_once(trainer, task)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
@@ -92,3 +112,4 @@ class Periodic(Callback):
                 count, seconds = self.evaluations(trainer, task), self.seconds(trainer, task)
             rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
         self.evaluate(trainer, task)
+        self.evaluated = trainer.global_step

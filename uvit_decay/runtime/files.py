@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
@@ -70,6 +71,18 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def duplicate(source: Path, target: Path) -> None:
+    """Give a file that is never changed in place a second name, or copy it where a file system has no hard links."""
+    partial = _partial(target)
+    try:
+        os.link(source, partial)
+    except OSError:
+        with replacing(target) as file, source.open("rb") as content:
+            shutil.copyfileobj(content, file)
+    else:
+        partial.replace(target)
 
 
 @contextmanager

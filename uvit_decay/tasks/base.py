@@ -46,7 +46,8 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.memory import enough_memory
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
-from uvit_decay.tasks.resume import check, check_changes, check_data, recount
+from uvit_decay.tasks.place import recount
+from uvit_decay.tasks.resume import check, check_changes, check_data
 from uvit_decay.tasks.settings import Settings
 from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
 from uvit_decay.tasks.skips import LOGGED, Skips

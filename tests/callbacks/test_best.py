@@ -1,0 +1,116 @@
+"""Checkpoints that are kept: that of the best value of a metric, and weights alone."""
+
+import pytest
+import torch
+from conftest import same, state, tiny_task, tiny_trainer
+from runs import StopAt
+
+from uvit_decay import checkpoint, history
+from uvit_decay.callbacks import EMA, BestCheckpoint, LastCheckpoint
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.run_log import record
+from uvit_decay.data import Digits
+from uvit_decay.history import GENERATION
+from uvit_decay.runtime.errors import UserError
+
+VALUES = {2: 5.0, 4: 3.0, 6: float("nan"), 8: 4.0, 10: 2.0}  # by step
+VALIDATED = {"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_val_batches": 1}
+
+
+class Measured(Periodic):
+    """A metric whose values are known before."""
+
+    history_file = GENERATION
+
+    def evaluate(self, trainer, task) -> None:
+        if trainer.is_global_zero:
+            record(trainer, self.folder / GENERATION, {"fid": VALUES[trainer.global_step]}, {}, {})
+
+    def evaluations(self, trainer, task) -> int:
+        return 0
+
+    def seconds(self, trainer, task) -> float:
+        return 0.0
+
+
+def fit(folder, *callbacks, max_steps=10, ckpt_path=None, **options):
+    task = tiny_task()
+    trainer = tiny_trainer(folder, EMA(0.9), *callbacks, max_steps=max_steps, **options)
+    trainer.fit(task, Digits(32), ckpt_path=ckpt_path)
+    return state(task), folder / "checkpoints"
+
+
+def step(path):
+    return torch.load(path, weights_only=True)["global_step"]
+
+
+def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint_of_its_step(tmp_path):
+    best, most = BestCheckpoint("fid"), BestCheckpoint("fid", "max", weights_only=True)
+    callbacks = [Measured(2), best, most, LastCheckpoint(every_n_steps=4)]
+    _, folder = fit(tmp_path, *callbacks, StopAt(8))
+    assert (best.value, best.step) == (3.0, 4)
+    assert (most.value, most.step) == (5.0, 2)
+    assert step(folder / "best_fid.ckpt") == 4
+    assert step(folder / "last.ckpt") == 8
+    assert checkpoint.load(folder / "best_fid.safetensors").step == 2
+    assert {path.name for path in folder.iterdir()} == {
+        "best_fid.ckpt", "best_fid.safetensors", "last.ckpt", "previous.ckpt"
+    }  # fmt: skip
+    best = BestCheckpoint("fid")
+    kept = folder / "best_fid.ckpt"
+    whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100))
+    rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=kept)
+    assert same(rest, whole)
+    assert (best.value, best.step) == (2.0, 10)
+    assert step(tmp_path / "rest" / "checkpoints" / "best_fid.ckpt") == 10
+
+
+def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path):
+    whole, _ = fit(tmp_path / "whole", max_steps=8, **VALIDATED)
+    first, second = BestCheckpoint("val/loss", "max"), BestCheckpoint("val/loss", "max")
+    _, folder = fit(tmp_path / "half", first, StopAt(3), max_steps=8, **VALIDATED)
+    assert first.step == step(folder / "best_val_loss.ckpt") == 3
+    rest, _ = fit(tmp_path / "rest", second, max_steps=8, ckpt_path=folder / "best_val_loss.ckpt", **VALIDATED)
+    assert same(rest, whole)
+    assert second.value >= first.value
+
+
+@pytest.mark.parametrize("every", [3, 0])
+def test_weights_alone_are_those_of_the_checkpoint_of_their_step(tmp_path, every):
+    callback = LastCheckpoint(every, keep_every_n_steps=3, keep_weights_only=True)
+    _, folder = fit(tmp_path, callback, max_steps=3)
+    names = {path.name for path in folder.iterdir()} - {"previous.ckpt"}
+    assert names == {"last.ckpt", "step_00000003.safetensors"}
+    whole, alone = (checkpoint.load(folder / name) for name in ("last.ckpt", "step_00000003.safetensors"))
+    assert (alone.step, alone.weights) == (3, "ema")
+    assert same(whole.net.state_dict(), alone.net.state_dict())
+    assert (folder / "step_00000003.safetensors").stat().st_size < (folder / "last.ckpt").stat().st_size / 2
+
+
+def test_what_nothing_measures_is_refused(tmp_path):
+    with pytest.raises(UserError, match="no callback measures fid: add GenerationMetrics or LinearProbes"):
+        fit(tmp_path, BestCheckpoint("fid"))
+    with pytest.raises(UserError, match="validation has no val/los, it has val/loss"):
+        fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
+    for options in ({"metric": "a b"}, {"metric": "fid", "mode": "least"}):
+        with pytest.raises(UserError, match="of BestCheckpoint is"):
+            BestCheckpoint(**options)
+
+
+def test_an_evaluation_in_which_a_run_was_stopped_is_made_up_for(tmp_path):
+    class Killed(Measured):
+        def evaluate(self, trainer, task) -> None:
+            if trainer.global_step == 4:
+                raise KeyError("as if killed")
+            super().evaluate(trainer, task)
+
+    for name, callback in (("whole", Measured(2)), ("half", Killed(2))):
+        try:
+            fit(tmp_path / name, callback, LastCheckpoint(every_n_steps=4), max_steps=8)
+        except KeyError:
+            assert name == "half"
+    again = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    fit(tmp_path / "rest", Measured(2), max_steps=8, ckpt_path=again)
+    wanted = history.read(tmp_path / "whole" / GENERATION)
+    assert [m.step for m in wanted] == [2, 4, 6, 8]
+    assert str(history.read(tmp_path / "rest" / GENERATION)) == str(wanted)

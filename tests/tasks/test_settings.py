@@ -1,0 +1,80 @@
+"""Settings that differ from those of the run that goes on: which are free, which must be allowed, and which cannot be."""
+
+import shutil
+
+import pytest
+from conftest import tiny_net, tiny_task, tiny_trainer, train
+
+from uvit_decay.data import Images
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.settings import allows, decides, differences, same_run
+
+TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
+
+
+def said(caplog):
+    return [text for text in caplog.messages if "other settings" in text]
+
+
+def test_what_may_differ_is_named_but_tensors_that_do_not_fit_are_refused_all_the_same(
+    trained, tmp_path, monkeypatch, capsys, caplog
+):
+    flags = [*TINY, "--trainer.max_steps=13", f"--ckpt_path={trained}", "--resume.allow=all"]
+    for flag in ("--model.net.dim=32", "--model.net.alpha_min=1.0", "--model.optim.decay_on=matrices"):
+        with pytest.raises(SystemExit):
+            train(monkeypatch, tmp_path, "fit", *flags, flag)
+        assert "--resume.allow" not in capsys.readouterr().err.strip().splitlines()[-1]
+    assert not list((tmp_path / "runs" / "digits").glob("*"))
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", *flags, "--model.net.heads=4", "--model.optim.lr=1e-5")
+    assert "lr 1e-05 (was 0.001)" in said(caplog)[0]
+
+
+def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_are(image_dir, tmp_path, caplog):
+    def part(path, ckpt_path=None):
+        task = tiny_task(tiny_net(num_classes=2))
+        task.settings = {"data.path": str(path), "model.optim.lr": 1e-3}
+        trainer = tiny_trainer(tmp_path, max_steps=3 if ckpt_path else 2)
+        images = Images(str(path), image_size=8, channels=1, batch_size=4)
+        trainer.fit(task, images, ckpt_path=ckpt_path)
+
+    moved = tmp_path / "moved"
+    shutil.copytree(image_dir, moved)
+    part(image_dir)
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    kept = shutil.copy(path, tmp_path / "kept.ckpt")
+    with caplog.at_level("INFO"):
+        part(moved, ckpt_path=kept)
+    assert not said(caplog)
+    (moved / "cat" / "00.png").unlink()
+    with pytest.raises(UserError, match=r"was trained with data \w+ \(\w{8}\), this run has moved \(.*'\[data\]'"):
+        part(moved, ckpt_path=kept)
+
+
+def test_which_settings_decide_how_training_goes_on():
+    free = "trainer.max_steps trainer.max_epochs trainer.max_time trainer.devices trainer.num_nodes trainer.strategy"
+    free += (
+        " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.every_n_steps trainer.logger.save_dir"
+    )
+    free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
+    assert not [name for name in free.split() if decides(name)]
+    bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
+    bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
+    assert not [name for name in bound.split() if not decides(name)]
+
+
+def test_a_setting_or_a_group_or_all_may_be_allowed():
+    assert allows(["model.optim"], "model.optim.lr")
+    assert allows(["all"], "seed_everything")
+    assert not allows(["model.optim.lr"], "model.optim.lr_scale")
+    before, now = {"model.optim.lr": 1.0, "data.batch_size": 4}, {"model.optim.lr": 2.0, "data.batch_size": 4}
+    assert not same_run(before, now)
+    assert same_run(before, now, ["model.optim"])
+
+
+def test_an_option_that_came_later_had_its_default():
+    before = {"trainer.callbacks.EMA.class_path": "uvit_decay.callbacks.EMA", "trainer.callbacks.EMA.decay": 0.9}
+    now = {**before, "trainer.callbacks.EMA.ramp": True}
+    assert differences(before, now) == []
+    (change,) = differences(before, {**now, "trainer.callbacks.EMA.ramp": False})
+    assert str(change) == "trainer.callbacks.EMA.ramp False (was True)"
