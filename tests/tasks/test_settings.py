@@ -1,4 +1,4 @@
-"""Settings that differ from those of the run that goes on: which are free, which must be allowed, and which cannot be."""
+"""Settings that differ from those of the run that goes on: which are free, which must be allowed, which cannot be."""
 
 import shutil
 
@@ -53,9 +53,7 @@ def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_ar
 
 def test_which_settings_decide_how_training_goes_on():
     free = "trainer.max_steps trainer.max_epochs trainer.max_time trainer.devices trainer.num_nodes trainer.strategy"
-    free += (
-        " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.every_n_steps trainer.logger.save_dir"
-    )
+    free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
     free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
     assert not [name for name in free.split() if decides(name)]
     bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
