@@ -91,6 +91,9 @@ def metrics(**init_args):
         (callback("CPUThreads", count=0), "count must be"),
         (callback("EMA", decay=None), "'float' and 'NoneType' (TypeError at ema.py:"),
         (["--config", "binary.yaml"], "no text file"),
+        (["--config", "binary.yaml"], "cannot read binary.yaml"),
+        (["--config=text.yaml"], "text.yaml holds no settings"),
+        (["-c", "/dev/zero"], "/dev/zero is no file"),
         (["--config", "loop.yaml"], "nested more than"),
         (["--config", "laughs.yaml"], "more than 200,000 values"),
         (["--config", "deep.yaml"], "recursion"),
@@ -103,8 +106,11 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     laughs = ["a0: &a0 [0, 0, 0, 0, 0, 0, 0, 0, 0, 0]"]
     laughs += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
     (tmp_path / "laughs.yaml").write_text("\n".join(laughs))
+    (tmp_path / "text.yaml").write_text("# a comment\ntrainer\n")
     (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 5000)
-    assert message in refused(monkeypatch, capsys, tmp_path, *([] if "--config" in flags else SMALL), *flags)
+    assert message in refused(
+        monkeypatch, capsys, tmp_path, *([] if {"--config", "-c", "--config=text.yaml"} & {*flags} else SMALL), *flags
+    )
 
 
 OWN = """from lightning.pytorch import Callback

@@ -170,8 +170,8 @@ def _load(vae: str) -> nn.Module:
     kinds = {kind.__name__: kind for kind in (AutoencoderKL, AutoencoderTiny)}
     problem = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
     hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
-    errors = (OSError, ValueError, RuntimeError, TypeError, KeyError, AttributeError)
-    with explained(f"the autoencoder {vae} {problem}", *errors, hint=hint):
+    # Any error is explained: a damaged configuration can make diffusers raise anything.
+    with explained(f"the autoencoder {vae} {problem}", Exception, hint=hint):
         config = AutoencoderKL.load_config(vae)
         kind = kinds.get(config.get("_class_name"))
         if kind is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
 import traceback
 import warnings
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,7 +32,7 @@ from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.meeting import raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
-from uvit_decay.runtime.plain import check_size, flat
+from uvit_decay.runtime.plain import check_size, flat, parse, read_text
 from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
@@ -84,6 +86,16 @@ def _limit(trusted: list[str]) -> None:
             import_path_allowlist=[*NAMEABLE, *trusted],
             instantiate_subclass_spec_in_any=False,
         )
+
+
+def _check_files(args: list[str]) -> None:
+    """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
+    flags = ("-c", "--config")
+    named = [path for flag, path in pairwise(args) if flag in flags]
+    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in flags and path]
+    for path in (Path(name) for name in named if os.path.exists(name)):
+        if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
+            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
 
 
 def _hush() -> None:
@@ -147,6 +159,7 @@ class CLI(LightningCLI):
         trust_parser.add_argument("--trust", action="append", default=[])
         given, rest = trust_parser.parse_known_args(self.words())
         _limit(given.trust)
+        _check_files(rest)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
         self._check(self.config[self.config.subcommand])

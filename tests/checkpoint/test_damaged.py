@@ -104,6 +104,22 @@ def test_files_without_checksums_load(trained, exported, tmp_path):
     read_training_checkpoint(bare)
 
 
+def test_records_of_one_size_in_one_anothers_places_are_refused(trained, tmp_path):
+    """torch goes by the offsets in the central directory, whatever the names at these places."""
+    content = bytearray(trained.read_bytes())
+    with zipfile.ZipFile(trained) as archive:
+        sizes = {}
+        for record in archive.infolist():
+            sizes.setdefault(record.file_size if "/data/" in record.filename else -1, []).append(record.filename)
+        first, second = next(names for size, names in sizes.items() if size > 0 and len(names) > 1)[:2]
+        entries = [content.rindex(name.encode(), archive.start_dir) - 4 for name in (first, second)]
+    a, b = (slice(entry, entry + 4) for entry in entries)  # an offset is right before the name
+    content[a], content[b] = content[b], content[a]
+    (tmp_path / "bad.ckpt").write_bytes(content)
+    with pytest.raises(UserError, match="bad.ckpt cannot be read.*File name in directory .* and header .* differ"):
+        load(tmp_path / "bad.ckpt")
+
+
 def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
     with (
         zipfile.ZipFile(trained) as old,

@@ -50,3 +50,9 @@ def test_a_step_must_be_a_number_of_steps(tmp_path, step):
     saved(step, tmp_path / "7.ckpt" / "step.pth")
     with pytest.raises(UserError, match="step.pth in .* should hold a number"):
         import_official(tmp_path / "7.ckpt", tmp_path / "ours.safetensors", None, TINY)
+
+
+def test_a_link_to_itself_is_one_line(tmp_path):
+    (tmp_path / "loop.pth").symlink_to("loop.pth")
+    with pytest.raises(UserError, match="loop.pth does not exist"):
+        import_official(tmp_path / "loop.pth", tmp_path / "ours.safetensors", None, TINY)

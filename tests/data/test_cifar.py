@@ -200,6 +200,7 @@ def test_another_archive_is_refused_with_both_checksums(archive):
         (WHOLE[: len(WHOLE) // 2], "truncated"),
         (b"", "damaged"),
         (b"not a pickle", "damaged"),
+        (b"\x80\x02K\x01r\xff\xff\xff\x0f.", "damaged: it keeps a value as number 268435455"),  # 4 GB for its place
         (WHOLE.replace(b"U\x02u1", b"U\x02O8"), "damaged"),
         (WHOLE.replace(b"U\x02u1", b"U\x02u2"), "damaged"),
         ([1, 2], "pickle of list"),

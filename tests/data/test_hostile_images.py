@@ -182,3 +182,21 @@ def test_the_home_of_nobody_is_no_path():
     for look, words in ((list_images, "no such folder"), (class_list, "neither a text file")):
         with pytest.raises(UserError, match=f"~nobody_here/x: {words}"):
             look("~nobody_here/x")
+
+
+def test_a_tar_of_a_size_that_no_file_has_is_refused(tmp_path):
+    with tarfile.open(tmp_path / "t.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        entry = tarfile.TarInfo("a.png")
+        entry.pax_headers = {"size": str(2**70)}
+        archive.addfile(entry)
+    with pytest.raises(UserError, match=r"t.tar: not a tar, or one that is damaged .*: a size of 1.18e\+21"):
+        list_images(tmp_path / "t.tar")
+
+
+def test_a_zip_of_the_future_is_one_line(tmp_path):
+    path = zipped(tree(tmp_path / "data", ["a.png"]), tmp_path / "z.zip")
+    content = bytearray(path.read_bytes())
+    content[content.index(b"PK\1\2") + 6] = 255
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="z.zip: not a zip, .*zip file version 25.5"):
+        list_images(path)

@@ -12,6 +12,7 @@ from runs import latent_task
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
 from uvit_decay.data.batches import Mirror, StepLoader, StepSampler
+from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.runtime.errors import UserError
 
 # ---- reading
@@ -121,6 +122,13 @@ def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
     second.rename(first)
     (folder / "x").rename(second)
     with pytest.raises(UserError, match="shard-00000.* from another place among these"):
+        read_all(folder)
+
+
+def test_labels_of_other_latents_are_refused(encoded, tmp_path):
+    folder = copied(encoded, tmp_path)
+    write_labels(folder, 1 - open_set(encoded).labels)  # eleven of each class, too
+    with pytest.raises(UserError, match="shard-00000.* and labels.safetensors disagree on the labels: the encode"):
         read_all(folder)
 
 

@@ -148,3 +148,34 @@ def test_statistics_too_large_to_be_meant_are_not_read(tmp_path):
     packed(tmp_path / "a.npz", mu=header(descr="<f8", shape=(20_000,)) + zeros)
     with pytest.raises(UserError, match=r"mu must be .* it is float64 \(20000,\)"):
         StatisticsFile(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize("lost", ["mu", "sigma", "about"])
+def test_an_array_that_is_not_in_the_directory_is_missed(tmp_path, lost):
+    np.savez(tmp_path / "a.npz", **STATISTICS)
+    with zipfile.ZipFile(tmp_path / "a.npz", "a") as archive:
+        archive.filelist = [info for info in archive.filelist if info.filename != f"{lost}.npy"]
+        archive._didModify = True  # the directory is written again
+    with pytest.raises(UserError, match=r"a\.npz cannot be read: .* bytes that belong to no array"):
+        read_statistics(tmp_path / "a.npz")
+
+
+def test_an_array_written_to_a_pipe_is_read(tmp_path):
+    """Its size follows its bytes."""
+
+    class Pipe(io.RawIOBase):
+        written = b""
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            Pipe.written += bytes(data)
+            return len(data)
+
+    with zipfile.ZipFile(Pipe(), "w") as archive:
+        for name, content in ARRAYS["images"].items():
+            with archive.open(f"{name}.npy", "w") as member:
+                np.lib.format.write_array(member, content)
+    (tmp_path / "a.npz").write_bytes(Pipe.written)
+    assert np.array_equal(read_images(tmp_path / "a.npz")[1], np.arange(6))

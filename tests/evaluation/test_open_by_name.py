@@ -96,13 +96,15 @@ def broken_npz(folder, **arrays):
         ("nowhere", "nothing there; a folder, zip or tar"),
         ("digits:valid", "the split is train or test"),
         ("own.yaml:train", "own.yaml: data must be dict"),
-        ("latents.yaml:train", "the checkpoint|no such|not part of|cannot"),
+        ("latents.yaml:train", "latents.yaml: data names os.path.join, which is no data module of uvit_decay.data"),
+        ("size.yaml:train", "size.yaml: data: uvit_decay.data.Digits: batch_size must be int, it is 'x'"),
     ],
 )
 def test_wrong_names(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("model: 3\n")
     (tmp_path / "latents.yaml").write_text("data: {class_path: os.path.join}\n")
+    (tmp_path / "size.yaml").write_text("data: {class_path: uvit_decay.data.Digits, init_args: {batch_size: x}}\n")
     with pytest.raises(UserError, match=message):
         open_images(name, 3)
 

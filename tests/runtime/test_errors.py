@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from uvit_decay.runtime.errors import UserError, explained, user_errors
+from uvit_decay.runtime.errors import LONGEST, UserError, explained, user_errors
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatc
         pytest.fail("the script has begun")
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
+
+
+def test_a_message_with_a_name_of_a_megabyte_is_short():
+    message = str(UserError(f"no class {'x' * 10**6}: rename it"))
+    assert len(message) <= LONGEST
+    assert message.startswith("no class xxx")
+    assert message.endswith("xxx: rename it")

@@ -1,5 +1,8 @@
 """Tensor files: any damage is noticed, and files without checksums are read."""
 
+import os
+import resource
+
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -82,3 +85,14 @@ def test_the_same_contents_are_the_same_bytes(tmp_path):
         save_tensors(tmp_path / name, {"x": torch.arange(3.0), "y": torch.ones(2, dtype=torch.int64)}, given)
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert load_tensors(tmp_path / "a")[0] == metadata
+
+
+def test_a_file_too_large_to_be_mapped_is_refused(path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    os.truncate(path, 2**42)  # takes no space on the disk
+    resource.setrlimit(resource.RLIMIT_AS, (2**42, hard))
+    try:
+        with pytest.raises(UserError, match="is truncated or not a safetensors file: Cannot allocate memory"):
+            load_tensors(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -7,6 +7,7 @@ configurations supply the rest (heads, null label, path, sampling) unless the ca
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -170,7 +171,7 @@ def _target(source: Path, target: Path, suffixes: tuple[str, ...]) -> Iterator[N
     """Check that `target` can be written, and keep other programs from it meanwhile."""
     if target.suffix not in suffixes:
         raise UserError(f"the file to write must end in {' or '.join(suffixes)}, got {target}")
-    if source.resolve() == target.resolve():
+    if os.path.realpath(source) == os.path.realpath(target):  # no error at a link to itself
         raise UserError(f"{target} would replace the file that is read: write to another one")
     check_writable(target)
     with claimed(target):

@@ -190,6 +190,8 @@ def _entries(file: BinaryIO, where: Path, bar: tqdm) -> Iterator[tarfile.TarInfo
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
             if entry.size < 0:  # tarfile would loop endlessly
                 raise tarfile.ReadError("a size below 0")
+            if entry.size >= 2**62:
+                raise tarfile.ReadError(f"a size of {entry.size:.2e} bytes")
             bar.update(archive.offset - seen)
             seen = archive.offset
             yield entry

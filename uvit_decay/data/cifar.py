@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torchvision import datasets
 
 _PIXELS = 3 * 32 * 32
+_LARGEST = 2**28  # bytes of a file, of which CIFAR-100's training images have 155 million
 
 
 class _CIFAR(ImageData):
@@ -117,7 +118,7 @@ class _CIFAR(ImageData):
             hint = f"copy it again, or remove it and use {self.official().filename}"
             raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
         with explained(f"cannot read the files in {folder}", OSError):
-            contents = {name: (folder / name).read_bytes() for name in md5s}
+            contents = {name: _content(folder / name) for name in md5s}
         actual = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
         others = [str(folder / name) for name in md5s if actual[name] != md5s[name]]
         if others:
@@ -176,6 +177,12 @@ class CIFAR100(_CIFAR):
         from torchvision import datasets
 
         return datasets.CIFAR100
+
+
+def _content(path: Path) -> bytes:
+    if path.stat().st_size > _LARGEST:
+        raise UserError(f"{path} is larger than {_LARGEST >> 20} MiB: it is another kind of file")
+    return path.read_bytes()
 
 
 def _class_names(content: bytes, where: str, key: str) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ def open_zip(path: Path) -> _Zip:
     """Return the open zip, cached because opening one of 50,000 files takes about a second."""
     named_zip = path.suffix.lower() == ".zip"
     what = "not a zip, or one that is cut short" if named_zip else "neither a folder nor a zip or tar"
-    with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError):
+    with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
         state = path.stat()
         return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
 

@@ -15,6 +15,7 @@ import numpy as np
 from uvit_decay.data.members import DAMAGED, open_file
 from uvit_decay.runtime.errors import explained
 
+DESCRIPTOR = 24  # most bytes after those of a member that was written before its size was known
 DENSEST = 1032  # highest ratio of deflate: bytes unpacked from one byte
 
 
@@ -48,7 +49,28 @@ def names(path: Path) -> list[str]:
             archive.open(info).close()  # compares both copies of the name: a damaged one is not missing
             if info.comment:
                 raise ValueError("a comment, which may hide further arrays, as numpy writes none")
+        _check_all_are_listed(archive)
         return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
+def _check_all_are_listed(archive: zipfile.ZipFile) -> None:
+    """Raise a ValueError for bytes before the directory that belong to none of its members, but to one that is lost."""
+    end = 0
+    for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+        _check_gap(info.header_offset - end)
+        end = _start(archive, info) + info.compress_size + (DESCRIPTOR if info.flag_bits & 8 else 0)
+    _check_gap(archive.start_dir - end)
+
+
+def _check_gap(size: int) -> None:
+    if size > 0:
+        raise ValueError(f"{size} bytes that belong to no array, as where one is missing")
+
+
+def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
+    """Return the place of the bytes of a member, after its own header, whose length the directory does not tell."""
+    archive.fp.seek(info.header_offset + 26)  # lengths of name and extra field
+    return info.header_offset + 30 + int(np.frombuffer(archive.fp.read(4), "<u2").sum())
 
 
 def header(path: Path, name: str) -> Header:
@@ -79,13 +101,12 @@ def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
         name: name of the array; the caller has checked its `header`.
         mapped: map the array from the disk if it is not compressed.
     """
-    with _member(path, name) as (info, member):
+    with _opened(path) as archive, archive.open(f"{name}.npy") as member:
+        info = archive.getinfo(f"{name}.npy")
         if not mapped or info.compress_type != zipfile.ZIP_STORED:
             return np.lib.format.read_array(member, allow_pickle=False)
         header = _header(info, member)
         while member.read(2**20):
             pass
-    with path.open("rb") as file:
-        file.seek(info.header_offset + 26)  # lengths of name and extra field in the member's local header
-        start = info.header_offset + 30 + int(np.frombuffer(file.read(4), "<u2").sum())
-    return np.memmap(path, header.dtype, "r", start + header.size, header.shape, "F" if header.fortran else "C")
+        start = _start(archive, info) + header.size
+    return np.memmap(path, header.dtype, "r", start, header.shape, "F" if header.fortran else "C")

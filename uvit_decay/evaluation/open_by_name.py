@@ -112,4 +112,7 @@ def _data_module(name: str) -> ImageData:
         return SETS[name]()
     data = typed(dict[str, object], read_yaml(Path(name)).get("data"), f"{name}: data")
     values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
-    return build(typed(Spec, values, f"{name}: data"), ImageData, "uvit_decay.data")
+    spec = typed(Spec, values, f"{name}: data")
+    if not spec.is_from("uvit_decay.data"):
+        raise UserError(f"{name}: data names {spec.class_path}, which is no data module of uvit_decay.data")
+    return build(spec, ImageData, "uvit_decay.data", where=f"{name}: data")

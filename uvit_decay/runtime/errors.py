@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
+LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 LAUNCHERS = {  # least and largest value of the environment variables that launchers set
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), (1, 2**20)),
@@ -29,7 +30,8 @@ class UserError(Exception):
     def __init__(self, message: str) -> None:
         if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
-        super().__init__(" ".join(message.splitlines()))  # names from files may contain line breaks
+        line = " ".join(message.splitlines())  # names from files may contain line breaks, or a megabyte
+        super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} ... {line[-295:]}")
 
 
 class RunEnded(UserError):

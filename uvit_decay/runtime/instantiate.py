@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, explained
@@ -58,31 +59,30 @@ class Spec:
         return self.class_path.startswith(f"{package}.")
 
 
-def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = ()) -> Any:
-    """Build the object that a checkpoint describes.
+def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where: Path | str = "the checkpoint") -> Any:
+    """Build the object that a checkpoint or a configuration describes.
 
     Args:
         spec: class path and arguments.
         base: required base class.
         home: package whose classes may be built; their arguments must have the annotated types.
         trusted: class paths from elsewhere that are allowed, too.
+        where: name of the file in errors.
     """
     name, arguments = spec.class_path, dict(spec.init_args)
     if not spec.is_from(home) and name not in trusted:
-        raise UserError(
-            f"the checkpoint names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it"
-        )
+        raise UserError(f"{where} names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it")
     module, _, attribute = name.rpartition(".")
     with explained(
-        f"the checkpoint names the class {name}, which cannot be imported", ImportError, AttributeError, ValueError
+        f"{where} names the class {name}, which cannot be imported", ImportError, AttributeError, ValueError
     ):
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
-        raise UserError(f"the checkpoint names {name}, which is no {base.__name__}")
+        raise UserError(f"{where} names {name}, which is no {base.__name__}")
     hints = get_type_hints(kind.__init__) if spec.is_from(home) else {}
     for argument in arguments.keys() & hints.keys():
-        arguments[argument] = typed(hints[argument], arguments[argument], f"the checkpoint's {name}: {argument}")
-    another_version = explained(f"the checkpoint describes {name} as another version knew it", TypeError)
+        arguments[argument] = typed(hints[argument], arguments[argument], f"{where}: {name}: {argument}")
+    another_version = explained(f"{where} describes {name} as another version knew it", TypeError)
     # Any other error is possible, too: the constructor may not check these arguments.
-    with explained(f"the checkpoint describes a {name} that cannot be built", Exception), another_version:
+    with explained(f"{where} describes a {name} that cannot be built", Exception), another_version:
         return kind(**arguments)

@@ -22,7 +22,8 @@ def read_text(path: Path, most: int) -> str:
     """Return the text of a regular file of at most `most` bytes; raise a UserError if there is none."""
     if not path.is_file():
         raise UserError(f"{path} {'is no file' if path.exists() else 'is not there'}")
-    with explained(f"cannot read {path}", OSError, UnicodeDecodeError):
+    no_text = explained(f"cannot read {path}, it is no text file", UnicodeDecodeError)
+    with explained(f"cannot read {path}", OSError), no_text:
         if path.stat().st_size > most:
             raise UserError(f"{path} is larger than {most >> 20} MiB: it is another kind of file")
         return path.read_bytes().decode()

@@ -53,7 +53,7 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     """
     if not path.is_file():
         raise UserError(f"{path} does not exist or is no file")
-    refusal = explained(f"{path} is truncated or not a safetensors file", SafetensorError, OSError)
+    refusal = explained(f"{path} is truncated or not a safetensors file", SafetensorError, OSError, MemoryError)
     with refusal, safe_open(path, framework="pt") as file:
         metadata, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if not {TENSORS, HEADER} & metadata.keys():

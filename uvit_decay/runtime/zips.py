@@ -14,6 +14,9 @@ def has_crcs(archive: zipfile.ZipFile) -> bool:
 def check_records(path: Path, whole: bool) -> None:
     """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; those of tensors only if `whole`.
 
+    Both names of each record are compared, too: the reader of torch goes by the offsets in the central directory alone,
+    and would take one tensor for another of the same size.
+
     Raises:
         Exception: any exception that zipfile raises on damage, or a BadZipFile for a compressed record, which torch
             never writes; nothing is decompressed.
@@ -22,6 +25,7 @@ def check_records(path: Path, whole: bool) -> None:
         for record in archive.infolist():
             if record.compress_type != zipfile.ZIP_STORED:
                 raise zipfile.BadZipFile(f"its {record.filename} is compressed")
+            archive.open(record).close()  # raises if the record at its offset has another name
         for record in archive.infolist() if has_crcs(archive) else ():
             if whole or "/data/" not in record.filename:
                 with archive.open(record) as content:

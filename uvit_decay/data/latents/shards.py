@@ -147,6 +147,9 @@ class LatentSet(ImageSet):
         """Return a shard's moments as memory-mapped bytes (n, 2, bytes of a row) and their checksums (n, 2) or None."""
         if number not in self._shards:
             _, tensors = _open(self.folder, self.manifest, number)
+            name, part = self.manifest.shards[number]
+            if not torch.equal(tensors["labels"], self.labels[part.start : part.stop]):
+                raise UserError(f"{self.folder / name} and {LABELS} disagree on the labels")
             checksums = tensors["rows"].numpy() if self.verify and "rows" in tensors else None
             self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), checksums
         return self._shards[number]
