@@ -16,7 +16,7 @@ import torch
 
 COLUMNS = {  # the key of rows, what is added, and what is shown as the largest value
     "fault": (["fault"], ["tries", "survived"], ["steps lost", "seconds to the end"]),
-    "fuzz": (["file"], ["cases", "loaded", "refused"], ["slowest ms", "peak MB"]),
+    "fuzz": (["file"], ["cases", "as written", "another valid", "refused"], ["slowest ms", "peak MB"]),
 }
 
 

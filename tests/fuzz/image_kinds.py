@@ -1,0 +1,195 @@
+"""Kinds of files with pictures and texts: folders, zips and tars of images, CIFAR, class lists, settings, histories."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cifar_files import write_cifar
+from conftest import ROOT
+from containers import TAR
+from documents import JSON, PICKLE, TEXT, YAML
+from image_noise import class_tars, noise, tarred, tree, zipped
+from kind import Kind, Sources, anything_valid
+from pictures import JPEG, PNG, png_is_whole
+from PIL import Image
+from run_folders import a_run
+from zip_fields import ZIP
+
+from uvit_decay.cli import CLI
+from uvit_decay.compare.runs import Run
+from uvit_decay.data import CIFAR10, Images
+from uvit_decay.data.decoding import Box, decode_box
+from uvit_decay.evaluation.open_by_name import open_images
+
+SIDE = 8
+SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
+SETTING += "|what configurations may name"
+NAMES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
+MODES = {"L": {}, "RGB": {}, "RGBA": {}, "P": {}, "I;16": {}, "LA": {}, "1": {}}
+
+
+# ---- pictures
+
+
+def images_in(path: Path, **options: Any) -> dict[str, Any]:
+    """Return the pictures at a path as a data module reads them to train, one digest each."""
+    data = Images(str(path), image_size=SIDE, batch_size=1, **options)
+    data.setup()
+    pictures = [hashlib.sha256(picture.numpy().tobytes()).hexdigest() for picture in data.train.images]
+    return {"pictures": pictures, "labels": data.train.labels.tolist(), "classes": data.class_names}
+
+
+def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
+    """Allow other names and fewer pictures, which archives do not protect; each picture must be one of before."""
+    return set(after["pictures"]) <= set(before["pictures"])
+
+
+def known_or_whole(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
+    """Allow another picture if the checksums of its PNG hold, and no other one."""
+    new = [picture for picture in after["pictures"] if picture not in before["pictures"]]
+    return not new or (len(new) == 1 and png_is_whole(file.read_bytes()))
+
+
+def make_pngs(folder: Path, sources: Sources) -> None:
+    """Pictures of several modes, as large as they are read: nothing is scaled."""
+    for i, mode in enumerate(MODES):
+        (folder / "images" / "cd"[i % 2]).mkdir(parents=True, exist_ok=True)
+        grey = Image.fromarray(noise(SIDE, SIDE, seed=i).astype(np.uint16) * 257) if mode == "I;16" else None
+        picture = grey or Image.fromarray(noise(SIDE, SIDE, 3, seed=i)).convert(mode)
+        picture.save(folder / "images" / "cd"[i % 2] / f"{i}.png")
+
+
+def make_jpegs(folder: Path, sources: Sources) -> None:
+    for i, options in enumerate(({}, {"progressive": True}, {"quality": 100, "subsampling": 0}, {"optimize": True})):
+        (folder / "images").mkdir(exist_ok=True)
+        picture = Image.fromarray(noise(24, 32, 3, seed=i)).convert(("RGB", "L", "CMYK", "RGB")[i])
+        picture.save(folder / "images" / f"{i}.jpg", **options)
+
+
+def read_folder(folder: Path, file: Path) -> Any:
+    return images_in(folder / "images")
+
+
+def read_jpegs(folder: Path, file: Path) -> Any:
+    """Return the pictures, and a part of the one that was changed as it is decoded to be augmented."""
+    pictures = images_in(folder / "images")
+    if not file.is_file():
+        return pictures
+    with file.open("rb") as opened:
+        part = decode_box(
+            opened, str(file), 4, 3, lambda height, width: Box(0, 0, max(height // 2, 1), max(width // 2, 1))
+        )
+    return {**pictures, "part": np.asarray(part)}
+
+
+def make_zip(folder: Path, sources: Sources) -> None:
+    zipped(tree(folder.parent / "tree", NAMES), folder / "images.zip")
+    shutil.rmtree(folder.parent / "tree")
+
+
+def make_tar(folder: Path, sources: Sources) -> None:
+    images = tree(folder.parent / "tree", NAMES)
+    tarred(images, folder / "images.tar")
+    shutil.rmtree(images)
+
+
+def make_tars(folder: Path, sources: Sources) -> None:
+    images = tree(folder.parent / "tree", NAMES)
+    class_tars(images, folder / "images")
+    shutil.rmtree(images)
+
+
+def read_archive(folder: Path, file: Path) -> Any:
+    return images_in(file)
+
+
+def make_classes(folder: Path, sources: Sources) -> None:
+    tree(folder / "images", NAMES)
+    (folder / "classes.txt").write_text("# two of them\n\ncat\ndog\n")
+
+
+def read_classes(folder: Path, file: Path) -> Any:
+    return images_in(folder / "images", classes=str(folder / "classes.txt"))
+
+
+# ---- CIFAR
+
+
+def make_cifar(folder: Path, sources: Sources) -> None:
+    write_cifar(CIFAR10, folder)
+
+
+def read_cifar(folder: Path, file: Path) -> Any:
+    data = CIFAR10(str(folder), batch_size=1)
+    data.setup()
+    sets = [(part.images, part.labels) for part in (data.train, data.test)]
+    return [sets, data.class_names]
+
+
+# ---- settings and histories
+
+
+PARSED: list[dict[str, Any]] = []
+
+
+class Parsed(CLI):
+    """train.py up to the point where it would build what a configuration describes."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Train nothing; keep what was read."""
+        PARSED.append(self.config.as_dict())
+
+
+def make_config(folder: Path, sources: Sources) -> None:
+    shutil.copy(ROOT / "configs" / "digits.yaml", folder / "digits.yaml")
+
+
+def read_config(folder: Path, file: Path) -> Any:
+    sys.argv = ["train.py", "fit", "--config", str(file)]
+    Parsed.run()
+    return PARSED.pop()["fit"]
+
+
+def make_data(folder: Path, sources: Sources) -> None:
+    text = "seed_everything: 0\ndata:\n  class_path: uvit_decay.data.Digits\n  init_args:\n    batch_size: 32\n"
+    (folder / "data.yaml").write_text(text)
+
+
+def read_data(folder: Path, file: Path) -> Any:
+    source = open_images(f"{file}:train", 1)
+    return [source.read([0, 1]), source.labels]
+
+
+def make_run(folder: Path, sources: Sources) -> None:
+    a_run(folder, top1=0.5)
+    (folder / "digits" / "version_0").rename(folder / "run")
+
+
+def read_run(folder: Path, file: Path) -> Any:
+    run = Run.read(folder / "run")
+    return [run.options, run.last, run.protocol, run.last_step]
+
+
+IMAGE_KINDS = {
+    "PNG": Kind(make_pngs, read_folder, "images/*/*.png", PNG, known_or_whole),
+    "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", JPEG, anything_valid),
+    "zip of images": Kind(make_zip, read_archive, "*.zip", ZIP, known_pictures),
+    "tar of images": Kind(make_tar, read_archive, "*.tar", TAR, known_pictures),
+    "folder of tars": Kind(make_tars, read_folder, "images/*.tar", TAR, known_pictures),
+    "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
+    "CIFAR's pickles": Kind(make_cifar, read_cifar, "cifar*/*", PICKLE, anything_valid),
+    "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
+    "configuration of data": Kind(make_data, read_data, "*.yaml", YAML, anything_valid),
+    "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),
+    "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),
+    "run: metrics.csv": Kind(make_run, read_run, "run/*.csv", TEXT, anything_valid),
+}

@@ -1,0 +1,238 @@
+"""Kinds of files with tensors: checkpoints, latents, features, statistics, samples, weights of other programs."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import mae_reference
+import numpy as np
+import torch
+from bytewise import Mutation
+from conftest import tiny_task, tiny_trainer
+from containers import SAFETENSORS
+from documents import JSON
+from kind import Kind, Sources, anything_valid
+from official_files import TINY, TINY_MAE, tiny, tiny_sit
+from safetensors.torch import save_file
+from zip_fields import TORCH, ZIP
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.callbacks import EMA
+from uvit_decay.checkpoint import load, read_training_checkpoint
+from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.data import Latents
+from uvit_decay.data.latents import manifest as manifests
+from uvit_decay.data.latents.shards import check_shard, read_sums
+from uvit_decay.evaluation.feature_store import FeatureStore
+from uvit_decay.evaluation.open_by_name import open_images, open_reference
+from uvit_decay.evaluation.statistics import save_statistics
+from uvit_decay.metrics import Inception, SmallClassifier
+from uvit_decay.metrics.frechet import Moments
+from uvit_decay.metrics.inception_net import read_weights
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sample_files import missing
+from uvit_decay.samples import Samples
+from uvit_decay.sampling_options import SamplingOptions
+from uvit_decay.tasks.resume import check
+
+RANDOM = np.random.default_rng(0)
+PARTS = [range(0, 4), range(4, 8), range(8, 10)]
+
+
+# ---- checkpoints
+
+
+def make_training(folder: Path, sources: Sources) -> None:
+    shutil.copy(sources.trained, folder / "last.ckpt")
+
+
+def read_network(folder: Path, file: Path) -> Any:
+    loaded = load(folder / file.name)
+    return [loaded.net, loaded.net.config, {name: value for name, value in vars(loaded).items() if name != "net"}]
+
+
+@functools.cache
+def resuming() -> tuple:
+    return tiny_task(), tiny_trainer(Path(), EMA(0.9))
+
+
+def read_resumed(folder: Path, file: Path) -> Any:
+    contents = read_training_checkpoint(file)
+    check(contents, *resuming(), str(file))
+    return contents
+
+
+def make_exported(folder: Path, sources: Sources) -> None:
+    export(sources.trained, folder / "model.safetensors")
+
+
+def official(name: str) -> tuple:
+    """Return contents and options of an official file."""
+    mae = mae_reference.SMALL
+    return {"uvit": (tiny, TINY), "sit": (tiny_sit, TINY), "mae": (lambda: mae_reference.full_file(**mae), TINY_MAE)}[
+        name
+    ]
+
+
+def make_official(folder: Path, sources: Sources) -> None:
+    for name in ("uvit", "sit", "mae"):
+        torch.save(official(name)[0](), folder / f"{name}.pth")
+
+
+def make_plain(folder: Path, sources: Sources) -> None:
+    save_file(tiny(), folder / "uvit.safetensors")
+
+
+def read_imported(folder: Path, file: Path) -> Any:
+    target = folder / "out" / "imported.safetensors"
+    import_official(file, target, None, official(file.stem)[1])
+    return read_network(target.parent, target)
+
+
+# ---- latents
+
+
+def make_latents(folder: Path, sources: Sources) -> None:
+    shutil.copytree(sources.encoded, folder / "latents")
+
+
+def read_latents(folder: Path, file: Path) -> Any:
+    data = Latents(str(folder / "latents"), batch_size=1)
+    data.setup()
+    every = list(range(len(data.train)))
+    mirrored, labels = data.train.mirrored(every, torch.ones(len(every), dtype=torch.bool))
+    return [data.train[every], mirrored, labels, data.class_names, data.latents, data.image_size]
+
+
+def read_encoded_on(folder: Path, file: Path) -> Any:
+    """Return what `encode` looks at before it goes on, with the labels of the images."""
+    latents = folder / "latents"
+    manifest = manifests.read(latents, whole=False)
+    labels = torch.tensor([label for label, count in enumerate(manifest.classes.values()) for _ in range(count)])
+    pixels = [
+        check_shard(latents, manifest, number, labels[part.start : part.stop])
+        for number, (_, part) in enumerate(manifest.shards)
+    ]
+    return [pixels, [[sums.gram, sums.cross, sums.variance] for sums in read_sums(latents, manifest)], manifest.row]
+
+
+# ---- evaluation
+
+
+def store_of(folder: Path) -> FeatureStore:
+    return FeatureStore(folder / "features", {"images": "some", "extractor": "one"}, PARTS)
+
+
+def make_store(folder: Path, sources: Sources) -> None:
+    store = store_of(folder)
+    store.open()
+    for part in PARTS:
+        features = torch.from_numpy(RANDOM.normal(size=(len(part), 5))).float()
+        images = torch.from_numpy(RANDOM.integers(256, size=(len(part), 3, 4, 4), dtype=np.uint8))
+        store.add(part, {"features": features, "images": images, "calls": torch.tensor([part.start])})
+
+
+def read_store(folder: Path, file: Path) -> Any:
+    store = store_of(folder)
+    if lost := store.open():
+        raise UserError(f"{folder}/{file.name}: {lost} are extracted again")
+    return [store.tensor("features"), store.tensor("images"), store.statistics(), store.nfe]
+
+
+class Extractor(SmallClassifier):
+    """An extractor of eight numbers, as the statistics are of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widths = {"features": 8}
+
+    def fingerprint(self) -> str:
+        return "small-8"
+
+
+def make_statistics(folder: Path, sources: Sources) -> None:
+    moments = Moments(8)
+    moments.update(torch.from_numpy(RANDOM.normal(size=(50, 8))).float())
+    save_statistics(folder / "reference.npz", {"features": moments.compute()}, {"extractor": "small-8", "n": 50})
+
+
+def read_statistics(folder: Path, file: Path) -> Any:
+    statistics, _ = open_reference(str(file), 3)
+    if statistics is None:
+        raise UserError(f"{file} is another kind of reference")
+    statistics.check(Extractor())
+    return [statistics.statistics("features"), statistics.metadata]
+
+
+def make_samples(folder: Path, sources: Sources) -> None:
+    images = RANDOM.integers(256, size=(6, 8, 8, 3), dtype=np.uint8)
+    np.savez(folder / "samples.npz", arr_0=images, arr_1=np.arange(6))
+    np.savez_compressed(folder / "packed.npz", arr_0=images, arr_1=np.arange(6))
+
+
+def read_samples(folder: Path, file: Path) -> Any:
+    source = open_images(str(file), 3)
+    return [source.read(range(len(source))), source.labels, source.class_names]
+
+
+@functools.cache
+def sampled(checkpoint: Path) -> Samples:
+    return Samples.from_options(checkpoint, SamplingOptions())
+
+
+def make_sample_folder(folder: Path, sources: Sources) -> None:
+    shutil.copy(sources.trained, folder / "last.ckpt")
+    (folder / "samples").mkdir()
+    missing(folder / "samples", sampled(sources.trained), 3)
+    (folder / "samples" / "000001.png").touch()
+
+
+def read_sample_folder(folder: Path, file: Path) -> Any:
+    return missing(folder / "samples", sampled(folder / "last.ckpt"), 3)
+
+
+# ---- weights of other programs
+
+
+def make_inception(folder: Path, sources: Sources) -> None:
+    torch.save({f"layer{i}.weight": torch.randn(4, 5) for i in range(4)}, folder / "inception.pth")
+
+
+def read_inception(folder: Path, file: Path) -> Any:
+    Inception(str(file))  # which looks at what the file is
+    return read_weights(file)
+
+
+def make_autoencoder(folder: Path, sources: Sources) -> None:
+    shutil.copytree(sources.vae, folder / "vae")
+
+
+def read_autoencoder(folder: Path, file: Path) -> Any:
+    return Autoencoder(str(folder / "vae")).space
+
+
+def both(*tables: tuple[Mutation, ...]) -> tuple[Mutation, ...]:
+    return tuple(mutation for table in tables for mutation in table)
+
+
+TENSOR_KINDS = {
+    "checkpoint, to sample from": Kind(make_training, read_network, "*.ckpt", TORCH),
+    "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
+    "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", SAFETENSORS),
+    "official .pth to import": Kind(make_official, read_imported, "*.pth", TORCH),
+    "official .safetensors to import": Kind(make_plain, read_imported, "*.safetensors", SAFETENSORS, anything_valid),
+    "latents: manifest": Kind(make_latents, read_latents, "latents/*.json", JSON),
+    "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", SAFETENSORS),
+    "latents: shards, to encode on": Kind(make_latents, read_encoded_on, "latents/shard*", SAFETENSORS),
+    "stored features": Kind(make_store, read_store, "features/*.safetensors", SAFETENSORS),
+    "stored features: description": Kind(make_store, read_store, "features/*.json", JSON),
+    "statistics .npz": Kind(make_statistics, read_statistics, "*.npz", ZIP),
+    "samples .npz": Kind(make_samples, read_samples, "*.npz", ZIP),
+    "folder of samples: description": Kind(make_sample_folder, read_sample_folder, "samples/*.json", JSON),
+    "Inception weights": Kind(make_inception, read_inception, "*.pth", TORCH),
+    "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", SAFETENSORS, anything_valid),
+    "autoencoder: configuration": Kind(make_autoencoder, read_autoencoder, "vae/*.json", JSON, anything_valid),
+}
