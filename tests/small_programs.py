@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,14 @@ class SmallPrograms:
         program.wait()
         return program
 
-    def start(self, name: str, folder: Path, *more: str, **options: Any) -> Program:
-        """Start a program, with `more` options, and return at once."""
+    def start(
+        self, name: str, folder: Path, *, more: Sequence[str] = (), before: Sequence[str] = (), **options: Any
+    ) -> Program:
+        """Start a program, with `more` options and `before` its script another one that runs it; return at once."""
         folder.mkdir(exist_ok=True)
         environment = {"XDG_CACHE_HOME": str(folder / "cache"), **options.pop("environment", {})}
         argv = [word.format_map(self.inputs) for word in COMMANDS[name]]
-        return self.launcher.start(*argv, *more, cwd=folder, environment=environment, **options)
+        return self.launcher.start(*before, *argv, *more, cwd=folder, environment=environment, **options)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

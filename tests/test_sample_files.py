@@ -10,6 +10,13 @@ from sample_script import pixels, sample
 from uvit_decay.runtime.files import claimed
 
 
+def test_what_a_kill_left_of_the_description_of_a_folder_is_removed(trained, tmp_path, monkeypatch):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / ".sampling.json.01234567.partial").touch()
+    sample(monkeypatch, tmp_path, "--ckpt", trained, "--steps", 2, "--out", "p", "--num", 1)
+    assert {path.name for path in (tmp_path / "p").iterdir()} == {"000000.png", "sampling.json"}
+
+
 def array(folder):
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])[..., None]
 

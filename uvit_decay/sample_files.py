@@ -111,6 +111,7 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
         _check_same(folder, metadata)
         remove_remains(folder)
     else:
+        remove_remains(folder, METADATA)
         write_json(folder / METADATA, metadata)
     existing = {path.name for path in folder.glob("*.png")}
     names = [png_name(i) for i in range(num)]

@@ -99,17 +99,23 @@ def terminable() -> Iterator[None]:
 def user_errors() -> Iterator[None]:
     """Exit on a `UserError` in the body with one line and code 2, on Ctrl-C with code 130, on SIGTERM with 143.
 
+    If whoever read the output has gone, as in `| head`, the code is 141.
+
     A full disk is reported in one line, too, if Lightning's loggers raise it; files of this project are written through
     `disk.replacing`, which raises a UserError. Lightning turns Ctrl-C into `sys.exit(1)`; the exit code of the shell
     convention, 128 + number of the signal, is restored here.
     """
     try:
+        _open_streams()
         check_launcher()
         yield
+        sys.stdout.flush()  # what cannot be printed is an error now, not at the end of the interpreter
     except UserError as error:
         code = _fail(f"error: {error}", 2)
         _tell_others(str(error))
         sys.exit(code)
+    except BrokenPipeError:
+        sys.exit(_fail("the program that read the output has ended", 141))
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
@@ -136,6 +142,18 @@ def _stopped(error: KeyboardInterrupt) -> int:
     return _fail("interrupted", 130)
 
 
+def _open_streams() -> None:
+    """Print to nowhere if standard output or error is closed: libraries would fail."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
 def _fail(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
+    """Print a last message as far as that is possible; what cannot be printed is dropped."""
+    for stream, text in ((sys.stdout, ""), (sys.stderr, f"{message}\n")):
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:  # it is closed, or its disk is full; the interpreter would try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return code

@@ -48,7 +48,7 @@ def writing(path: Path) -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):  # torch.save raises a RuntimeError from the OSError
             cause = cause.__context__
-        if cause is None:
+        if cause is None or isinstance(cause, BrokenPipeError):  # of an output; no file has one
             raise
         raise UserError(f"cannot write {path}: {cause.strerror or one_line(cause)}") from error
 

@@ -1,0 +1,61 @@
+"""A script of the project under odd circumstances: python surroundings.py <circumstance> <script> ... ."""
+
+from __future__ import annotations
+
+import os
+import random
+import runpy
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+YEARS = 30 * 365 * 86400  # seconds
+
+
+def jumping_clock() -> None:
+    """Let the time of day jump by up to thirty years, forward or backward, whenever it is asked for."""
+    draw, true = random.Random(0), time.time_ns
+    time.time_ns = lambda: true() + draw.randint(-YEARS, YEARS) * 10**9
+    time.time = lambda: time.time_ns() / 1e9
+
+
+def no_reader() -> None:
+    """Let standard output be a pipe that nobody reads, and buffered as a pipe is."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    sys.stdout = os.fdopen(1, "w")
+
+
+def closed() -> None:
+    """Close all standard streams, as `<&- >&- 2>&-` does."""
+    for number in range(3):
+        os.close(number)
+    sys.stdin = sys.stdout = sys.stderr = None
+
+
+def full_output() -> None:
+    """Let standard output be a file on a full disk."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    sys.stdout = os.fdopen(1, "w")
+
+
+CIRCUMSTANCES = {
+    "jumping-clock": jumping_clock,
+    "no-reader": no_reader,
+    "closed": closed,
+    "full-output": full_output,
+}
+
+if __name__ == "__main__":
+    sys.path[0] = str(ROOT)
+    CIRCUMSTANCES[sys.argv[1]]()
+    sys.argv = sys.argv[2:]
+    script, *args = sys.argv
+    if script == "-m":
+        sys.argv = args
+        runpy.run_module(args[0], run_name="__main__")
+    else:
+        sys.argv[0] = str(ROOT / script)
+        runpy.run_path(sys.argv[0], run_name="__main__")
