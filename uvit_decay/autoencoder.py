@@ -179,8 +179,12 @@ def _load(vae: str) -> nn.Module:
         net, info = kind.from_pretrained(vae, output_loading_info=True)
     if config.get("latents_mean") or config.get("latents_std"):
         raise UserError(f"the autoencoder {vae} has a mean and deviation for each channel, which is not supported")
-    if not isinstance(config.get("scaling_factor", 1.0), float | int):
-        raise UserError(f"the autoencoder {vae} has the scaling factor {config['scaling_factor']}")
+    for name, value in {
+        "scaling": config.get("scaling_factor", 1.0),
+        "shift": config.get("shift_factor") or 0.0,
+    }.items():
+        if not isinstance(value, float | int):
+            raise UserError(f"the autoencoder {vae} has the {name} factor {value}")
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
         raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")

@@ -120,6 +120,15 @@ def test_records_of_one_size_in_one_anothers_places_are_refused(trained, tmp_pat
         load(tmp_path / "bad.ckpt")
 
 
+def test_a_zip_of_several_disks_is_refused_in_one_line(trained, tmp_path):
+    content = bytearray(trained.read_bytes())
+    content[content.rindex(b"PK\6\7") + 16] = 9  # where Python's zipfile raises even when it is asked for the kind
+    (tmp_path / "bad.ckpt").write_bytes(content)
+    for read in (load, read_training_checkpoint):
+        with pytest.raises(UserError, match="bad.ckpt cannot be read.*multiple disks"):
+            read(tmp_path / "bad.ckpt")
+
+
 def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
     with (
         zipfile.ZipFile(trained) as old,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from random import Random
@@ -31,11 +32,17 @@ def png_is_whole(data: bytes) -> bool:
         return False
 
 
+@functools.cache
+def _bomb() -> bytes:
+    """Return 64 MB of zeros in 64 KB."""
+    return zlib.compress(bytes(2**26))
+
+
 def png_chunk(data: bytes, random: Random) -> bytes:
     """Leave out, repeat, swap, change or add a chunk; all checksums are right."""
     chunks = _chunks(data)
     i, j = random.randrange(len(chunks)), random.randrange(len(chunks))
-    packed = zlib.compress(bytes(2**26))
+    packed = _bomb()
     extra = (
         (b"zTXt", b"a\0\0" + packed),
         (b"iTXt", b"a\0\1\0\0\0" + packed),

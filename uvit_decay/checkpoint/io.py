@@ -29,7 +29,7 @@ from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.plain import parse, typed
 from uvit_decay.runtime.tensor_files import damaged, load_tensors
-from uvit_decay.runtime.zips import check_records, has_crcs
+from uvit_decay.runtime.zips import check_records, has_crcs, is_zip
 from uvit_decay.weights import Weights, WeightSet
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
@@ -196,7 +196,7 @@ def unpickle(path: Path, whole: bool = False) -> Any:
     GB/s; otherwise `check_weights` verifies the tensors that are used.
     """
     _check_readable(path)
-    mapped = zipfile.is_zipfile(path)  # unused data, such as the optimizer state, is never read
+    mapped = is_zip(path)  # unused data, such as the optimizer state, is never read
     try:
         if mapped:
             check_records(path, whole)
@@ -236,7 +236,7 @@ def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     plain = all(value.layout == torch.strided and not value.is_meta and not value.is_nested for value in state.values())
     if not plain or sum(value.nbytes for value in state.values()) > path.stat().st_size:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
-    if zipfile.is_zipfile(path):
+    if is_zip(path):
         with zipfile.ZipFile(path) as archive:
             if has_crcs(archive):
                 _check_storages(path, state, {(record.file_size, record.CRC) for record in archive.infolist()})

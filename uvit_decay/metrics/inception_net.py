@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, Basic
 from uvit_decay.metrics.resize import RESIZE, Protocol
 from uvit_decay.runtime.download import agrees, checksum, download
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.zips import check_records
+from uvit_decay.runtime.zips import check_records, is_zip
 
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
 _TO_6D = (
@@ -134,7 +133,7 @@ def _fold(module: nn.Module) -> nn.Module:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, floating-point ones as float32; code in the file is not executed."""
     with explained(f"the Inception weights {path} cannot be read", Exception):  # any: an unpickler can fail with any
-        mapped = zipfile.is_zipfile(path)
+        mapped = is_zip(path)
         if mapped:
             check_records(path, whole=True)
         with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused

@@ -6,6 +6,12 @@ import zipfile
 from pathlib import Path
 
 
+def is_zip(path: Path) -> bool:
+    """Return whether torch would read a file as a zip: by its first bytes, whether its directory is whole or not."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"
+
+
 def has_crcs(archive: zipfile.ZipFile) -> bool:
     """Return whether the archive has checksums: torch has an option to write zeros instead."""
     return any(record.CRC for record in archive.infolist())
