@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 from uvit_decay.runtime.command_line import respelled
-from uvit_decay.runtime.errors import terminable, user_errors
+from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.signals import stoppable
 
 DEFAULT_CONFIG = Path(__file__).resolve().parent / "configs" / "digits.yaml"
 
@@ -35,5 +36,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    with user_errors(), terminable():
+    with user_errors(), stoppable():
         main()

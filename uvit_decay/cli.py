@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
+from uvit_decay.callbacks.catching_up import finishing, is_finished
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import ImageData
@@ -237,7 +238,7 @@ class CLI(LightningCLI):
             options["strategy"] = Sharded()
         self._default_precision()
         try:
-            trainer = by_name(super().instantiate_trainer(**options), self._begin)
+            trainer = finishing(by_name(super().instantiate_trainer(**options), self._begin))
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         check_nodes(trainer)
@@ -285,7 +286,7 @@ class CLI(LightningCLI):
             return
         self.model.init_from = None
         step, last = self._check_fits(path), self.trainer.max_steps
-        if self.subcommand == "fit" and 0 <= last <= step:
+        if self.subcommand == "fit" and 0 <= last <= step and is_finished(self.trainer, Path(path), step):
             raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:

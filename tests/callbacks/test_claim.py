@@ -11,8 +11,9 @@ from uvit_decay.callbacks import LastCheckpoint, RunLogger
 from uvit_decay.callbacks.resumption import by_name
 from uvit_decay.checkpoint.newest import newest_whole, run_folders
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError, terminable, user_errors
+from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.files import is_claimed
+from uvit_decay.runtime.signals import stoppable
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.callbacks=[]"]
 
@@ -65,7 +66,7 @@ def terminated():
     [("setup", interrupted, 130), ("setup", terminated, 143), ("on_train_start", interrupted, 130)],
 )
 def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, hook, strike, code):
-    with pytest.raises(SystemExit) as stop, user_errors(), terminable():
+    with pytest.raises(SystemExit) as stop, user_errors(), stoppable():
         fit(tmp_path, At(hook, strike))
     assert stop.value.code == code
     assert not list((tmp_path / "x").iterdir())

@@ -10,7 +10,7 @@ from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 from runs import fit
 
-from uvit_decay.callbacks import LastCheckpoint, Preview, checkpoint
+from uvit_decay.callbacks import LastCheckpoint, Preview, stopping
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import user_errors
 
@@ -35,7 +35,9 @@ def stopped(folder, *callbacks):
     return stop.value.code, torch.load(path, weights_only=True)["global_step"] if path.exists() else None
 
 
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 85), (signal.SIGUSR2, 85)]
+)
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(tmp_path, signum, code, times):
     before = signal.getsignal(signum)
@@ -45,7 +47,7 @@ def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(t
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, signum, code):
-    monkeypatch.setattr(checkpoint, "ONE_SIGNAL", 0.0)
+    monkeypatch.setattr(stopping, "ONE_SIGNAL", 0.0)
     assert stopped(tmp_path, Signals(signum, times=2)) == (code, None)
 
 

@@ -7,6 +7,7 @@ metrics and probes, removes the file of the former best by itself, and names its
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -14,10 +15,12 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay import history
+from uvit_decay.callbacks.catching_up import validated
 from uvit_decay.callbacks.checkpoint import LastCheckpoint, save_weights, write_atomically
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import run_folder
+from uvit_decay.callbacks.run_log import continued_folder, run_folder
 from uvit_decay.checkpoint.newest import CHECKPOINTS
+from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import duplicate
 from uvit_decay.runtime.plain import typed
@@ -70,6 +73,14 @@ class BestCheckpoint(Checkpoint):
                 raise UserError(f"BestCheckpoint: validation has no {self.metric}, it has {_names(trainer)}")
             self._judge(trainer, float(value))
 
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        """Judge the last step of the run before: its checkpoint, which tells the best so far, was saved before that."""
+        earlier = continued_folder(trainer)
+        if earlier and self.metric.startswith(VALIDATION):
+            self._judge(trainer, validated(earlier, trainer).get(self.metric, math.nan))
+        elif earlier:
+            self._judge_history(trainer, [PROBES, GENERATION])
+
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._judge_measured(trainer)
 
@@ -82,13 +93,15 @@ class BestCheckpoint(Checkpoint):
         """Judge the value in a history to which a callback has just added one."""
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
         names = [c.history_file for c in callbacks if c.history_file and c.evaluated == trainer.global_step]
-        if not names or self.metric.startswith(VALIDATION) or self.step == trainer.global_step:
-            return
+        if names and not self.metric.startswith(VALIDATION) and self.step != trainer.global_step:
+            self._judge_history(trainer, names)
+
+    def _judge_history(self, trainer: Trainer, names: Sequence[str]) -> None:
         folder, values = run_folder(trainer), {}
         for name in names if trainer.is_global_zero else ():
             for measurement in history.read(folder / name):
                 values |= measurement.values if measurement.step == trainer.global_step else {}
-        if self.metric not in values:
+        if values and self.metric not in values:
             rank_zero_info(f"BestCheckpoint: no {self.metric} is among {', '.join(sorted(values))}")
         self._judge(trainer, values.get(self.metric, math.nan))
 

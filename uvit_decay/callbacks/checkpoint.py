@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -15,17 +11,20 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.callbacks.catching_up import catch_up, numbers_to_log
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
+from uvit_decay.callbacks.stopping import StopSignals
 from uvit_decay.checkpoint.convert import export
 from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.checkpoint.rotation import LAST, NEXT, rotate
-from uvit_decay.runtime.errors import Terminated, check_whole
+from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.signals import STOPS
 
+ROW = "numbers_to_log"  # entry of checkpoints: what is logged only after the step is saved
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
-ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun
-STOPS = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Terminated}
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -66,9 +65,10 @@ class LastCheckpoint(Checkpoint):
 
     The one before is kept as previous.ckpt, to which --ckpt_path auto and last fall back if the newest is damaged.
 
-    At Ctrl-C or SIGTERM the run finishes its step (up to 10 steps on several ranks), saves and stops. A second signal,
-    more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A checkpoint is saved before
-    the previews, metrics and probes of its step run, so that their failure cannot lose it.
+    At Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 the run finishes its step (up to 10 steps on several ranks), saves and stops.
+    A second Ctrl-C or SIGTERM, more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A
+    checkpoint is saved before the previews, metrics and probes of its step run, so that their failure cannot lose it; a
+    run that goes on begins with those which are missing.
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
@@ -90,12 +90,12 @@ class LastCheckpoint(Checkpoint):
         self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
         self.keep_weights_only = keep_weights_only
         self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
-        self._received: int | None = None  # the number of the signal received
-        self._received_at = 0.0
-        self._ended = False  # training has ended, and its checkpoint is saved
+        self._signals: StopSignals | None = None
         self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
+        self._row: dict[str, float] = {}  # numbers of the last step that the run before may not have logged
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        self._signals = trainer._signal_connector = StopSignals(trainer)
         write_atomically(trainer)
         trainer.callbacks = sorted(trainer.callbacks, key=self._place)  # Lightning puts checkpoints last
 
@@ -108,27 +108,10 @@ class LastCheckpoint(Checkpoint):
         return 3 if isinstance(callback, Checkpoint) else 0
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Replace the signal handlers, Lightning's for SIGTERM too, which stops without saving.
-
-        Lightning restores the previous handlers when the run ends or fails.
-        """
         self._seen_step = self._saved_step = trainer.global_step
-        self._received, self._ended, self._wrote = None, False, False
-        for signum in STOPS:
-            signal.signal(signum, self._on_signal)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Remember the first signal until the step is finished; stop at once at a second one, or if all is saved."""
-        now = time.monotonic()
-        if self._ended:
-            raise STOPS[signum]
-        if self._received is None:
-            self._received, self._received_at = signum, now
-            name = "Ctrl-C" if signum == signal.SIGINT else "SIGTERM"
-            message = f"\n{name}: finishing this step; again after {ONE_SIGNAL:g} s to stop at once\n"
-            os.write(2, message.encode())  # print would fail if the signal came in the middle of another print
-        elif now - self._received_at > ONE_SIGNAL:
-            raise STOPS[signum]
+        self._wrote = False
+        self._signals.finish_steps()
+        catch_up(trainer, self._row)
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
         """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""
@@ -173,15 +156,32 @@ class LastCheckpoint(Checkpoint):
     def _stop_if_signalled(self, trainer: Trainer) -> None:
         """Save and stop if any rank received a signal; all stop at the same step, or some would wait for ever."""
         any_rank = trainer.strategy.reduce_boolean_decision
-        if any_rank(self._received is not None, all=False):
-            signum = signal.SIGTERM if any_rank(self._received == signal.SIGTERM, all=False) else signal.SIGINT
-            path = self._save(trainer)
-            step = trainer.global_step
-            rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
-            raise STOPS[signum]
+        if any_rank(self._signals.number is not None, all=False):
+            self._save(trainer)
+            self._say_stopped(trainer)
+            raise next(stop for number, stop in STOPS.items() if any_rank(self._signals.number == number, all=False))
+
+    def _say_stopped(self, trainer: Trainer) -> None:
+        path = run_folder(trainer) / CHECKPOINTS / LAST
+        step = trainer.global_step
+        rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
+
+    def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
+        """Save the step whose evaluation a signal has left."""
+        if self._signals and self._signals.interrupted and isinstance(exception, KeyboardInterrupt):
+            self._signals.finish_steps()  # one more signal must not spoil the file
+            if trainer.global_step != self._saved_step:
+                self._save(trainer)
+            self._say_stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)
-        if trainer.global_step != self._saved_step:
+        if trainer.global_step != self._saved_step or not self._wrote:
             self._save(trainer)
-        self._ended = True  # everything is saved, so a signal stops at once
+        self._signals.at_once = True  # everything is saved
+
+    def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[ROW] = numbers_to_log(trainer)
+
+    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._row = typed(dict[str, float], checkpoint.get(ROW, {}), f"the checkpoint: {ROW}")

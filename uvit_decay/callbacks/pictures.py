@@ -13,12 +13,23 @@ from uvit_decay.image_io import save_image
 from uvit_decay.runtime.files import check_writable
 
 
+def picture_path(folder: Path, name: str, step: int) -> Path:
+    """Return the file of a picture of a step in the run folder."""
+    return folder / name / f"step_{step:08d}.png"
+
+
+def picture_steps(folder: Path, name: str) -> list[int]:
+    """Return the steps of the pictures in the run folder, in order."""
+    names = (path.stem.removeprefix("step_") for path in (folder / name).glob("step_*.png"))
+    return sorted(int(step) for step in names if step.isdecimal())
+
+
 def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image) -> None:
     """Save <name>.png, the newest, and <name>/step_N.png in the run folder, and in TensorBoard; for rank 0 alone."""
-    path = folder / name / f"step_{trainer.global_step:08d}.png"
+    path = picture_path(folder, name, trainer.global_step)
     check_writable(path)
-    save_image(path, picture)
     save_image(folder / f"{name}.png", picture)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.add_image(name, np.asarray(picture), trainer.global_step, dataformats="HWC")
+    save_image(path, picture)  # last: a run that goes on takes it as the sign that all is done

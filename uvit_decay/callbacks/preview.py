@@ -33,6 +33,9 @@ class Preview(PeriodicSampling):
         batch_size: images per batch on each device.
     """
 
+    picture = "samples"
+    results = ("samples.png",)
+
     def __init__(
         self,
         every_n_steps: int = 0,
@@ -67,4 +70,4 @@ class Preview(PeriodicSampling):
             parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))
         if processes.is_main:
             grid = labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names))))
-            save_picture(trainer, self.folder, "samples", grid)
+            save_picture(trainer, self.folder, self.picture, grid)

@@ -49,6 +49,7 @@ class LinearProbes(Periodic):
     """
 
     history_file = PROBES
+    results = ("probes.csv", "probes.png")
 
     def __init__(
         self,
@@ -118,8 +119,8 @@ class LinearProbes(Periodic):
         }
         metadata = {**grid.protocol, "weights": weights, "watched": grid.layers[number].name, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
-        record(trainer, self.folder / PROBES, values, metadata, logged)
         grid.save(self.folder, f"Linear probe, test accuracy in % (step {trainer.global_step})")
+        record(trainer, self.folder / PROBES, values, metadata, logged)
         over = "" if task.path is None else "mean over t: "
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "

@@ -35,6 +35,9 @@ class Reconstructions(Periodic):
         batch_size: images per batch.
     """
 
+    picture = "reconstructions"
+    results = ("reconstructions.png",)
+
     def __init__(
         self,
         every_n_steps: int = 0,
@@ -84,4 +87,4 @@ class Reconstructions(Periodic):
                 subset(images, self.num, "reconstructions"),
                 self.batch_size,
             )
-        save_picture(trainer, self.folder, "reconstructions", picture)
+        save_picture(trainer, self.folder, self.picture, picture)

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
+from uvit_decay.callbacks.csv_log import MetricsLog, read_rows
+from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.history import GENERATION, METRICS, PROBES
-from uvit_decay.runtime.errors import UserError, check_whole, explained
-from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.plain import read_text
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.files import check_writable, replacing
 from uvit_decay.tasks.base import Task
 
-LARGEST = 2**30  # bytes of metrics.csv
 CONTENTS = {
     "checkpoints/last.ckpt": "the checkpoint: weights, and all that resuming needs",
     "config.yaml": "the whole configuration",
@@ -42,13 +41,18 @@ def run_folder(trainer: Trainer) -> Path:
     return folder
 
 
-def continued_folder(trainer: Trainer) -> Path | None:
-    """Return the folder of the run that this one continues, None if it continues none.
+def run_of(checkpoint: str | Path) -> Path | None:
+    """Return the folder of the run that wrote a checkpoint, None if it is not known.
 
-    LastCheckpoint writes to `checkpoints` in the run folder; of another checkpoint the run is not known.
+    LastCheckpoint writes to `checkpoints` in the run folder.
     """
-    path = trainer.ckpt_path
-    return Path(path).parent.parent if path and Path(path).parent.name == "checkpoints" else None
+    folder = Path(checkpoint).parent
+    return folder.parent if folder.name == CHECKPOINTS else None
+
+
+def continued_folder(trainer: Trainer) -> Path | None:
+    """Return the folder of the run that this one continues, None if it continues none, or an unknown one."""
+    return run_of(trainer.ckpt_path) if trainer.ckpt_path else None
 
 
 def continue_history(trainer: Trainer, name: str) -> None:
@@ -60,16 +64,35 @@ def continue_history(trainer: Trainer, name: str) -> None:
             history.copy_until(trainer.global_step, earlier / name, folder / name)
 
 
+def take_over(trainer: Trainer, names: Iterable[str]) -> None:
+    """Copy files of the run that this one continues, those which are there; all ranks must call this."""
+    earlier, folder = continued_folder(trainer), run_folder(trainer)
+    if not (earlier and trainer.is_global_zero):
+        return
+    for name in names:
+        if (earlier / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            with replacing(folder / name) as file:
+                file.write((earlier / name).read_bytes())
+    for logger in trainer.loggers:
+        if isinstance(logger, RunLogger):
+            logger.taken |= {Path(name).parts[0] for name in names}
+
+
 def record(
     trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
 ) -> None:
-    """Append a measurement to the history at `path`, and send `logged` to the loggers; only rank 0 may call this."""
+    """Send `logged` to the loggers, and append a measurement to the history at `path`; only rank 0 may call this.
+
+    The history is last: a run that goes on takes it as the sign that all is done.
+    """
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
     images = step * trainer.datamodule.batch_size
     measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
-    history.append(path, measurement)
     for logger in trainer.loggers:
         logger.log_metrics(dict(logged), step)
+        logger.save()
+    history.append(path, measurement)
 
 
 class RunLogger(TensorBoardLogger):
@@ -91,16 +114,19 @@ class RunLogger(TensorBoardLogger):
             raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
         made = name is not None and not Path(save_dir, experiment, name).exists()
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
-        self._csv: CSVLogger | None = None
+        self._csv: MetricsLog | None = None
         self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
         self._made = made  # whether the folder is this run's own
         self.trained = True  # false if a run ended before its first step
+        self.taken = {"config.yaml", METRICS, PROBES, GENERATION}  # what may be there before the run does anything
+        self._copied: set[tuple[int, str]] = set()  # step and name of numbers in the copied log, of its last step
 
     @property
-    def csv(self) -> CSVLogger:
+    def csv(self) -> MetricsLog:
         """The logger of metrics.csv, made on first use, when the version is known."""
         if self._csv is None:
-            self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
+            self._csv = MetricsLog(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
+            self._csv.begin()
         return self._csv
 
     def _get_next_version(self) -> int:
@@ -118,22 +144,25 @@ class RunLogger(TensorBoardLogger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self._logged = True
         super().log_metrics(metrics, step)
-        self.csv.log_metrics(metrics, step)
+        if step is None or not self._copied >= {(step, name) for name in metrics}:
+            self.csv.log_metrics(metrics, step)
 
     @rank_zero_only
     def copy_until(self, step: int, source: Path) -> None:
         """Begin metrics.csv with the rows of another one, `source`, that were logged before optimizer step `step`."""
-        if not source.exists():
-            return
-        whole_lines = read_text(source, LARGEST).rpartition("\n")[0]  # a killed run may have left half a line
-        with explained(f"{source} is damaged", ValueError, LookupError, csv.Error):
-            for row in csv.DictReader(whole_lines.splitlines()):
-                if None in row:
-                    raise ValueError(f"the row of step {row['step']} has more cells than the header")
-                values = {name: value for name, value in row.items() if value and name != "step"}
-                # Lightning logs a training step under the number of steps before it, an evaluation after a step.
-                if int(row["step"]) < step + ("train/loss" not in values):
-                    self.csv.experiment.log_metrics(values, int(row["step"]))
+        for logged_at, values in read_rows(source):
+            # Lightning logs a training step under the number of steps before it, an evaluation after a step.
+            if logged_at < step + ("train/loss" not in values):
+                self.csv.experiment.log_metrics(values, logged_at)
+                if logged_at >= step - 1:
+                    self._copied |= {(logged_at, name) for name in values}
+        self.csv.save()
+
+    @rank_zero_only
+    def complete(self, row: Mapping[str, float], step: int) -> None:
+        """Add a row of training to the copied log, unless it is there."""
+        if (step, "train/loss") not in self._copied:
+            self.csv.experiment.log_metrics(dict(row), step)
             self.csv.save()
 
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
@@ -151,9 +180,8 @@ class RunLogger(TensorBoardLogger):
             return
         super().finalize(status)
         self.csv.finalize(status)
-        copied = ("config.yaml", METRICS, PROBES, GENERATION)
         names = [path.name for path in Path(self.log_dir).glob("*")]
-        nothing_new = all(name in copied or name.startswith("events.out.") for name in names)
+        nothing_new = all(name in self.taken or name.startswith("events.out.") for name in names)
         if (status == "failed" or not self.trained) and self._made and nothing_new and not self._logged:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
+PREEMPTED = 85  # exit code of a run that saved because it was warned; HTCondor restarts jobs that end with it
 LAUNCHERS = {  # least and largest value of the environment variables that launchers set
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), (1, 2**20)),
     **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), (-1, 2**20)),
@@ -40,6 +40,17 @@ class RunEnded(UserError):
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which schedulers send before they reclaim a machine; Lightning ends the run as at Ctrl-C."""
+
+
+class Preempted(KeyboardInterrupt):
+    """SIGUSR1 or SIGUSR2, by which a scheduler warns that the time of a job is nearly over."""
+
+
+ENDS: dict[type[KeyboardInterrupt], tuple[str, int]] = {  # last line and exit code
+    KeyboardInterrupt: ("interrupted", 128 + signal.SIGINT),
+    Terminated: ("terminated", 128 + signal.SIGTERM),
+    Preempted: (f"preempted: exit code {PREEMPTED} asks for the same command again", PREEMPTED),
+}
 
 
 def one_line(error: BaseException, limit: int = 200) -> str:
@@ -82,22 +93,8 @@ def check_launcher() -> None:
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
-    """Let SIGTERM raise `Terminated` in the body, as Ctrl-C raises KeyboardInterrupt, so that a program cleans up."""
-
-    def terminate(signum: int, frame: FrameType | None) -> None:
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
 def user_errors() -> Iterator[None]:
-    """Exit on a `UserError` in the body with one line and code 2, on Ctrl-C with code 130, on SIGTERM with 143.
+    """Exit on a `UserError` in the body with one line and code 2, and on a signal with its code in `ENDS`.
 
     If whoever read the output has gone, as in `| head`, the code is 141.
 
@@ -137,9 +134,7 @@ def _tell_others(problem: str) -> None:
 
 
 def _stopped(error: KeyboardInterrupt) -> int:
-    if isinstance(error, Terminated):
-        return _fail("terminated", 143)
-    return _fail("interrupted", 130)
+    return _fail(*ENDS[type(error)])
 
 
 def _open_streams() -> None:

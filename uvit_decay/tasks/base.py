@@ -42,7 +42,7 @@ from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.runtime.errors import RunEnded, UserError
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.memory import enough_memory
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
@@ -270,11 +270,7 @@ class Task(LightningModule):
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         if trains and (different := check_changes(checkpoint, card, self, data, optim)):
             rank_zero_info(f"other settings than the checkpoint's: {different}")
-        epoch, end = run_length(self.trainer)
-        if trains and self.settings and checkpoint["global_step"] >= end:
-            raise RunEnded(
-                f"the checkpoint is at step {checkpoint['global_step']}, the end: set --trainer.max_epochs higher"
-            )
+        epoch, _ = run_length(self.trainer)
         recount(checkpoint["loops"]["fit_loop"], epoch, data.pieces)
 
 

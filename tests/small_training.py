@@ -1,0 +1,100 @@
+"""A training run of three seconds with everything that runs do, and what it leaves, to compare runs bit for bit."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from conftest import ROOT
+from programs import Launcher, Program
+
+MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
+CLASSIFIER = {"class_path": "uvit_decay.metrics.SmallClassifier", "init_args": {"steps": 3}}
+EVERY = {
+    "LinearProbes": {"every_n_steps": 8, "times": [0.1], "max_train": 60, "max_test": 40},
+    "GenerationMetrics": {"every_n_steps": 12, "num": 66, "extractor": CLASSIFIER},
+    "Preview": {"every_n_steps": 8, "rows": 1},
+    "LastCheckpoint": {"every_n_steps": 4},
+}
+FLAGS = [
+    *("--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=2", "--trainer.log_every_n_steps=1"),
+    *("--trainer.max_steps=14", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=2"),
+    *("--trainer.enable_progress_bar=false", "--ckpt_path=auto"),
+]
+FILES = ("generation.jsonl", "probes.jsonl", "probes.csv", "samples.png")
+TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "global_step")  # entries of a checkpoint
+GOES_ON = re.compile(r"going on from \S+ \(step (\d+)\)")
+
+
+class SmallTraining:
+    """The command, always the same one, in folders that differ."""
+
+    def __init__(self, launcher: Launcher, folder: Path) -> None:
+        self.launcher, self.config = launcher, folder / "small.yaml"
+        content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+        for callback in content["trainer"]["callbacks"]:
+            name = callback["class_path"].rpartition(".")[2]
+            callback["init_args"] = {**callback.get("init_args", {}), **EVERY.get(name, {})}
+        self.config.write_text(yaml.safe_dump(content))
+
+    def start(self, folder: Path, *more: str, **options: Any) -> Program:
+        """Start it in `folder`, with `more` flags, and return at once; see `Launcher.start`."""
+        folder.mkdir(exist_ok=True)
+        environment = {"XDG_CACHE_HOME": str(self.config.parent), **options.pop("environment", {})}
+        command = ["train.py", "fit", f"--config={self.config}", *FLAGS, *more]
+        return self.launcher.start(*command, cwd=folder, environment=environment, **options)
+
+    def run(self, folder: Path, *more: str, **options: Any) -> Program:
+        """Run it to its end."""
+        program = self.start(folder, *more, **options)
+        program.wait()
+        return program
+
+
+def goes_on_from(program: Program) -> int:
+    """The step of the checkpoint from which a run went on, 0 if it began anew."""
+    found = GOES_ON.search(program.stdout + program.stderr)
+    return int(found[1]) if found else 0
+
+
+def runs(folder: Path) -> list[Path]:
+    """The run folders, the oldest first."""
+    return sorted((folder / "runs" / "digits").iterdir(), key=lambda run: int(run.name.rpartition("_")[2]))
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """The rows of metrics.csv in the order of their steps, without what differs between equal runs."""
+    with (run / "metrics.csv").open() as file:
+        content = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
+    content = [{key: row[key] for key in row.keys() - MEASURED} for row in content]
+    return sorted(content, key=lambda row: (int(row["step"]), sorted(row)))
+
+
+def trained(run: Path) -> dict[str, Any]:
+    """What training has made of the network, of its checkpoint."""
+    contents = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    return {**{name: contents[name] for name in TRAINED}, "ema": contents["callbacks"]["EMA"]}
+
+
+def differences(run: Path, other: Path) -> list[str]:
+    """What is not the same, to the bit, in two runs that have ended: files, rows of the log, parts of the training."""
+    found = [name for name in FILES if (run / name).read_bytes() != (other / name).read_bytes()]
+    found += [f"row {a} {b}" for a, b in zip(rows(run), rows(other), strict=False) if a != b]
+    found += [f"{len(rows(run))} rows, {len(rows(other))}"] if len(rows(run)) != len(rows(other)) else []
+    ours, theirs = trained(run), trained(other)
+    return found + [name for name in ours if not equal(ours[name], theirs[name])]
+
+
+def equal(a: Any, b: Any) -> bool:
+    """Whether nested containers hold the same values, tensors to the bit."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(equal, a, b))
+    return a == b

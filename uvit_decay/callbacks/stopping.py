@@ -1,0 +1,83 @@
+"""The stop of a run at a signal: after its step, or at once in an evaluation; Lightning's own handlers do not run.
+
+Lightning's handler of SIGTERM stops without saving, and on several processes waits for the others in the middle of
+whatever this one does. Its handler of SIGUSR1 in a job of SLURM writes a checkpoint that later runs in the same folder
+would load in place of theirs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+
+from uvit_decay.runtime.signals import STOPS, WARNINGS, of_this_process
+
+ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun
+
+
+class StopSignals(_SignalConnector):
+    """Takes the place of Lightning's handlers while a trainer runs; it restores those before when the run has ended."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self.number: int | None = None  # of the first signal
+        self.at_once = True  # raise at a signal; else remember it until the step is finished
+        self.interrupted = False  # whether an evaluation was left
+        self._wished_at: float | None = None  # time of the first Ctrl-C or SIGTERM
+
+    def register_signal_handlers(self) -> None:
+        self._original_handlers = self._get_current_signal_handlers()
+        for number in STOPS:
+            self._register_signal(number, of_this_process(self._receive))
+
+    def finish_steps(self) -> None:
+        """Begin to remember signals: there is now something to lose."""
+        self.number, self._wished_at, self.at_once, self.interrupted = None, None, False, False
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        """Remember the first signal; stop at once at a second Ctrl-C or SIGTERM, or where nothing can be lost."""
+        if self.at_once:
+            self._leave(number)
+        now, again = time.monotonic(), "" if number in WARNINGS else f"; again after {ONE_SIGNAL:g} s to stop at once"
+        name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        if number not in WARNINGS and self._wished_at is not None and now - self._wished_at > ONE_SIGNAL:
+            raise STOPS[number]
+        if self.number is None or (number not in WARNINGS and self._wished_at is None):
+            # print would fail if the signal came in the middle of another print
+            os.write(2, f"\n{name}: finishing this step{again}\n".encode())
+        self.number = self.number or number
+        if number not in WARNINGS and self._wished_at is None:
+            self._wished_at = now
+
+    def _leave(self, number: int) -> None:
+        self.interrupted = True
+        raise STOPS[number]
+
+    @contextmanager
+    def leaving(self) -> Iterator[None]:
+        """Let a signal, also one that was received before, leave the body at once."""
+        self.at_once, before = True, self.at_once
+        try:
+            if self.number is not None:
+                self._leave(self.number)
+            yield
+        finally:
+            self.at_once = before
+
+
+@contextmanager
+def leaving_at_signals(trainer: Trainer) -> Iterator[None]:
+    """Let a signal leave the body, an evaluation, at once; on several ranks all must finish it, or some would wait."""
+    signals = trainer._signal_connector
+    if isinstance(signals, StopSignals) and trainer.world_size == 1:
+        with signals.leaving():
+            yield
+    else:
+        yield
