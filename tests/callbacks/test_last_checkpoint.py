@@ -108,3 +108,14 @@ def test_a_failing_evaluation_costs_no_step(tmp_path):
     with pytest.raises(RuntimeError, match="broken"):
         fit(tmp_path, Broken(), LastCheckpoint(every_n_steps=100), max_steps=7)
     assert torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 7
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 85)])
+def test_a_signal_in_an_evaluation_leaves_it_at_once_and_saves_its_step(tmp_path, signum, code):
+    class Slow(Preview):
+        def evaluate(self, trainer, task) -> None:
+            os.kill(os.getpid(), signum)
+            super().evaluate(trainer, task)
+
+    assert stopped(tmp_path, Slow(every_n_steps=7)) == (code, 7)
+    assert not (tmp_path / "samples.png").exists()
