@@ -42,9 +42,12 @@ class Average:
         """Move towards the float32 weights of this rank, in the order of the shadow, unless the step was `skipped`."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
         parts = _parts(self.shadow.values())
-        if skipped is not None:
-            weights = [torch.where(skipped, old, new) for old, new in zip(parts, weights, strict=True)]
-        torch._foreach_lerp_(parts, weights, 1.0 - decay)
+        if skipped is None:
+            torch._foreach_lerp_(parts, weights, 1.0 - decay)
+        else:
+            share = torch.where(skipped, 0.0, 1.0 - decay)  # on the device, to the bit as above
+            for part, new in zip(parts, weights, strict=True):
+                part.lerp_(new, share)
         self.updates += 1
 
     def state(self) -> dict[str, Any]:

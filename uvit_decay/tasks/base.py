@@ -56,8 +56,8 @@ from uvit_decay.tasks.utilisation import Utilisation
 AUTO = "auto"
 NEVER = 2**62  # a step that is never reached
 HINT = (
-    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
-    "--trainer.gradient_clip_val"
+    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps, set "
+    "--trainer.gradient_clip_val or skip such steps with --model.optim.skip_non_finite"
 )
 
 
