@@ -7,6 +7,10 @@ import time
 
 import pytest
 
+from uvit_decay.preflight.meeting import Meeting
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.launchers import Place
+
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=20", "--trainer.limit_val_batches=0"]
 EMPTY = "--trainer.callbacks=[]"
 NODES = ["--trainer.num_nodes=2", "--trainer.strategy=ddp"]
@@ -60,6 +64,31 @@ def test_nodes_that_differ_end_with_the_same_line(programs, tmp_path, own, line)
     assert not list((tmp_path / "runs" / "digits").iterdir())
 
 
+def test_processes_that_cannot_add_a_number_end_with_one_line(programs, tmp_path):
+    wrong = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
+    started, codes = both(programs, [tmp_path] * 2, "fit", environments=(wrong, wrong))
+    assert codes == [2, 2]
+    for program in started:  # each has its own line, or that of the other one, which was faster
+        (line,) = errors(program)
+        assert "2 ranks meet at 127.0.0.1:" in line
+        assert "gets no all-reduce (gloo) within 60 s" in line
+        assert "SOCKET_IFNAME" in line
+
+
+def test_a_rank_that_does_not_come_is_named():
+    port = int(address()["MASTER_PORT"])
+    with pytest.raises(UserError, match=r"1 of 2 processes \(rank 1\) did not come to 127.0.0.1:\d+"):
+        Meeting(Place(0, 2, 0, "127.0.0.1", port), patience=0.6)
+
+
+@pytest.mark.slow
+def test_the_doctor_of_a_sharded_network(programs, tmp_path):
+    sharded = ["--trainer.strategy=fsdp"]
+    started, codes = both(programs, [tmp_path] * 2, "doctor", own=(sharded, sharded))
+    assert codes == [0, 0], started[0].stderr
+    assert "ok       memory: a step of 1 x 16 images takes" in started[0].stdout
+
+
 @pytest.mark.slow
 def test_a_run_folder_that_is_not_shared_ends_both(programs, tmp_path):
     folders = [tmp_path / name for name in "ab"]
@@ -83,6 +112,7 @@ def test_the_doctor_compares_two_ranks_and_times_their_steps(programs, tmp_path)
     one_node = ["--trainer.num_nodes=1", "--trainer.devices=2"]
     started, codes = both(programs, [tmp_path] * 2, "doctor", "--json", own=(one_node, one_node), environments=ranks)
     assert codes == [0, 0], started[0].stderr
+    assert all(finding.keys() == {"level", "subject", "text", "flag"} for finding in json.loads(started[0].stdout))
     findings = {finding["subject"]: finding["text"] for finding in json.loads(started[0].stdout)}
     assert findings["all-reduce"].startswith("2 processes at 127.0.0.1:")
     assert findings["ranks"].startswith("2 = 1 node x 2, started by torchrun")

@@ -53,7 +53,7 @@ def callbacks(run: Run, found: Measured) -> Iterator[Finding]:
         if cost.error:
             yield Finding("error", cost.name, cost.error)
             continue
-        often = f"{cost.times} times" if cost.times != 1 else "once"
+        often = {0: "never in this run", 1: "once"}.get(cost.times, f"{cost.times} times")
         text = f"{cost.evaluations} network evaluations, about {duration(cost.seconds)} each time, {often}"
         slow = cost.seconds * cost.times > HALF * _training(run, found)
         flag = "a larger every_n_steps, or fewer images" if slow else ""

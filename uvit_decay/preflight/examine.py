@@ -87,7 +87,10 @@ def _anywhere(meeting: Meeting | None, report: Report, name: str) -> bool:
 
 def _cost(run: Run, practice: Practice) -> Iterator[Finding]:
     os.environ[STARTED] = "yes"  # for the processes that Lightning starts
-    found = _rehearsal(run, practice)
+    try:
+        found = _rehearsal(run, practice)
+    finally:
+        del os.environ[STARTED]
     for check in cost.CHECKS:
         yield from check(run, found)
     yield from disk(run, found.total)

@@ -47,12 +47,12 @@ class Run:
 
     @property
     def has_ranks(self) -> bool:
-        """Whether its strategy is one of several processes."""
+        """True if its strategy is one of several processes."""
         return isinstance(self.trainer.strategy, ParallelStrategy)
 
     @property
     def launched_outside(self) -> bool:
-        """Whether a launcher (torchrun, srun) has started all ranks; else Lightning starts those of this node."""
+        """True if a launcher (torchrun, srun) has started all ranks; else Lightning starts those of this node."""
         return self.has_ranks and self.trainer.strategy.cluster_environment.creates_processes_externally
 
 

@@ -42,7 +42,7 @@ class NotTried(Exception):
 
 @dataclass
 class Cost:
-    """What a callback costs each time.
+    """Cost of a callback each time.
 
     Args:
         name: its class.
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass
 class Measured:
-    """What the rehearsal found; `tried` is False if time and memory are estimates.
+    """Findings of the rehearsal; `tried` is False if time and memory are estimates.
 
     Args:
         limit: bytes of the device, or of main memory.

@@ -14,7 +14,7 @@ WIDTH = len("warning") + 2
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, in one line.
+    """Result of a check, in one line.
 
     Args:
         level: `error` if the run would fail, hang or lose something; `warning` if it probably is not what is meant.
