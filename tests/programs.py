@@ -79,12 +79,15 @@ class Program:
 
 
 class Launcher:
-    """Starts programs by the zygote; `folder` takes their output."""
+    """Starts programs by the zygote; `folder` takes their output.
 
-    def __init__(self, folder: Path) -> None:
+    The words of `before` precede the command of the zygote: they may put it and its programs on another node.
+    """
+
+    def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
         self.folder, self._number = folder, count()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        command = [sys.executable, str(HERE / "zygote.py")]
+        command = [*before, sys.executable, str(HERE / "zygote.py")]
         self._zygote = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -7,6 +7,7 @@ see other files than its neighbour. Without the rights (root, or CAP_SYS_ADMIN) 
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
 import shutil
@@ -17,8 +18,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from programs import Launcher, Program
 
 ROOT = Path(__file__).resolve().parent.parent
 TAG = "TEST_NODE"  # environment variable of all processes of a node
@@ -92,8 +95,7 @@ class Node:
         """Start a command."""
         words = [str(word) for word in command]
         own = {TAG: self.tag, **self.environment, **{name: str(value) for name, value in variables.items()}}
-        if self.holder:  # the folder by its name in the namespace, where something else may be mounted
-            words = [*self._inside(), "env", "-C", str(cwd), *words]
+        words = [*self.inside(), "env", "-C", str(cwd), *words]  # by its name there, where other files may be mounted
         output = tuple(self.folder / f"{self.number}-{secrets.token_hex(4)}.{kind}" for kind in ("out", "err"))
         with output[0].open("w") as out, output[1].open("w") as err:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
@@ -101,23 +103,34 @@ class Node:
             process = subprocess.Popen(words, cwd=cwd, env=environment, start_new_session=True, **streams)
         return Running(process, time.monotonic(), output)
 
-    def _inside(self) -> list[str]:
-        return ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--pid"]
+    def inside(self) -> list[str]:
+        """Return the words that start a command in its namespaces, none without them."""
+        return [] if not self.holder else ["nsenter", "-t", str(self.pid), "--net", "--uts", "--mount", "--pid"]
 
     def ip(self, *words: str) -> None:
         """Run `ip` in this node's network."""
         subprocess.run(["nsenter", "-t", str(self.pid), "--net", "ip", *words], check=True)
 
+    def launcher(self) -> Launcher:
+        """Return what starts programs of the project here without their imports; it ends with the node."""
+        before = [*self.inside(), "env", f"{TAG}={self.tag}"]
+        return Launcher(self.folder / f"programs{self.number}", before)
+
+    def strike(self, program: Program, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a program that the launcher of this node has started."""
+        subprocess.run([*self.inside(), "kill", f"-{number}", "--", f"-{program.pid}"], check=True)
+
     def mount(self, *words: object) -> None:
         """Mount something for this node alone: `mount("-t", "tmpfs", "none", path)`."""
-        subprocess.run([*self._inside(), "mount", *map(str, words)], check=True)
+        subprocess.run([*self.inside(), "mount", *map(str, words)], check=True)
 
     def shift_clock(self, seconds: float) -> None:
         """Let Python's clock of this node be ahead; monotonic clocks are those of a machine in any case."""
         folder = self.folder / f"clock{self.number}"
         folder.mkdir()
         (folder / "sitecustomize.py").write_text(SHIFTED)
-        path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+        before = self.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
+        path = os.pathsep.join([str(folder), *filter(None, [before])])
         self.environment |= {"PYTHONPATH": path, "TEST_SHIFT": str(seconds)}
 
     def processes(self) -> list[int]:
@@ -175,6 +188,19 @@ class TwoNodes:
     def run(self, command: Sequence[object], cwd: Path, timeout: float = 200, **variables: object) -> list[Ended]:
         """Return what a command did on both nodes; see `wait`."""
         return self.wait(self.start(command, cwd, **variables), timeout)
+
+    def batch(self, script: Path, cwd: Path, timeout: float = 200) -> Ended:
+        """Return what a script of sbatch did that runs on both nodes; tests/fake_srun.py starts its tasks there."""
+        count, names = len(self.nodes), ",".join(f"node{node.number}" for node in self.nodes)
+        inside = [[*node.inside(), "env", "-C", str(cwd), f"{TAG}={node.tag}"] for node in self.nodes]
+        job = {"JOB_ID": 14500, "JOB_NAME": script.name, "NNODES": count, "JOB_NUM_NODES": count, "NTASKS": count}
+        job |= {"NTASKS_PER_NODE": 1, "NODELIST": names, "JOB_NODELIST": names, "TASKS_PER_NODE": f"1(x{count})"}
+        variables = {f"SLURM_{name}": str(value) for name, value in job.items()} | {"TEST_NODES": json.dumps(inside)}
+        if not self.nodes[0].holder:  # no names stand for the addresses of loopback
+            variables |= {"MASTER_ADDR": self.nodes[0].address, "MASTER_PORT": str(self.port)}
+        outside = replace(self.nodes[0], holder=None)  # srun itself reaches all nodes
+        (ended,) = self.wait([outside.start(["bash", script], cwd, **variables)], timeout)
+        return ended
 
     def wait(self, running: Sequence[Running], timeout: float = 200) -> list[Ended]:
         """Return what the commands did; after `timeout` seconds kill all processes, and fail with what they printed."""

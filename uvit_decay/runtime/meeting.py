@@ -62,7 +62,9 @@ def meet(place: Place, problem: str = "", patience: float = PATIENCE) -> dist.St
     global _lifelines, _name
     _name = f"process {place.rank} on {socket.gethostname()}"
     seconds = min(LINGER, patience) if problem else patience
-    with explained(f"the processes of this program cannot meet at {place.where}", RuntimeError, ValueError, OSError):
+    what = f"the processes of this program cannot meet at {place.where}"
+    hint = f"it must be an address of the node with rank 0 that all reach; {ADVICE}"
+    with explained(what, RuntimeError, ValueError, OSError, hint=hint):
         options = {"is_master": place.rank == 0 and not place.served, "wait_for_workers": False, "multi_tenant": True}
         store = dist.TCPStore(place.address, place.port, place.size, timeout=timedelta(seconds=seconds), **options)
         _lifelines = _host(place, store, problem, seconds) if place.rank == 0 else _join(place, store, problem, seconds)
@@ -92,7 +94,7 @@ def raise_if_lost(error: BaseException) -> None:
 def report(problem: str) -> None:
     """Tell the other processes, if a launcher has started some that may wait for this one, why it ends."""
     place = Place.of_environment()
-    if place is not None and _lifelines is None and not dist.is_initialized():
+    if place is not None and not _name and not dist.is_initialized():  # it has not come to the meeting yet
         with suppress(UserError):
             meet(place, problem)
 

@@ -1,0 +1,132 @@
+"""Two nodes of which one fails, or is started wrongly: all processes end, with one line that says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from programs import Launcher, Program
+from two_nodes import TwoNodes, can_isolate, two_nodes
+
+KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
+ENDLESS = ["--trainer.max_steps=1000000", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=5"]
+SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
+NODES = ["--trainer.num_nodes=2", "--trainer.strategy=ddp", "--trainer.enable_progress_bar=false"]
+FIT = ["train.py", "fit", *SMALL, *NODES]
+Start = Callable[..., list[Program]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory) -> Iterator[TwoNodes]:
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def launchers(two) -> list[Launcher]:
+    return [node.launcher() for node in two.nodes]
+
+
+@pytest.fixture
+def start(two, launchers, tmp_path) -> Start:
+    """Starts a command on both nodes, or on some, with variables of the environment."""
+
+    def started(*words: object, only: tuple[int, ...] = (0, 1), waits: str = "", **variables: str) -> list[Program]:
+        impatient = ["tests/impatient.py", *waits.split()] if waits else []
+        command = [*impatient, *map(str, words)]
+        ranks = [{"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0"} if "fit" not in command else {} for i in (0, 1)]
+        return [
+            launchers[i].start(
+                *command,
+                cwd=tmp_path,
+                environment={**{k: str(v) for k, v in two.variables(two.nodes[i]).items()}, **ranks[i], **variables},
+            )
+            for i in only
+        ]
+
+    return started
+
+
+def until(program: Program, there: Callable[[], bool]) -> None:
+    """Return when the program has come so far."""
+    end = time.monotonic() + 120
+    while not there():
+        assert not (program.folder / "returncode").exists(), program.stderr
+        assert time.monotonic() < end, program.stderr
+        time.sleep(0.05)
+
+
+def errors(program: Program) -> list[str]:
+    return [line for line in program.stderr.splitlines() if line.startswith("error: ")]
+
+
+def trains(folder: Path) -> bool:
+    """Whether the run in the folder has logged a step."""
+    return any(len(log.read_text().splitlines()) > 2 for log in folder.glob("runs/*/*/metrics.csv"))
+
+
+def ends(program: Program, *words: str, within: float = 60.0) -> float:
+    """Return the seconds until the program has ended, as it must, with one line that has these words."""
+    begun = time.monotonic()
+    code = program.wait(within)
+    took = time.monotonic() - begun
+    assert code == 2, program.stderr
+    assert "Traceback" not in program.stderr, program.stderr
+    (line,) = errors(program)
+    for word in words:
+        assert word in line, line
+    print(f"{took:.1f} s: {line}")
+    return took
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [0, 1], ids=lambda rank: f"rank{rank}-{KIND}")
+def test_a_killed_process_of_a_training_ends_the_other(two, start, tmp_path, lost):
+    programs = start(*FIT, *ENDLESS)
+    until(programs[lost], lambda: trains(tmp_path))
+    two.nodes[lost].strike(programs[lost])
+    ends(programs[1 - lost], f"process {lost} on", "has ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["sample", "generation"], ids=lambda what: f"{what}-{KIND}")
+def test_a_killed_process_ends_the_other(two, start, tmp_path, trained, what):
+    options = ["--ckpt", trained, "--num", 1_000_000, "--steps", 20, "--batch-size", 8]
+    judged = ["generation", "--reference", "digits:train", "--features", "digits", "--out", "report.json"]
+    words = ["sample.py", "--out", "many.npz"] if what == "sample" else ["evaluate.py", *judged]
+    programs = start(*words, *options)
+    until(programs[0], lambda: "/1000000" in programs[0].stderr)
+    two.nodes[1].strike(programs[1])
+    ends(programs[0], "process 1 on", "has ended")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_what_one_node_lacks_ends_both(start, trained, tmp_path, kind):
+    """The checkpoint is named on one node only by a path that is there; nobody waits for the other."""
+    programs = [
+        *start(*FIT, f"--ckpt_path={trained}", only=(0,)),
+        *start(*FIT, f"--ckpt_path={tmp_path / 'none.ckpt'}", only=(1,)),
+    ]
+    ends(programs[1], "none.ckpt")
+    ends(programs[0], "process", "none.ckpt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_nodes_that_do_not_meet_end_after_their_patience(two, start, kind):
+    (alone,) = start(*FIT, only=(0,), waits="PATIENCE=4 REMARK=1")
+    ends(alone, "1 of 2 processes (rank 1) did not come to", "start the same command on every node")
+    assert "waiting for 1 of 2 processes (rank 1)" in alone.stderr
+    (alone,) = start(*FIT, only=(1,), waits="PATIENCE=4")
+    ends(alone, "the processes of this program cannot meet at", two.nodes[0].address)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_two_nodes_with_one_number_end(start, kind):
+    programs = start(*FIT, NODE_RANK="0")
+    for program in programs:
+        ends(program, "two processes have rank 0", "give every node a number of its own")

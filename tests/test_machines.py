@@ -1,0 +1,175 @@
+"""The commands of docs/machines.md on two nodes: the numbers of one process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from two_nodes import TwoNodes, can_isolate, two_nodes
+
+PAGE = (ROOT / "docs" / "machines.md").read_text()
+CONFIG = "configs/imagenet100_uvit_m.yaml"
+KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
+
+
+def command(name: str) -> str:
+    """The commands of the page under this name."""
+    (block,) = re.findall(rf"^```sh {re.escape(name)}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    return block
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory) -> Path:
+    """A folder with what the commands name, small: a configuration of seconds with all callbacks, in place of CONFIG.
+
+    Its train.py and evaluate.py train the classifier of digits for a few steps only.
+    """
+    folder = tmp_path_factory.mktemp("work")
+    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    callbacks = {
+        spec["class_path"].rpartition(".")[2]: spec.setdefault("init_args", {})
+        for spec in content["trainer"]["callbacks"]
+    }
+    callbacks["LinearProbes"] |= {"every_n_steps": 4, "times": [0.1, 0.2], "max_train": 200, "max_test": 100}
+    callbacks["GenerationMetrics"]["num"] = 100
+    callbacks["Preview"] |= {"every_n_steps": 4, "rows": 2}
+    content["trainer"] |= {"max_steps": 8, "val_check_interval": 4, "log_every_n_steps": 1}
+    content["trainer"] |= {"enable_progress_bar": False}
+    content["model"]["init_args"]["net"]["init_args"] |= {"dim": 16, "depth": 2}
+    content["model"]["init_args"]["sampling"]["steps"] = 3
+    (folder / "configs").mkdir()
+    (folder / CONFIG).write_text(yaml.safe_dump(content))
+    for script in ("train.py", "evaluate.py", "sample.py"):
+        started = (
+            f"sys.argv[:1] = ['quick.py', '{script}']; runpy.run_path('{ROOT}/tests/quick.py', run_name='__main__')"
+        )
+        (folder / script).write_text(f"import runpy, sys\n{started}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, work) -> TwoNodes:
+    """Two nodes whose clocks differ by an hour; python, torchrun, accelerate and srun are those of this environment."""
+    programs = tmp_path_factory.mktemp("programs")
+    (programs / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "fake_srun.py"} "$@"\n')
+    (programs / "srun").chmod(0o755)
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
+        for node in nodes.nodes:
+            node.environment |= {"PATH": path, "PYTHONPATH": str(ROOT)}
+        nodes.nodes[1].shift_clock(3600)
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def alone(work, programs, tmp_path_factory) -> Path:
+    """The run folder of the same training on one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    program = programs.run("tests/quick.py", "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
+    assert program.wait() == 0, program.stderr
+    return folder / "runs" / "digits" / "version_0"
+
+
+def numbers(run: Path) -> dict[str, list]:
+    """Losses and measurements of a run by their names."""
+    found: dict[str, list] = {}
+    with (run / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            for name in ("train/loss", "val/loss"):
+                if row.get(name):
+                    found.setdefault(name, []).append(float(row[name]))
+    for name in ("generation.jsonl", "probes.jsonl"):
+        for line in (run / name).read_text().splitlines():
+            for key, value in json.loads(line)["values"].items():
+                found.setdefault(f"{name} {key}", []).append(value)
+    return found
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    """Training on two nodes gave what one process gives."""
+    alone, both = numbers(one), numbers(two)
+    assert alone.keys() == both.keys()
+    assert len(both["train/loss"]) == 8
+    for name, values in alone.items():
+        near = {"abs": 2e-5} if name in ("train/loss", "val/loss") else {"rel": 1e-3}
+        assert both[name] == pytest.approx(values, **near), name
+    files = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, two)]
+    for ours, theirs in zip(*[(file["state_dict"], file["callbacks"]["EMA"]["shadow"]) for file in files], strict=True):
+        for key, value in ours.items():
+            torch.testing.assert_close(theirs[key], value, rtol=0, atol=2e-5, msg=key)
+    assert (two / "samples.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torchrun", "variables", "accelerate"], ids=lambda name: f"{name}-{KIND}")
+def test_two_nodes_train_as_one_process_does(two, work, alone, name, exhaustive):
+    if name != "torchrun" and not exhaustive:
+        pytest.skip("a sample: --exhaustive tries all launchers")
+    script = f"{command(name).strip()} --trainer.logger.init_args.experiment {name}"
+    for result in two.run(["bash", "-c", script], work):
+        assert result.code == 0, result.err
+    assert_same_run(alone, work / "runs" / name / "version_0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_a_batch_script_trains_as_one_process_does(two, work, alone, kind):
+    script = work / "train.sbatch"
+    script.write_text(f"{command('train.sbatch').strip()} --trainer.logger.init_args.experiment slurm\n")
+    result = two.batch(script, work)
+    assert result.code == 0, result.err
+    assert "MEMBER: 2/2" in result.err
+    assert_same_run(alone, work / "runs" / "slurm" / "version_0")
+
+
+TINY = {
+    "encode": "--vae vae --image-size 32 --shard-size 4 --batch-size 3 --workers 0",
+    "sample": "--num 11 --steps 2 --batch-size 3",
+    "generation": "--num 97 --steps 2 --reference digits:train --features digits --metrics fid,is",
+    "probe": "--data digits --times 0.1,0.3 --max-train 200 --max-test 100",
+}
+MADE = {"encode": "latents", "sample": "samples.npz", "generation": "report.json", "probe": "probes"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TINY, ids=lambda name: f"{name}-{KIND}")
+def test_two_nodes_make_what_one_process_makes(two, work, trained, image_dir, vae, programs, name, exhaustive):
+    if name in ("encode", "probe") and not exhaustive:
+        pytest.skip("a sample: --exhaustive tries all programs")
+    for link, source in {"last.ckpt": trained, "images": image_dir, "vae": vae}.items():
+        if not (work / link).exists():
+            (work / link).symlink_to(source)
+    script = f"{command(f'torchrun-{name}').strip()} {TINY[name]}"
+    for result in two.run(["bash", "-c", script], work):
+        assert result.code == 0, result.err
+    words = shlex.split(script.partition("$MASTER_PORT")[2].replace("\\\n", " "))
+    made = work / MADE[name]
+    both = made.rename(made.with_stem(f"both-{name}"))
+    words = words if words[0] == "-m" else ["tests/quick.py", *words[1:]]
+    program = programs.run(*words, cwd=work)
+    assert program.wait() == 0, program.stderr
+    one, two = contents(made), contents(both)
+    # Metrics differ by the rounding of features, whose batches depend on how many processes share a small set.
+    assert two == (pytest.approx(one, rel=1e-9) if name == "generation" else one)
+
+
+def contents(path: Path) -> object:
+    """What is compared of a file or a folder."""
+    if path.is_dir():
+        names = sorted(file.name for file in path.iterdir() if file.suffix in (".safetensors", ".csv"))
+        assert names
+        return {name: (path / name).read_bytes() for name in names}
+    if path.suffix == ".npz":
+        with np.load(path) as file:
+            return {name: file[name].tolist() for name in file.files}
+    return json.loads(path.read_text())["values"]
