@@ -50,6 +50,7 @@ def sample(
     from uvit_decay.samples import Samples
 
     with Processes.launched(processes) as group:
+        group.check_file(ckpt)
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]

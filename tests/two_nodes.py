@@ -124,6 +124,10 @@ class Node:
         """Mount something for this node alone: `mount("-t", "tmpfs", "none", path)`."""
         subprocess.run([*self.inside(), "mount", *map(str, words)], check=True)
 
+    def unmount(self, path: Path) -> None:
+        """Undo a `mount`."""
+        subprocess.run([*self.inside(), "umount", str(path)], check=True)
+
     def shift_clock(self, seconds: float) -> None:
         """Let Python's clock of this node be ahead; monotonic clocks are those of a machine in any case."""
         folder = self.folder / f"clock{self.number}"

@@ -49,6 +49,10 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
 
     from uvit_decay.runtime.distributed import batches
 
+    if processes.size > 1:
+        about = samples.metadata()
+        about.pop("checkpoint")  # its path
+        processes.check_same("options of the samples", [num, about])
     numbers: Sequence[int] = range(num)
     if not out.suffix:
         numbers = processes.broadcast(missing(out, samples, num) if processes.is_main else [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,3 +131,27 @@ def test_two_nodes_with_one_number_end(start, kind):
     programs = start(*FIT, NODE_RANK="0")
     for program in programs:
         ends(program, "two processes have rank 0", "give every node a number of its own")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(KIND != "namespaces", reason="the nodes see the same files")
+def test_nodes_that_see_other_files_end(two, start, tmp_path, trained, image_dir, vae):
+    """Shards of latents are written on both nodes; a checkpoint is read on both."""
+    images, out, copy = tmp_path / "images", tmp_path / "latents", tmp_path / "last.ckpt"
+    shutil.copytree(image_dir, images)
+    shutil.copyfile(trained, copy)
+    out.mkdir()
+    other = tmp_path / "other.ckpt"
+    other.write_bytes(trained.read_bytes() + b"\0")
+    two.nodes[1].mount("-t", "tmpfs", "none", out)
+    two.nodes[1].mount("--bind", other, copy)
+    encode = ["-m", "uvit_decay.data.latents", "encode", images, out, "--vae", vae, "--image-size", 32]
+    for program in start(*encode):
+        ends(program, f"{out} on node1 is not the folder of process 0", "name one that all nodes share")
+    for program in start("sample.py", "--ckpt", copy, "--num", 4, "--out", "four.npz"):
+        ends(program, f"{copy}: not the same on node1 (process 1) as on node0 (process 0)")
+    two.nodes[1].unmount(out)
+    cats = image_dir / "cat"
+    two.nodes[1].mount("--bind", cats, images / "dog")
+    for program in start(*encode):
+        ends(program, f"settings or images of {images}: not the same on node1 (process 1)")

@@ -84,6 +84,7 @@ def generation(
         if ckpt is None:
             images = open_images(samples, channels, features.image_size)
         else:
+            processes.check_file(ckpt)
             images = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
             images = GeneratedImages(images, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
@@ -163,6 +164,7 @@ def likelihood(
 
     with Processes.launched() as processes:
         check_writable(out)
+        processes.check_file(ckpt)
         loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
         loaded.check_denoiser()
         source = open_images(images, loaded.net.channels, loaded.net.image_size)

@@ -58,6 +58,8 @@ class Extraction:
             processes: processes that share the work.
             folder: folder of the store; None means the cache of this machine, for references.
         """
+        if processes.size > 1:
+            processes.check_same(images.name, images.content())
         fingerprints = {"images": images.fingerprint(), "extractor": self.extractor.fingerprint()}
         metadata = {**fingerprints, "n": len(images), "keep": list(keep)}
         store = FeatureStore(folder, metadata, parts_of(len(images)))

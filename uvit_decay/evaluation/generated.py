@@ -52,5 +52,10 @@ class GeneratedImages(ImageSource):
     def fingerprint(self) -> dict[str, Any]:
         return {**self._file, "sampled": self.samples.metadata()}
 
+    def content(self) -> list[Any]:
+        about = self.samples.metadata()
+        about.pop("checkpoint", None)  # its path; `Processes.check_file` compares the file
+        return [len(self), self.shape, about]
+
     def metadata(self) -> dict[str, Any]:
         return {**super().metadata(), **self.samples.metadata()}

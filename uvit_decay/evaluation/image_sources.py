@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +19,9 @@ from uvit_decay.data.decoding import centre_crop
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.evaluation import npz
+from uvit_decay.runtime.distributed import COMPARED
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.random import subset
 
 LOSSY = (".jpg", ".jpeg")
 MOST_CLASSES = 100_000  # upper limit for the labels of an array
@@ -50,6 +53,11 @@ class ImageSource(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """Return a fingerprint, as plain values: features stored under it may be reused until it changes."""
+
+    def content(self) -> list[Any]:
+        """Return values that are the same on another node if the images are, at other paths or times, too."""
+        few = self.read(subset(range(len(self)), COMPARED, "compared"))
+        return [len(self), self.shape, zlib.crc32(few.cpu().contiguous().numpy())]
 
     def metadata(self) -> dict[str, Any]:
         """Return metadata for reports, as plain values."""

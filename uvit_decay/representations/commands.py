@@ -52,6 +52,7 @@ def probe(
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
     with Processes.launched() as processes:
+        processes.check_file(ckpt)
         judged = open_network(ckpt, loading)
         images = open_judging_data(judged, data, test)
         check_probed(judged.net, judged.path, images, probing)
@@ -103,6 +104,7 @@ def classify(
     if out is not None and out.suffix != ".json":
         raise UserError(f"--out {out}: the name must end in .json")
     with Processes.launched() as processes:
+        processes.check_file(ckpt)
         judged = open_network(ckpt, loading)
         classifying = Classifying(judged, open_judging_data(judged, data, test), classification)
         device = pick_device(loading.device, processes.local_rank)

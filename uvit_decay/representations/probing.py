@@ -8,6 +8,7 @@ penalty or of the best cell, is made on held-out training images.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.runtime.cost import estimated_seconds
-from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.distributed import COMPARED, Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.overlap import on_cpu, read_ahead
 from uvit_decay.runtime.precision import Precision, computing
@@ -122,6 +123,8 @@ class Prober:
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
         levels = range(len(self.times))
+        if processes.size > 1:
+            processes.check_same(f"images of {self.data.name}, or options", self._content())
         rows = []
         with tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main)) as bar:
             for row in self._rows(levels, processes):
@@ -169,6 +172,12 @@ class Prober:
             "classifier": "logistic regression, l2 penalty chosen on a held-out fifth of the training images",
             "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
         }
+
+    def _content(self) -> list[Any]:
+        """Return values that are the same on another node if the images and the options are."""
+        sets = (self.data.train, self.data.test)
+        few = [images[subset(images, COMPARED, "compared")][0] for images in sets]
+        return [self.protocol(), [zlib.crc32(images.cpu().contiguous().numpy()) for images in few]]
 
     def _level(self, level: int) -> Tensor:
         """Return the scores of one noise level, (scores, layers), float64."""

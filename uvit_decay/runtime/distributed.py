@@ -7,7 +7,10 @@ launcher was asked for, as on a machine without a second GPU, where `accelerate 
 from __future__ import annotations
 
 import os
+import secrets
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,7 +21,9 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.launchers import Place, requested
 from uvit_decay.runtime.meeting import failure, leave, meet, raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
@@ -30,6 +35,8 @@ Value = TypeVar("Value")
 # Timeout of an idle rank that waits for the slowest one; the default is 10 minutes. `Lifelines` end the waiting if
 # another process has ended.
 PATIENCE = timedelta(days=7)
+COMPARED = 8  # images of a set by which processes find out whether theirs are the same
+SEEN_AFTER = 5.0  # seconds after which a new file is seen through any file system that nodes share
 
 
 @dataclass(frozen=True)
@@ -111,6 +118,38 @@ class Processes:
         with _others_alive():
             dist.broadcast_object_list(box, src=0)
         return box[0]
+
+    def check_same(self, what: str, value: object) -> None:
+        """Raise a UserError on all ranks if `value`, which `what` names, is not that of rank 0; all must call this."""
+        found = self._gathered((socket.gethostname(), value))
+        problem = ""
+        for rank, (host, other) in enumerate(found):
+            if other != found[0][1]:
+                problem = f"{what}: not the same on {host} (process {rank}) as on {found[0][0]} (process 0)"
+        if problem := self.broadcast(problem):
+            raise UserError(f"{problem}; give all nodes the same")
+
+    def check_file(self, path: Path) -> None:
+        """Raise a UserError on all ranks if the file, where there is one, has another content on another rank."""
+        if self.size > 1:
+            self.check_same(str(path), checksum(path) if path.is_file() else None)
+
+    def check_shared(self, folder: Path) -> None:
+        """Raise a UserError on all ranks unless all see the same `folder`, which must exist; all must call this."""
+        if self.size == 1:
+            return
+        trial = folder / self.broadcast(f".shared.{secrets.token_hex(4)}.partial")
+        if self.is_main:
+            with writing(folder):
+                trial.touch()
+        self.wait()
+        end = time.monotonic() + SEEN_AFTER
+        while not (seen := trial.exists()) and time.monotonic() < end:
+            time.sleep(0.1)
+        absent = [host for host in self._gathered(None if seen else socket.gethostname()) if host]
+        trial.unlink(missing_ok=True)
+        if absent := self.broadcast(absent):
+            raise UserError(f"{folder} on {absent[0]} is not the folder of process 0: name one that all nodes share")
 
     def wait(self) -> None:
         """Return when all ranks have called this."""

@@ -64,7 +64,7 @@ class Lifelines:
 
     def __init__(self, connections: Mapping[int, socket.socket], names: Mapping[int, str]) -> None:
         self._connections, self._names = dict(connections), dict(names)
-        self._reason = ""
+        self._reason, self._in_order = "", False
         self._lost, self._left = threading.Event(), threading.Event()
         self._selector = selectors.DefaultSelector()
         for rank, connection in self._connections.items():
@@ -75,18 +75,21 @@ class Lifelines:
         threading.Thread(target=self._watch, daemon=True, name="lifelines").start()
 
     def lost(self, seconds: float = 5.0) -> str:
-        """Return why the program cannot go on, if another process ends within so many seconds; else an empty text."""
-        self._lost.wait(seconds)
+        """Return why the program cannot go on, if another process ends within so many seconds; else an empty text.
+
+        What happens after `close` does not count: others end because this process has.
+        """
+        if not self._left.is_set():
+            self._lost.wait(seconds)
         return self._reason
 
     def close(self, problem: str = "") -> None:
         """Leave the others in order, or end them with this `problem`; later calls do nothing."""
         if self._left.is_set():
             return
-        if not problem:
-            self._left.set()
-        self._tell({"problem": problem} if problem else {"bye": True})
+        self._in_order = not problem
         self._left.set()
+        self._tell({"problem": problem} if problem else {"bye": True})
         for connection in self._connections.values():
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)  # the thread stops, too
@@ -122,8 +125,9 @@ class Lifelines:
         self._lost.set()
         self._tell({"problem": reason}, but=culprit)
         time.sleep(GRACE)
-        os.write(2, f"error: {reason}\n".encode())
-        os._exit(2)
+        if not self._in_order:
+            os.write(2, f"error: {reason}\n".encode())
+            os._exit(2)
 
     def _forget(self) -> None:
         """Close the connections in a forked process, as a reader of images is: it must not keep them open."""

@@ -81,6 +81,8 @@ def failure(error: BaseException) -> str:
     """Return what the other processes are told of an error of this one; empty for the end of a program in order."""
     if isinstance(error, SystemExit) and not error.code:
         return ""
+    if isinstance(error, RuntimeError) and _lifelines is not None:
+        _lifelines.lost()  # for `raise_if_lost`: after this process has left, others end because of it
     return f"{_name} has ended: {one_line(error)}"
 
 

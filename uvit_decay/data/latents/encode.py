@@ -30,9 +30,10 @@ from uvit_decay.data.image_files import Listing
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
 from uvit_decay.data.latents.statistics import Sums, statistics
-from uvit_decay.runtime.distributed import Processes
+from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains
+from uvit_decay.runtime.random import subset
 
 AT_ONCE = 256  # images to read for a comparison
 
@@ -78,7 +79,10 @@ def encode(
     if folder.resolve().is_relative_to(listing.path.resolve()):
         raise UserError(f"{folder} is the images' own folder, or in it: choose another one for the latents")
     check_writable(folder, folder=True)
+    processes.check_shared(folder)
     images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
+    if processes.size > 1:
+        processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, _few(images)])
     with claimed(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
@@ -95,6 +99,11 @@ def encode(
             replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=numbers).write(folder)
         processes.wait()
     return read(folder)
+
+
+def _few(images: OnDisk) -> list[int]:
+    """Return the CRC-32s of some of the images, by which processes compare theirs."""
+    return crc32(images[subset(images, COMPARED, "compared")][0], 1).tolist()
 
 
 def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
