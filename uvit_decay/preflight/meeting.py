@@ -21,7 +21,7 @@ import torch.distributed as dist
 from uvit_decay.preflight.plan import Run
 from uvit_decay.runtime.errors import UserError, one_line
 from uvit_decay.runtime.launchers import Place
-from uvit_decay.runtime.meeting import PATIENCE, failure, leave, lifelines, meet
+from uvit_decay.runtime.meeting import failure, leave, lifelines, meet
 
 ANSWER = 60.0  # seconds in which an all-reduce must answer
 GRACE = 5.0  # seconds beyond that, and for others to leave
@@ -33,13 +33,13 @@ class Meeting:
 
     Args:
         place: of this process among them.
-        patience: seconds until all must have come.
+        patience: seconds until all must have come; None: those of every meeting.
 
     Raises:
         UserError: not all processes come; on all that do, with the same line.
     """
 
-    def __init__(self, place: Place, patience: float = PATIENCE) -> None:
+    def __init__(self, place: Place, patience: float | None = None) -> None:
         self.rank, self.size, self.where = place.rank, place.size, f"{place.address}:{place.port}"
         self.name = f"rank {place.rank} on {socket.gethostname()}"
         self.tcp = meet(place, patience=patience)  # rank 0 serves it, until training has its own at the same port
@@ -48,7 +48,7 @@ class Meeting:
         self._store = dist.PrefixStore(f"uvit_decay/preflight/{attempt}", self.tcp)
 
     @classmethod
-    def of(cls, run: Run, patience: float = PATIENCE) -> Meeting:
+    def of(cls, run: Run, patience: float | None = None) -> Meeting:
         """Return the meeting of all ranks or, where Lightning will start them, of the first process of each node."""
         trainer, cluster = run.trainer, run.trainer.strategy.cluster_environment
         rank, size = trainer.node_rank, trainer.num_nodes

@@ -64,7 +64,8 @@ class Lifelines:
 
     def __init__(self, connections: Mapping[int, socket.socket], names: Mapping[int, str]) -> None:
         self._connections, self._names = dict(connections), dict(names)
-        self._reason, self._in_order = "", False
+        self.in_order = False  # whether this process has left, and not because of a problem
+        self._reason = ""
         self._lost, self._left = threading.Event(), threading.Event()
         self._selector = selectors.DefaultSelector()
         for rank, connection in self._connections.items():
@@ -87,7 +88,7 @@ class Lifelines:
         """Leave the others in order, or end them with this `problem`; later calls do nothing."""
         if self._left.is_set():
             return
-        self._in_order = not problem
+        self.in_order = not problem
         self._left.set()
         self._tell({"problem": problem} if problem else {"bye": True})
         for connection in self._connections.values():
@@ -125,7 +126,7 @@ class Lifelines:
         self._lost.set()
         self._tell({"problem": reason}, but=culprit)
         time.sleep(GRACE)
-        if not self._in_order:
+        if not self.in_order:
             os.write(2, f"error: {reason}\n".encode())
             os._exit(2)
 

@@ -29,6 +29,7 @@ KEY = "uvit_decay/meeting"  # in the store
 ADVICE = "start the same command on every node (docs/machines.md)"
 _lifelines: Lifelines | None = None
 _name = ""  # of this process
+_refused = False  # whether the last meeting has failed: all know that already
 
 
 class Guest(NamedTuple):
@@ -50,16 +51,17 @@ def lifelines() -> Lifelines | None:
     return _lifelines
 
 
-def meet(place: Place, problem: str = "", patience: float = PATIENCE) -> dist.Store:
+def meet(place: Place, problem: str = "", patience: float | None = None) -> dist.Store:
     """Return the store of all processes when they have come; all must call this, with the `problem` that keeps them.
 
     They may meet again, in the same store, when they have left.
 
     Raises:
-        UserError: a process has not come within `patience` seconds, has a problem, or says that it has the rank of
-            another.
+        UserError: a process has not come within `patience` seconds (None: PATIENCE), has a problem, or says that it has
+            the rank of another.
     """
-    global _lifelines, _name
+    global _lifelines, _name, _refused
+    patience, _refused = PATIENCE if patience is None else patience, True
     _name = f"process {place.rank} on {socket.gethostname()}"
     seconds = min(LINGER, patience) if problem else patience
     what = f"the processes of this program cannot meet at {place.where}"
@@ -68,6 +70,7 @@ def meet(place: Place, problem: str = "", patience: float = PATIENCE) -> dist.St
         options = {"is_master": place.rank == 0 and not place.served, "wait_for_workers": False, "multi_tenant": True}
         store = dist.TCPStore(place.address, place.port, place.size, timeout=timedelta(seconds=seconds), **options)
         _lifelines = _host(place, store, problem, seconds) if place.rank == 0 else _join(place, store, problem, seconds)
+    _refused = False
     return store
 
 
@@ -96,7 +99,8 @@ def raise_if_lost(error: BaseException) -> None:
 def report(problem: str) -> None:
     """Tell the other processes, if a launcher has started some that may wait for this one, why it ends."""
     place = Place.of_environment()
-    if place is not None and not _name and not dist.is_initialized():  # it has not come to the meeting yet
+    waited_for = (_lifelines is None or _lifelines.in_order) and not _refused and not dist.is_initialized()
+    if place is not None and waited_for:
         with suppress(UserError):
             meet(place, problem)
 
