@@ -55,6 +55,17 @@ def undisturbed(training, tmp_path_factory):
     return runs(folder)[-1], program.calls
 
 
+def test_a_run_that_only_made_up_for_evaluations_has_ended(training, undisturbed, tmp_path):
+    whole, calls = undisturbed
+    last = len(calls["LinearProbes.evaluate"]) - 1
+    training.run(tmp_path, at=Moment("LinearProbes.evaluate", last, 99))
+    again, third = training.run(tmp_path), training.run(tmp_path)
+    assert (goes_on_from(again), again.wait(), third.wait()) == (14, 0, 0), again.stderr
+    assert "nothing is left to do" in third.stdout + third.stderr
+    assert len(runs(tmp_path)) == 2
+    assert not differences(runs(tmp_path)[-1], whole)
+
+
 def test_a_signal_anywhere_costs_no_result(training, undisturbed, tmp_path, place, number, seed, record_property):
     whole, calls = undisturbed
     draw, function = random.Random(seed), PLACES[place]

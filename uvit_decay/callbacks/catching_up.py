@@ -108,6 +108,8 @@ def _validate(trainer: Trainer) -> None:
 class FitLoop(_FitLoop):
     """Lightning's loop of a fit, which does at the last step, too, what the run before was killed before."""
 
+    makes_up = False  # whether this run does that alone, and no step
+
     @property
     def skip(self) -> bool:
         """Return whether there is nothing to do; raise RunEnded if that is so because the run has ended before."""
@@ -117,7 +119,13 @@ class FitLoop(_FitLoop):
         if not lacks_evaluations(trainer):
             end = "max_steps" if trainer.global_step == trainer.max_steps else "max_epochs"
             raise RunEnded(f"the checkpoint is at step {trainer.global_step}, the end: set --trainer.{end} higher")
+        self.makes_up = True
         return False
+
+
+def makes_up(trainer: Trainer) -> bool:
+    """Return whether a run only does what the run before was killed before."""
+    return isinstance(trainer.fit_loop, FitLoop) and trainer.fit_loop.makes_up
 
 
 def finishing(trainer: Trainer) -> Trainer:

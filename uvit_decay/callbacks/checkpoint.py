@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.catching_up import catch_up, numbers_to_log
+from uvit_decay.callbacks.catching_up import catch_up, makes_up, numbers_to_log
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
@@ -176,7 +176,7 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)
-        if trainer.global_step != self._saved_step or not self._wrote:
+        if trainer.global_step != self._saved_step or makes_up(trainer):
             self._save(trainer)
         self._signals.at_once = True  # everything is saved
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from uvit_decay.callbacks.catching_up import makes_up
 from uvit_decay.callbacks.run_log import RunLogger, run_folder
 from uvit_decay.checkpoint.newest import CHECKPOINTS, ENDED
 from uvit_decay.runtime.errors import UserError
@@ -41,7 +42,8 @@ class Claim(Callback):
         self._start = trainer.global_step
 
     def teardown(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.global_step in (self._start, 0):  # nothing was trained, as with max_time 0
+        trained = trainer.global_step not in (self._start, 0) or makes_up(trainer)
+        if stage == "fit" and not trained:  # as with max_time 0
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
                     logger.trained = False
