@@ -210,6 +210,7 @@ def rank_of_two(folder, rank):
     return said
 
 
+@pytest.mark.slow
 def test_all_ranks_go_on_from_what_the_first_one_finds_or_none_does(tmp_path):
     for place in ("shared", "of rank 0"):
         options = {"max_steps": 6, "logger": CSVLogger(tmp_path / place)}
