@@ -200,3 +200,19 @@ def test_a_zip_of_the_future_is_one_line(tmp_path):
     path.write_bytes(content)
     with pytest.raises(UserError, match="z.zip: not a zip, .*zip file version 25.5"):
         list_images(path)
+
+
+def test_a_png_of_a_palette_that_is_missing_is_one_line():
+    rows = (b"\0" + bytes(SIZE)) * SIZE
+    with pytest.raises(UserError, match="^x: "):
+        decode(png(SIZE, SIZE, 8, 3, rows), "x", SIZE, 3)
+
+
+def test_pixels_of_a_png_that_differ_from_their_checksum_are_refused_and_what_follows_them_is_not_read():
+    good = png(SIZE, SIZE, 8, 0, (b"\0" + bytes(SIZE)) * SIZE).getvalue()
+    place = good.index(b"IEND") - 5  # the last byte of the checksum of IDAT, which PIL does not compare
+    flipped = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
+    with pytest.raises(UserError, match="x: damaged, its pixels are not what was written"):
+        decode(io.BytesIO(flipped), "x", SIZE, 1)
+    for rest in (good[:-1], good[:-8], good[:-12], good + b"more"):
+        assert decode(io.BytesIO(rest), "x", SIZE, 1).max() == 0

@@ -23,7 +23,7 @@ from uvit_decay.runtime.errors import explained
 
 # Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
 DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
-DAMAGED += (struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+DAMAGED += (AssertionError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
 
 LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes less at 3 x 16 bits
 
