@@ -9,7 +9,18 @@ from conftest import ROOT
 
 PACKAGE = ROOT / "uvit_decay"
 ISLANDS = {"nn", "diffusion", "data", "metrics", "representations"}
-ABOVE = {"evaluation", "compare", "tasks", "callbacks", "checkpoint", "samples", "preflight", "cli", "doctor"}
+ABOVE = {
+    "evaluation",
+    "compare",
+    "tasks",
+    "callbacks",
+    "checkpoint",
+    "samples",
+    "preflight",
+    "configurations",
+    "cli",
+    "doctor",
+}
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
     "decay": ISLANDS | ABOVE,
@@ -20,9 +31,9 @@ FORBIDDEN = {
     "representations": {"tasks", "callbacks", "compare", "preflight", "cli", "doctor", "decay"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation"},  # reads the table of metrics
     "history.py": ISLANDS | ABOVE | {"decay"},
-    "evaluation": {"tasks", "callbacks", "preflight", "cli", "doctor"},
-    "tasks": {"evaluation", "representations", "compare", "callbacks", "preflight", "cli", "doctor"},
-    "callbacks": {"compare", "preflight", "cli", "doctor"},
+    "evaluation": {"tasks", "callbacks", "preflight", "configurations", "cli", "doctor"},
+    "tasks": {"evaluation", "representations", "compare", "callbacks", "preflight", "configurations", "cli", "doctor"},
+    "callbacks": {"compare", "preflight", "configurations", "cli", "doctor"},
     "preflight": {"compare", "representations", "cli", "doctor"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
 }

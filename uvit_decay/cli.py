@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
 import sys
 import traceback
 import warnings
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import yaml
-from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
+from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
@@ -24,6 +21,7 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.catching_up import finishing, is_finished
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
+from uvit_decay.configurations import Parser, check_files, limit
 from uvit_decay.data import ImageData
 from uvit_decay.preflight import Run
 from uvit_decay.preflight.nodes import short_form
@@ -33,7 +31,7 @@ from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.meeting import raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
-from uvit_decay.runtime.plain import check_size, flat, parse, read_text
+from uvit_decay.runtime.plain import flat
 from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
@@ -42,61 +40,8 @@ from uvit_decay.tasks.sharding import Sharded, check_nodes, spare_copies
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
-NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
-CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
-DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
-FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
-YAML = get_loader("yaml")
 LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
-
-
-class Parser(LightningArgumentParser):
-    """A parser that reports a wrong option or config key in one line instead of a page of usage."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(_gist(message)) from ex
-
-
-def _gist(message: str) -> str:
-    """Return the reasons in a message of jsonargparse, which for a nested option lists all types that it tried."""
-    if denied := DENIED.search(message):
-        known = ", ".join(NAMEABLE)
-        return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
-    # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
-    # that the value was not meant for (FORMS), unless all are of these.
-    lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
-    tried = lines.index("Errors:") if "Errors:" in lines else -1
-    reasons = [line for line in lines[tried + 1 :] if line]
-    where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
-    return where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
-
-
-def _load(text: str) -> Any:
-    """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
-    check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
-    return renamed(YAML(text))
-
-
-def _limit(trusted: list[str]) -> None:
-    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
-    set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
-    with explained(f"--trust {' '.join(trusted)}", ValueError):
-        set_parsing_settings(
-            import_path_denylist=["*", CALLERS],
-            import_path_allowlist=[*NAMEABLE, *trusted],
-            instantiate_subclass_spec_in_any=False,
-        )
-
-
-def _check_files(args: list[str]) -> None:
-    """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
-    flags = ("-c", "--config")
-    named = [path for flag, path in pairwise(args) if flag in flags]
-    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in flags and path]
-    for path in (Path(name) for name in named if os.path.exists(name)):
-        if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
-            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
 
 
 def _hush() -> None:
@@ -159,8 +104,8 @@ class CLI(LightningCLI):
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[])
         given, rest = trust_parser.parse_known_args(self.words())
-        _limit(given.trust)
-        _check_files(rest)
+        limit(given.trust)
+        check_files(rest)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
         self._check(self.config[self.config.subcommand])

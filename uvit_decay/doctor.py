@@ -16,12 +16,12 @@ from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.callbacks.resumption import LAST, NAMES, goes_on, runs_of
+from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, goes_on, runs_of
 from uvit_decay.checkpoint.newest import newest_whole
 from uvit_decay.cli import CLI
 from uvit_decay.preflight import Finding, Report, Run
 from uvit_decay.preflight.examine import examine
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import RunEnded, UserError
 
 COMMAND, JSON = "doctor", "--json"
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
@@ -71,9 +71,8 @@ class Doctor(CLI):
             if name in NAMES:
                 self.report.add([self._start(name)])
         except UserError as error:
-            self._end(Finding("error", "start", str(error)))
-        except SystemExit:  # of `auto`, at the end of the run
-            self._end(Finding("note", "start", f"the run has ended at step {self.begun}: nothing is left to do"))
+            done = isinstance(error, RunEnded) and name == AUTO  # `fit` does nothing, and exits with 0
+            self._end(Finding("note" if done else "error", "start", str(error)))
 
     def _start(self, name: str) -> Finding:
         """Find the checkpoint from which a run of this --ckpt_path would go on, and check it."""

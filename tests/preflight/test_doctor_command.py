@@ -70,6 +70,7 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
             r"error +devices: --trainer.devices 3000 starts 3000 processes on \d+ cores; --trainer.devices ",
         ),
         (["--model.net.image_size=16"], r"error +run: the data have image_size 8, the network 16: set --model.net"),
+        (["--ckpt_path=last"], r"error +start: --ckpt_path last: there is no checkpoint of a run in .*runs/digits"),
         (["--ckpt_path=none.ckpt"], r"error +start: .*none.ckpt"),
         (
             ["--trainer.max_steps=1000000000000", *callbacks(LAST | {"init_args": {"keep_every_n_steps": 1}})],
@@ -88,8 +89,9 @@ def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, f
 
 def test_a_step_too_long_for_this_machine_is_estimated(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("uvit_decay.preflight.rehearsal.LONGEST", 0.0)
-    code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK)
+    code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, "--ckpt_path=auto")
     assert code == 0
+    assert of(lines, "start") == ["ok       start: --ckpt_path auto: a new run, there is no checkpoint to go on from"]
     assert "would take about" in of(lines, "memory")[0]
     assert re.match(r"note +speed: 1000 steps take .* at best", of(lines, "speed")[0])
     (preview,) = of(lines, "Preview")

@@ -1,0 +1,71 @@
+"""How configurations and flags of train.py are read: bounded in size and in what they may name; errors are one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import get_loader, set_loader, set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser
+
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.plain import check_size, parse, read_text
+
+NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
+CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
+DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
+FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
+YAML = get_loader("yaml")
+
+
+class Parser(LightningArgumentParser):
+    """A parser that reports a wrong option or config key in one line instead of a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(_gist(message)) from ex
+
+
+def _gist(message: str) -> str:
+    """Return the reasons in a message of jsonargparse, which for a nested option lists all types that it tried."""
+    if denied := DENIED.search(message):
+        known = ", ".join(NAMEABLE)
+        return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
+    # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
+    # that the value was not meant for (FORMS), unless all are of these.
+    lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
+    tried = lines.index("Errors:") if "Errors:" in lines else -1
+    reasons = [line for line in lines[tried + 1 :] if line]
+    where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
+    return where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
+
+
+def _load(text: str) -> Any:
+    """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
+    check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
+    return renamed(YAML(text))
+
+
+def limit(trusted: list[str]) -> None:
+    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
+    set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
+    with explained(f"--trust {' '.join(trusted)}", ValueError):
+        set_parsing_settings(
+            import_path_denylist=["*", CALLERS],
+            import_path_allowlist=[*NAMEABLE, *trusted],
+            instantiate_subclass_spec_in_any=False,
+        )
+
+
+def check_files(args: list[str]) -> None:
+    """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
+    flags = ("-c", "--config")
+    named = [path for flag, path in pairwise(args) if flag in flags]
+    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in flags and path]
+    for path in (Path(name) for name in named if os.path.exists(name)):
+        if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
+            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
