@@ -77,7 +77,7 @@ class Doctor(CLI):
     def _start(self, name: str) -> Finding:
         """Find the checkpoint from which a run of this --ckpt_path would go on, and check it."""
         where, runs = runs_of(self.trainer.loggers, self.trainer.default_root_dir)
-        found = newest_whole(runs, partial(goes_on, name, self.model.settings))
+        found = newest_whole(runs, partial(goes_on, name, self.model.settings, self.model.allowed))
         if found is None and name == LAST:
             raise UserError(f"--ckpt_path last: there is no checkpoint of a run in {where}")
         self._begin(found.path if found else None)

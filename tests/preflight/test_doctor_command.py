@@ -97,3 +97,17 @@ def test_a_step_too_long_for_this_machine_is_estimated(tmp_path, monkeypatch, ca
     (preview,) = of(lines, "Preview")
     assert "40 network evaluations" in preview  # 10 images, two steps, with and without a label
     assert ", 3 times" in preview  # after 15 and 30 steps, and at the end
+
+
+def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("uvit_decay.preflight.rehearsal.SECONDS", 0.1)
+    run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]
+    train(monkeypatch, tmp_path, "fit", *run)
+    capsys.readouterr()
+    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=auto")
+    assert code == 0
+    assert of(lines, "start")[0].startswith("note     start: the checkpoint is at step 4")
+    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
+    assert code == 0, lines
+    assert of(lines, "start")[0].endswith("it would go on from runs/digits/version_0/checkpoints/last.ckpt")
+    assert "30 steps from step 4, about" in of(lines, "run")[0]
