@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,7 @@ def test_two_evaluations_share_a_reference_and_a_killed_one_does_not_hold_it(sma
     second = small_programs.start("evaluate images", folder, more=["--out", "second.json"])
     while "waiting for another program" not in second.stderr:
         assert not (second.folder / "returncode").exists(), second.stderr
+        time.sleep(0.02)
     first.send(signal.SIGKILL)
     good = second.wait() == 0 and contents(folder)["second.json"] == expected["report.json"]
     record_property(

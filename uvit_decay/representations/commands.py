@@ -124,7 +124,7 @@ def features(options: Visualization) -> None:
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
     from uvit_decay.representations.probing import usual_layer
-    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne
+    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, tsne_file
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed
 
@@ -138,7 +138,7 @@ def features(options: Visualization) -> None:
         chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
         masks = _open_masks(options.masks, patches.images) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
-        with claimed(options.out):
+        with claimed(options.out, tsne_file(options.out)):
             if set(options.views) != {"tsne"}:
                 draw_patches(options, patches, chosen, masks)
             if points:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,6 +130,11 @@ def choose_points(options: Visualization, images: ImageSource) -> tuple[list[int
     return classes, points
 
 
+def tsne_file(out: Path) -> Path:
+    """Return the name of the t-SNE beside that of the patches."""
+    return out.with_stem(f"{out.stem}_tsne")
+
+
 def draw_tsne(
     options: Visualization,
     features: PatchFeatures,
@@ -148,7 +154,7 @@ def draw_tsne(
         f"{i} {layer.name}": torch.from_numpy(tsne.fit_transform(x.numpy()))
         for (i, layer), x in zip(layers.items(), pooled, strict=True)
     }
-    out = options.out.with_stem(f"{options.out.stem}_tsne")
+    out = tsne_file(options.out)
     names = [images.class_names[label] for label in classes]
     title = f"t-SNE of mean patch features: {features.title}\n{len(points)} of {images.name}, {features.level}"
     scatter(out, panels, labels, names, title)
