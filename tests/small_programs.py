@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from latent_files import FLAGS
-from programs import Launcher, Program
+from programs import Launcher, Moment, Program, moments
 
 from uvit_decay.data import Digits
 from uvit_decay.image_io import save_npz, save_pngs
@@ -40,6 +43,15 @@ COMMANDS: dict[str, list[str]] = {
 WRITERS = ("replacing", "_claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
 WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "likelihood", "export")
 WATCHED = (*WRITERS, *WORK)
+
+
+SOME = ("encode", "sample into a folder", "statistics", "export")  # of each kind of output, and quick
+
+
+def tried(name: str, exhaustive: bool, *more: str) -> None:
+    """Skip a test of a program that is neither in `SOME` nor in `more`, unless all are tried."""
+    if not exhaustive and name not in (*SOME, *more):
+        pytest.skip("with --exhaustive")
 
 
 class SmallPrograms:
@@ -92,11 +104,26 @@ def small_inputs(folder: Path) -> dict[str, Path]:
     return {"digits": folder / "pictures", "array": folder / "array.npz", "runs": folder / "digits"}
 
 
+def drawn(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
+    """Moments as `moments` draws them, but not the last tenth of the calls, of which the next run may have fewer.
+
+    An import takes more calls when it compiles a module, or looks into a folder for the first time.
+    """
+    return [replace(moment, call=moment.call * 9 // 10) for moment in moments(calls, number, seed)]
+
+
+def ended(program: Program) -> bool:
+    """Whether a program has ended, without having come to its moment: imports took fewer calls than before."""
+    return (program.folder / "returncode").exists() and program.wait() == 0
+
+
 def stopped(program: Program) -> Program:
-    """The program, once it has come to its moment and stands still."""
-    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 60
-    while state.read_text().rpartition(")")[2].split()[0] != "T":
+    """The program, once it has come to its moment and stands still, or has ended."""
+    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 100
+    while not (program.folder / "returncode").exists():
+        with suppress(OSError):  # it ends just now
+            if state.read_text().rpartition(")")[2].split()[0] == "T":
+                break
         assert time.monotonic() < end
-        assert not (program.folder / "returncode").exists(), program.stderr
         time.sleep(0.01)
     return program

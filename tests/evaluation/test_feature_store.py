@@ -1,5 +1,6 @@
 """Features on disk: complete, or known to be incomplete; never those of something else."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,9 @@ def test_what_a_kill_left_of_a_part_is_removed(store):
     (store.folder / ".000000000.safetensors.01234567.partial").touch()
     again(store).open()
     assert {path.name[0] for path in store.folder.iterdir()} == {"0", "a"}
+
+
+def test_a_folder_that_has_vanished_before_it_is_removed_is_one_line(whole):
+    shutil.rmtree(whole.folder)
+    with pytest.raises(UserError, match="cannot write .*features: No such file or directory"):
+        whole.remove()

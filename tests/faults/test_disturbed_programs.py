@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 from disks import PLENTY, Disk, check_line
-from programs import Moment, Program, moments
-from small_programs import COMMANDS, WORK, contents, stopped
+from programs import Moment, Program
+from small_programs import COMMANDS, WORK, contents, drawn, ended, stopped, tried
 
 WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by then
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_second_program_is_refused_and_the_first_is_not_disturbed(small_programs, tmp_path, name, record_property):
+def test_a_second_program_is_refused_and_the_first_is_not_disturbed(
+    small_programs, tmp_path, name, exhaustive, record_property
+):
+    tried(name, exhaustive)
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     folder = tmp_path / "shared"
     first = stopped(small_programs.start(name, folder, at=WRITING, number=signal.SIGSTOP))
@@ -51,7 +54,7 @@ def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool)
     """Moments at which a fault comes: of each program one in its work, or many also where it writes."""
     work = {function: runs for function, runs in calls.items() if exhaustive or function in (*WORK, "FeatureStore.add")}
     work = work if any(work.values()) else {"replacing": calls["replacing"]}
-    return moments(work, EACH if exhaustive else 1, len(name + fault))
+    return drawn(work, EACH if exhaustive else 1, len(name + fault))
 
 
 @pytest.mark.slow
@@ -59,11 +62,14 @@ def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool)
 def test_a_folder_that_vanishes_and_a_disk_that_fills_are_one_line(
     small_programs, disk, tmp_path, name, exhaustive, record_property
 ):
+    tried(name, exhaustive)
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     chances = [(fault, moment) for fault in FAULTS for moment in chosen(calls, name, fault, exhaustive)]
     for fault, moment in chances if exhaustive else random.Random(name).sample(chances, 1):
         folder = disk.folder / f"{fault} at {moment}"
         program = stopped(small_programs.start(name, folder, at=moment, number=signal.SIGSTOP))
+        if ended(program):
+            continue
         FAULTS[fault](disk, folder)
         program.send(signal.SIGCONT)
         program.wait()

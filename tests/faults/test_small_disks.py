@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from disks import PAGE, PLENTY, check_line
-from small_programs import COMMANDS, contents
+from small_programs import COMMANDS, contents, tried
 
 MANIFEST = "latents/manifest.json"  # which says that the latents are not complete
 MOST = 10  # tries of each program
@@ -47,6 +47,7 @@ def check_files(folder: Path, expected: dict[str, bytes]) -> None:
 def test_a_disk_that_is_read_only_or_full_loses_nothing(
     small_programs, disk, tmp_path, name, exhaustive, record_property
 ):
+    tried(name, exhaustive, "probe")
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     for room in rooms(expected, exhaustive):
         folder = with_old_files(disk.folder / str(room), expected)

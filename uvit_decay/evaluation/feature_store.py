@@ -17,7 +17,7 @@ from torch import Tensor
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.frechet import Moments, Statistics
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import at_home, check_writable, remove_remains
+from uvit_decay.runtime.files import at_home, check_writable, remove_remains, writing
 from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
@@ -141,7 +141,8 @@ class FeatureStore:
             try:
                 tensors = self._read(part)
             except UserError as error:
-                self._file(part).unlink(missing_ok=True)
+                with writing(self._file(part)):
+                    self._file(part).unlink(missing_ok=True)
                 raise UserError(f"{error}; it is removed: run again") from error
             if kind in tensors:
                 yield tensors[kind]
@@ -164,10 +165,11 @@ class FeatureStore:
 
     def remove(self) -> None:
         """Delete the folder and its lock; the description goes last, so that a killed program does this again."""
-        for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
-            path.unlink()
-        self.folder.rmdir()
-        self.lock.unlink(missing_ok=True)
+        with writing(self.folder):
+            for path in sorted(self.folder.iterdir(), key=lambda path: path.name == ABOUT):
+                path.unlink()
+            self.folder.rmdir()
+            self.lock.unlink(missing_ok=True)
 
 
 def _sha256(metadata: dict[str, Any]) -> str:
