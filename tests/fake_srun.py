@@ -1,7 +1,7 @@
 """srun of SLURM for two nodes of a test: starts the tasks of a job step with the variables that SLURM sets.
 
 $TEST_NODES is a JSON list of the words that precede a command on each node. SLURM_* come from the batch job, whose
-options are those of the script: see `batch_variables` in two_nodes.py.
+options are those of the script: see `TwoNodes.batch`.
 """
 
 import json
@@ -11,9 +11,7 @@ import sys
 
 
 def main(words: list[str]) -> int:
-    """Start `words`, less the options of srun, on all nodes; return the largest exit code."""
-    kill = "--kill-on-bad-exit=1" in words
-    command = [word for word in words if not word.startswith("--kill")]
+    """Start the command `words` on all nodes; return the largest exit code."""
     nodes, each = json.loads(os.environ["TEST_NODES"]), int(os.environ["SLURM_NTASKS_PER_NODE"])
     tasks = []
     for number, before in enumerate(nodes):
@@ -22,16 +20,8 @@ def main(words: list[str]) -> int:
             step = {"STEP_ID": 0, "STEP_NUM_TASKS": each * len(nodes), "STEP_NUM_NODES": len(nodes)}
             step |= {"STEP_NODELIST": os.environ["SLURM_JOB_NODELIST"], "STEP_TASKS_PER_NODE": f"{each}(x{len(nodes)})"}
             variables = {f"SLURM_{name}": str(value) for name, value in {**own, **step}.items()}
-            tasks.append(subprocess.Popen([*before, *command], env={**os.environ, **variables}))
-    codes: dict[int, int] = {}
-    while len(codes) < len(tasks):
-        pid, status = os.wait()
-        codes[pid] = os.waitstatus_to_exitcode(status)
-        if kill and codes[pid]:
-            for task in tasks:
-                if task.pid not in codes:
-                    task.terminate()
-    return max(abs(code) for code in codes.values())
+            tasks.append(subprocess.Popen([*before, *words], env={**os.environ, **variables}))
+    return max(abs(task.wait()) for task in tasks)
 
 
 if __name__ == "__main__":

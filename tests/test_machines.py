@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
@@ -62,7 +63,9 @@ def two(tmp_path_factory, work) -> TwoNodes:
     """Two nodes whose clocks differ by an hour; python, torchrun, accelerate and srun are those of this environment."""
     programs = tmp_path_factory.mktemp("programs")
     (programs / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "fake_srun.py"} "$@"\n')
-    (programs / "srun").chmod(0o755)
+    (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {work}/requeued\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
         for node in nodes.nodes:
@@ -121,12 +124,18 @@ def test_two_nodes_train_as_one_process_does(two, work, alone, name, exhaustive)
     assert_same_run(alone, work / "runs" / name / "version_0")
 
 
+def batch_script(work: Path, *options: str) -> Path:
+    """The script of the page for sbatch, with an experiment of its own."""
+    script = work / "train.sbatch"
+    words = " ".join(["--trainer.strategy ddp --trainer.logger.init_args.experiment slurm", *options])
+    script.write_text(command("train.sbatch").replace("--trainer.strategy ddp", words))
+    return script
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KIND])
 def test_a_batch_script_trains_as_one_process_does(two, work, alone, kind):
-    script = work / "train.sbatch"
-    script.write_text(f"{command('train.sbatch').strip()} --trainer.logger.init_args.experiment slurm\n")
-    result = two.batch(script, work)
+    (result,) = two.wait([two.batch(batch_script(work), work)])
     assert result.code == 0, result.err
     assert "MEMBER: 2/2" in result.err
     assert_same_run(alone, work / "runs" / "slurm" / "version_0")
@@ -139,6 +148,23 @@ TINY = {
     "probe": "--data digits --times 0.1,0.3 --max-train 200 --max-test 100",
 }
 MADE = {"encode": "latents", "sample": "samples.npz", "generation": "report.json", "probe": "probes"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_a_batch_job_that_is_warned_saves_and_is_put_into_the_queue_again(two, work, kind, exhaustive):
+    if not exhaustive:
+        pytest.skip("a sample: --exhaustive warns a job, too")
+    running = two.batch(batch_script(work, "--trainer.max_steps 100000"), work)
+    running.until("LinearProbes at step")
+    for node in two.nodes:
+        for pid in node.processes():
+            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"python\0train.py"):  # not srun
+                os.kill(pid, signal.SIGUSR1)
+    (result,) = two.wait([running])
+    assert result.code == 85, result.err
+    assert (work / "requeued").read_text().split() == ["requeue", "14500"]
+    assert list(work.glob("runs/slurm/*/checkpoints/last.ckpt"))
 
 
 @pytest.mark.slow

@@ -161,6 +161,10 @@ class Node:
         """Take its cable away: its neighbour hears nothing more, not even that connections are closed."""
         self.ip("link", "set", "wire", "down")
 
+    def plug(self) -> None:
+        """Put the cable back."""
+        self.ip("link", "set", "wire", "up")
+
     def remove(self) -> None:
         self.kill()
         if self.holder:
@@ -193,8 +197,8 @@ class TwoNodes:
         """Return what a command did on both nodes; see `wait`."""
         return self.wait(self.start(command, cwd, **variables), timeout)
 
-    def batch(self, script: Path, cwd: Path, timeout: float = 200) -> Ended:
-        """Return what a script of sbatch did that runs on both nodes; tests/fake_srun.py starts its tasks there."""
+    def batch(self, script: Path, cwd: Path) -> Running:
+        """Start a script of sbatch that runs on both nodes; tests/fake_srun.py starts its tasks there."""
         count, names = len(self.nodes), ",".join(f"node{node.number}" for node in self.nodes)
         inside = [[*node.inside(), "env", "-C", str(cwd), f"{TAG}={node.tag}"] for node in self.nodes]
         job = {"JOB_ID": 14500, "JOB_NAME": script.name, "NNODES": count, "JOB_NUM_NODES": count, "NTASKS": count}
@@ -203,8 +207,7 @@ class TwoNodes:
         if not self.nodes[0].holder:  # no names stand for the addresses of loopback
             variables |= {"MASTER_ADDR": self.nodes[0].address, "MASTER_PORT": str(self.port)}
         outside = replace(self.nodes[0], holder=None)  # srun itself reaches all nodes
-        (ended,) = self.wait([outside.start(["bash", script], cwd, **variables)], timeout)
-        return ended
+        return outside.start(["bash", script], cwd, **variables)
 
     def wait(self, running: Sequence[Running], timeout: float = 200) -> list[Ended]:
         """Return what the commands did; after `timeout` seconds kill all processes, and fail with what they printed."""

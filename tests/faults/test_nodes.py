@@ -92,6 +92,22 @@ def test_a_killed_process_of_a_training_ends_the_other(two, start, tmp_path, los
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(KIND != "namespaces", reason="loopback has no cable")
+def test_a_lost_network_ends_both(two, start, tmp_path, exhaustive):
+    """Nobody hears that a connection has ended: the kernel's probes find out."""
+    if not exhaustive:
+        pytest.skip("a sample: --exhaustive loses the network, too")
+    programs = start(*FIT, *ENDLESS, waits="IDLE=4 EVERY=2 PROBES=2 GRACE=2")
+    until(programs[1], lambda: trains(tmp_path))
+    two.nodes[1].unplug()
+    try:
+        ends(programs[0], "process 1 on node1 has ended", within=300)
+        ends(programs[1], "process 0 on", "has ended", within=300)
+    finally:
+        two.nodes[1].plug()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["sample", "generation"], ids=lambda what: f"{what}-{KIND}")
 def test_a_killed_process_ends_the_other(two, start, tmp_path, trained, what):
     options = ["--ckpt", trained, "--num", 1_000_000, "--steps", 20, "--batch-size", 8]
