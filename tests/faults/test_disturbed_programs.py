@@ -29,7 +29,7 @@ def test_a_second_program_is_refused_and_the_first_is_not_disturbed(
     second = small_programs.run(name, folder)
     first.send(signal.SIGCONT)
     good = first.wait() == 0 and second.wait() == 2 and contents(folder) == expected
-    record_property("fault", {"fault": f"two programs: {name}", "tries": 1, "survived": int(good)})
+    record_property("fault", {"fault": "two programs on one output", "tries": 1, "survived": int(good)})
     assert second.wait() == 2, second.stderr
     assert "another program is writing" in second.last_line
     assert first.wait() == 0, first.stderr
@@ -78,7 +78,7 @@ def test_a_folder_that_vanishes_and_a_disk_that_fills_are_one_line(
             lock_folder(folder, "-i")
         again = small_programs.run(name, folder)
         good = int(again.wait() == 0 and contents(folder) == expected)
-        record_property("fault", {"fault": f"{fault}: {name}", "tries": 1, "survived": good})
+        record_property("fault", {"fault": f"{fault} in the middle", "tries": 1, "survived": good})
         assert good, again.stderr
         if program.wait() != 0:  # the fault came before the last write
             check_error(program, f"{fault} at {moment}")

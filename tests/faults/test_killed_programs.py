@@ -45,7 +45,7 @@ def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(
         start = time.monotonic()
         again = small_programs.run(name, folder, watched=["FeatureStore.add"])
         row = {
-            "fault": f"{signal.Signals(number).name} in {name}",
+            "fault": f"{signal.Signals(number).name} in a program beside training",
             "tries": 1,
             "seconds to the end": time.monotonic() - start,
         }

@@ -64,7 +64,7 @@ def test_a_disk_that_is_read_only_or_full_loses_nothing(
         again = small_programs.run(name, folder)
         good = int(again.wait() == 0 and contents(folder) == expected)
         for fault in ("disk read-only", "disk full"):
-            record_property("fault", {"fault": f"{fault} in {name}", "tries": 1, "survived": good})
+            record_property("fault", {"fault": fault, "tries": 1, "survived": good})
         check_line(forbidden, "Read-only file system")
         assert unchanged
         check_line(full, "No space left on device")

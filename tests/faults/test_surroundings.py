@@ -42,7 +42,7 @@ def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive
         os.utime(path, (draw.randrange(2**32),) * 2)
     again = small_programs.run(name, folder, before=before)
     good = again.wait() == 0 and contents(folder) == expected
-    record_property("fault", {"fault": f"clock jumps: {name}", "tries": 1, "survived": int(good)})
+    record_property("fault", {"fault": "clock jumps", "tries": 1, "survived": int(good)})
     assert again.wait() == 0, again.stderr
     assert contents(folder) == expected
 
@@ -54,7 +54,7 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
         expected, _ = small_programs.undisturbed(name, tmp_path / f"{name} undisturbed")
         program = small_programs.run(name, tmp_path / name, before=[SURROUNDED, circumstance])
         good = program.wait() in (0, CODES[circumstance]) and contents(tmp_path / name) == expected
-        record_property("fault", {"fault": f"{circumstance}: {name}", "tries": 1, "survived": int(good)})
+        record_property("fault", {"fault": f"standard output: {circumstance}", "tries": 1, "survived": int(good)})
         assert program.wait() == CODES[circumstance], program.stderr
         assert contents(tmp_path / name) == expected
         assert LINES[circumstance] in program.last_line
@@ -72,9 +72,7 @@ def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path,
 
     def check(environment: dict[str, str], reason: str) -> None:
         program = small_programs.run(name, tmp_path / "a", environment=environment)
-        record_property(
-            "fault", {"fault": f"cache cannot be written: {name}", "tries": 1, "survived": int(program.wait() == 2)}
-        )
+        record_property("fault", {"fault": "cache cannot be written", "tries": 1, "survived": int(program.wait() == 2)})
         assert program.wait() == 2, program.stderr
         assert program.last_line.startswith("error: cannot write "), program.last_line
         assert reason in program.last_line
