@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import Namespace
 from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,12 +20,12 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.catching_up import finishing, is_finished
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.configurations import Parser, check_files, limit
+from uvit_decay.configurations import Parser, check_files, check_values, limit
 from uvit_decay.data import ImageData
 from uvit_decay.preflight import Run
 from uvit_decay.preflight.nodes import short_form
 from uvit_decay.runtime.command_line import Parser as OneLineParser
-from uvit_decay.runtime.errors import MOST_SEED, RunEnded, UserError, check_whole, explained, one_line
+from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.meeting import raise_if_lost
@@ -37,10 +36,8 @@ from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, check_nodes, spare_copies
 
-SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
-LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -108,24 +105,7 @@ class CLI(LightningCLI):
         check_files(rest)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))
-        self._check(self.config[self.config.subcommand])
-
-    def _check(self, config: Namespace) -> None:
-        check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
-        for name, least in LEAST.items():
-            value = config.trainer[name]
-            if value is not None and not value >= least:  # NaN, too
-                raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
-        for name in ("max_steps", "max_epochs"):
-            if config.trainer[name] == 0:
-                raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
-        if config.trainer.val_check_interval == 0:
-            raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
-        strategy = config.trainer.strategy
-        if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
-            raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
-        if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
-            raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
+        check_values(self.config[self.config.subcommand])
 
     def _default_precision(self) -> None:
         """Default to bf16-mixed on GPUs that support it and on CPUs where it is faster, and to float32 elsewhere.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import get_loader, set_loader, set_parsing_settings
+from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import check_size, parse, read_text
 
@@ -21,6 +21,8 @@ CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any f
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
 FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
 YAML = get_loader("yaml")
+SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
+LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 
 
 class Parser(LightningArgumentParser):
@@ -69,3 +71,22 @@ def check_files(args: list[str]) -> None:
     for path in (Path(name) for name in named if os.path.exists(name)):
         if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
             raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+
+
+def check_values(config: Namespace) -> None:
+    """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
+    check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
+    for name, least in LEAST.items():
+        value = config.trainer[name]
+        if value is not None and not value >= least:  # NaN, too
+            raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
+    for name in ("max_steps", "max_epochs"):
+        if config.trainer[name] == 0:
+            raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
+    if config.trainer.val_check_interval == 0:
+        raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
+    strategy = config.trainer.strategy
+    if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
+        raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
+    if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
+        raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")
