@@ -29,7 +29,7 @@ from uvit_decay.evaluation.open_by_name import open_images
 
 SIDE = 8
 SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
-SETTING += "|what configurations may name"
+SETTING += "|nested key|what configurations may name"
 NAMES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
 MODES = {"L": {}, "RGB": {}, "RGBA": {}, "P": {}, "I;16": {}, "LA": {}, "1": {}}
 
