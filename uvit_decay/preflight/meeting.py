@@ -63,13 +63,13 @@ class Meeting:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if error is None:
-            self._say_farewell()
+            self.farewell()
         lost = self._lines.lost() if isinstance(error, RuntimeError) else ""  # a collective that another one has left
         self._lines.close("" if error is None else failure(error))
         if lost:
             raise UserError(lost) from error
 
-    def _say_farewell(self) -> None:
+    def farewell(self) -> None:
         """Stay on rank 0, whose store the others read, until they have left."""
         self._store.set(f"left/{self.rank}", "")
         start = time.monotonic()

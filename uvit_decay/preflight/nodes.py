@@ -194,9 +194,10 @@ def short_form(run: Run) -> Meeting | None:
             run.data.prepare_data()
         meeting.agree("prepared", None, lambda _: None)
         findings = list(compare(run, meeting))
-    for finding in findings:
-        if finding.level == "error":
-            raise UserError(f"{finding.text}; {finding.flag}")
+        for finding in findings:
+            if finding.level == "error":
+                meeting.farewell()  # outside the meeting each would look for the others, to tell them
+                raise UserError(f"{finding.text}; {finding.flag}")
     if meeting.rank == 0:
         texts = ", ".join(finding.text for finding in findings if finding.level in ("ok", "warning"))
         print(f"{run.trainer.num_nodes} nodes: all-reduce in {seconds:.2f} s, {texts}")
