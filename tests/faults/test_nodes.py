@@ -84,7 +84,9 @@ def ends(program: Program, *words: str, within: float = 60.0) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1], ids=lambda rank: f"rank{rank}-{KIND}")
-def test_a_killed_process_of_a_training_ends_the_other(two, start, tmp_path, lost):
+def test_a_killed_process_of_a_training_ends_the_other(two, start, tmp_path, lost, exhaustive):
+    if lost == 0 and not exhaustive:
+        pytest.skip("a sample: --exhaustive kills both")
     programs = start(*FIT, *ENDLESS)
     until(programs[lost], lambda: trains(tmp_path))
     two.nodes[lost].strike(programs[lost])
@@ -109,7 +111,9 @@ def test_a_lost_network_ends_both(two, start, tmp_path, exhaustive):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["sample", "generation"], ids=lambda what: f"{what}-{KIND}")
-def test_a_killed_process_ends_the_other(two, start, tmp_path, trained, what):
+def test_a_killed_process_ends_the_other(two, start, tmp_path, trained, what, exhaustive):
+    if what == "generation" and not exhaustive:
+        pytest.skip("a sample: --exhaustive tries both programs")
     options = ["--ckpt", trained, "--num", 1_000_000, "--steps", 20, "--batch-size", 8]
     judged = ["generation", "--reference", "digits:train", "--features", "digits", "--out", "report.json"]
     words = ["sample.py", "--out", "many.npz"] if what == "sample" else ["evaluate.py", *judged]
