@@ -8,7 +8,6 @@ import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer, train
 from gloo import lightning_rank, on_two_processes
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
@@ -17,7 +16,7 @@ from uvit_decay.callbacks.resumption import by_name
 from uvit_decay.checkpoint.newest import newest_whole, run_folders
 from uvit_decay.checkpoint.rotation import names, rotate
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import RunEnded, UserError
+from uvit_decay.runtime.errors import UserError
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -92,32 +91,6 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     assert line.endswith("version_0/checkpoints/previous.ckpt (step 2)")
     assert trainer.ckpt_path == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
     assert same(state(rest), state(task))
-
-
-def test_a_run_that_was_stopped_in_its_last_evaluations_makes_its_last_steps_again(tmp_path):
-    class Last(Callback):
-        """Fails in the evaluations at the end."""
-
-        def on_train_end(self, trainer, task) -> None:
-            raise KeyError("as if killed")
-
-    def begin(path):
-        if path and path.name == "last.ckpt":
-            raise RunEnded("the checkpoint is at the end")
-
-    def fit(*callbacks):
-        callbacks = [LastCheckpoint(every_n_steps=2), *callbacks]
-        trainer = by_name(tiny_trainer(tmp_path, *callbacks, max_steps=4, logger=CSVLogger(tmp_path)), begin)
-        trainer.fit(tiny_task(), Digits(32), ckpt_path="auto")
-        return trainer.ckpt_path
-
-    with pytest.raises(KeyError):
-        fit(Last())
-    folder = tmp_path / "lightning_logs"
-    assert fit() == folder / "version_0" / "checkpoints" / "previous.ckpt"
-    with pytest.raises(RunEnded):
-        fit()
-    assert same(*(torch.load(folder / f"version_{i}/checkpoints/last.ckpt")["state_dict"] for i in (0, 1)))
 
 
 def test_what_cannot_go_on_by_name_is_one_line_and_leaves_no_folder(trained, tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The lock on the folder of a run while it trains, and the mark of its end.
+"""The lock on the folder of a run while it trains.
 
 No other program writes there, or goes on from it meanwhile.
 """
@@ -6,15 +6,13 @@ No other program writes there, or goes on from it meanwhile.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from uvit_decay.callbacks.catching_up import makes_up
 from uvit_decay.callbacks.run_log import RunLogger, run_folder
-from uvit_decay.checkpoint.newest import CHECKPOINTS, ENDED
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import claimed, writing
+from uvit_decay.runtime.files import claimed
 
 
 class Claim(Callback):
@@ -23,14 +21,12 @@ class Claim(Callback):
     def __init__(self) -> None:
         self._held = ExitStack()
         self._start = -1
-        self._checkpoints = Path("nowhere")  # folder of the checkpoints
 
     def take(self, trainer: Trainer) -> None:
         """Lock the run folder, on all ranks; all raise a UserError if another program holds the lock."""
         if trainer.fast_dev_run:
             return
         folder, problem = run_folder(trainer), ""
-        self._checkpoints = folder / CHECKPOINTS
         try:
             self._held.enter_context(claimed(folder, first=trainer.is_global_zero))
         except UserError as error:
@@ -47,9 +43,6 @@ class Claim(Callback):
             for logger in trainer.loggers:
                 if isinstance(logger, RunLogger):
                     logger.trained = False
-        elif stage == "fit" and trainer.is_global_zero and self._checkpoints.is_dir():
-            with writing(self._checkpoints):
-                (self._checkpoints / ENDED).touch()
         self._held.close()
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:

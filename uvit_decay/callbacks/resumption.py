@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.callbacks.claim import Claim
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.checkpoint.newest import Newest, newest_settings, newest_whole, run_folders
-from uvit_decay.runtime.errors import RunEnded, UserError
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.settings import Settings, same_run
 
@@ -89,26 +88,15 @@ class _ByName(_CheckpointConnector):
         return ckpt_path
 
     def _newest(self, name: str) -> Path | None:
-        """Return the newest checkpoint, None if `auto` finds none.
-
-        If it is at the end of this run, but its evaluations at the end were interrupted, return the one before it: the
-        last steps are made again, and then these evaluations.
-        """
+        """Return the newest checkpoint, None if `auto` finds none."""
         found = self._agreed(name)
-        try:
-            self._try(found)
-        except RunEnded:
-            earlier = None if found.ended or name == LAST else self._agreed(name, below=found.step)
-            if earlier is None:
-                raise
-            self._try(earlier)
-            found = earlier
+        self._try(found)
         return found.path if found else None
 
-    def _agreed(self, name: str, below: float = math.inf) -> Newest | None:
+    def _agreed(self, name: str) -> Newest | None:
         """Return what rank 0 finds, or raise a UserError, on all ranks."""
         broadcast = self.trainer.strategy.broadcast
-        found, problem = broadcast(self._found(name, below) if self.trainer.is_global_zero else (None, ""))
+        found, problem = broadcast(self._found(name) if self.trainer.is_global_zero else (None, ""))
         if problem:
             raise UserError(problem)
         return found
@@ -126,20 +114,19 @@ class _ByName(_CheckpointConnector):
             where = found.path if found else "the new run"
             raise failure or UserError(f"{where}: another process cannot use it, whose error says why")
 
-    def _found(self, name: str, below: float) -> tuple[Newest | None, str]:
+    def _found(self, name: str) -> tuple[Newest | None, str]:
         """Find the checkpoint on rank 0 and say which it is; return it, or an error."""
         trainer = self.trainer
         task: Task = trainer.lightning_module
         where, runs = runs_of(trainer.loggers, trainer.default_root_dir)
         try:
-            found = newest_whole(runs, partial(goes_on, name, task.settings, task.allowed), below)
+            found = newest_whole(runs, partial(goes_on, name, task.settings, task.allowed))
         except UserError as error:
             return None, f"--ckpt_path {name}: {error}"
         if found is None and name == LAST:
             reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
             return None, f"--ckpt_path last: {reason}"
-        if found is not None or below == math.inf:
-            rank_zero_info(_said(name, found, where))
+        rank_zero_info(_said(name, found, where))
         return found, ""
 
 

@@ -16,7 +16,6 @@ from uvit_decay.runtime.files import is_claimed
 from uvit_decay.runtime.plain import flat, read_yaml, typed
 
 CHECKPOINTS = "checkpoints"  # folder in a run folder
-ENDED = ".ended"  # in it, once the run has come to its end
 RUN = re.compile(r"version_(\d+)")
 AT_STEP = re.compile(r"step_(\d+)\.ckpt")
 
@@ -25,17 +24,11 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Newest:
-    """A checkpoint that is whole, and its step.
-
-    Args:
-        damaged: what is wrong with newer ones, each a line that names its file.
-        ended: whether its run has come to its end, with all evaluations.
-    """
+    """A checkpoint that is whole, its step, and what is wrong with newer ones, each a line that names its file."""
 
     path: Path
     step: int
     damaged: tuple[str, ...]
-    ended: bool
 
 
 @dataclass(frozen=True)
@@ -53,13 +46,12 @@ def run_folders(experiment: Path) -> list[Path]:
     return [folder for _, folder in sorted(runs, reverse=True)]
 
 
-def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool], below: float = math.inf) -> Newest | None:
+def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newest | None:
     """Return the newest checkpoint in the first of these run folders that has a whole one; None without checkpoints.
 
     Args:
         runs: run folders, the newest first.
         fits: whether a run may go on from a checkpoint of these settings; files of which it is not true are left out.
-        below: a step; checkpoints of this step and later are left out.
 
     Raises:
         UserError: there are checkpoints, but those that fit are all damaged; or a program that still runs writes into
@@ -68,11 +60,10 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool], below: 
     damaged: list[str] = []
     for listed in (listed for run in runs for listed in _unclaimed(run, fits)):
         damage = listed.damage
-        if not damage and listed.step < below and fits(listed.settings or {}):
+        if not damage and fits(listed.settings or {}):
             try:
                 read_training_checkpoint(listed.path)  # all of it, compared with its checksums
-                ended = (listed.path.parent / ENDED).exists()
-                return Newest(listed.path, int(listed.step), tuple(damaged), ended)
+                return Newest(listed.path, int(listed.step), tuple(damaged))
             except UserError as error:
                 damage = str(error)
         if damage:
