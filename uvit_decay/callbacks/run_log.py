@@ -15,10 +15,11 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
 from uvit_decay.callbacks.csv_log import MetricsLog, read_rows
+from uvit_decay.callbacks.stopping import finishing_files
 from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.history import GENERATION, METRICS, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import check_writable, replacing
+from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.tasks.base import Task
 
 CONTENTS = {
@@ -89,10 +90,11 @@ def record(
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
     images = step * trainer.datamodule.batch_size
     measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
-    for logger in trainer.loggers:
-        logger.log_metrics(dict(logged), step)
-        logger.save()
-    history.append(path, measurement)
+    with finishing_files(trainer):
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(logged), step)
+            logger.save()
+        history.append(path, measurement)
 
 
 class RunLogger(TensorBoardLogger):
@@ -143,9 +145,10 @@ class RunLogger(TensorBoardLogger):
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self._logged = True
-        super().log_metrics(metrics, step)
-        if step is None or not self._copied >= {(step, name) for name in metrics}:
-            self.csv.log_metrics(metrics, step)
+        with writing(Path(self.log_dir)):
+            super().log_metrics(metrics, step)
+            if step is None or not self._copied >= {(step, name) for name in metrics}:
+                self.csv.log_metrics(metrics, step)
 
     @rank_zero_only
     def copy_until(self, step: int, source: Path) -> None:
@@ -170,13 +173,14 @@ class RunLogger(TensorBoardLogger):
 
     def save(self) -> None:
         """Flush both loggers; the parent class would also write an empty hparams.yaml."""
-        self.experiment.flush()
-        self.csv.save()
+        with writing(Path(self.log_dir)):
+            self.experiment.flush()
+            self.csv.save()
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         """Close both loggers; remove the folder of a run that failed, or ended, before it wrote any result."""
-        if self._version is None:  # it failed before it had a folder
+        if self._version is None or not Path(self.log_dir).is_dir():  # there was none yet, or it has been removed
             return
         super().finalize(status)
         self.csv.finalize(status)

@@ -81,3 +81,19 @@ def leaving_at_signals(trainer: Trainer) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@contextmanager
+def finishing_files(trainer: Trainer) -> Iterator[None]:
+    """Let a signal leave an evaluation only when the body, which writes files, is done."""
+    signals = trainer._signal_connector
+    if not isinstance(signals, StopSignals):
+        yield
+        return
+    before, signals.at_once = signals.at_once, False
+    try:
+        yield
+    finally:
+        signals.at_once = before
+    if before and signals.number is not None:
+        signals._leave(signals.number)

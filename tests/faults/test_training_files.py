@@ -1,0 +1,87 @@
+"""What a kill or a power failure leaves of a run's files, and a run folder that is removed while the run lasts."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from programs import Moment
+from small_training import SmallTraining, differences, goes_on_from, runs
+
+STEP = "Task.optimizer_step"
+pytestmark = pytest.mark.slow
+
+
+def zeroed(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes(len(content) - place)
+
+
+def flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+
+
+DAMAGES = {"truncated": lambda content, place: content[:place], "zeroed tail": zeroed, "flipped byte": flipped}
+
+
+def pytest_generate_tests(metafunc):
+    if "seed" in metafunc.fixturenames:
+        count = 8 if metafunc.config.getoption("--exhaustive") else 1
+        cases = [(name, seed) for seed in range(count) for name in DAMAGES]
+        metafunc.parametrize(("damage", "seed"), cases if count > 1 else [("zeroed tail", 0)])
+
+
+@pytest.fixture(scope="module")
+def training(programs, tmp_path_factory):
+    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
+
+
+@pytest.fixture(scope="module")
+def whole(training, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    assert training.run(folder).wait() == 0
+    return runs(folder)[-1]
+
+
+@pytest.fixture(scope="module")
+def killed(training, tmp_path_factory):
+    """A folder with a run that was killed in its tenth step."""
+    folder = tmp_path_factory.mktemp("killed")
+    assert training.run(folder, at=Moment(STEP, 9, 9)).wait() == -9
+    return folder
+
+
+def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(
+    training, whole, killed, tmp_path, damage, seed, record_property
+):
+    folder = tmp_path / "damaged"
+    shutil.copytree(killed, folder)
+    checkpoint, log = runs(folder)[-1] / "checkpoints" / "last.ckpt", runs(folder)[-1] / "metrics.csv"
+    content = checkpoint.read_bytes()
+    place = random.Random(f"{damage} {seed}").randrange(len(content))
+    checkpoint.write_bytes(DAMAGES[damage](content, place))
+    log.write_bytes(log.read_bytes()[:-9])
+    begun = time.monotonic()
+    again = training.run(folder)
+    found = differences(runs(folder)[-1], whole) if again.wait() == 0 else [again.last_line]
+    lost = 10 - goes_on_from(again)
+    row = {"fault": f"newest checkpoint: {damage}", "tries": 1, "survived": int(not found), "steps lost": lost}
+    record_property("fault", row | {"seconds to the end": time.monotonic() - begun})
+    assert not found, f"{damage} at {place}: {found}"
+    assert "warning: " in again.stdout + again.stderr
+    assert lost == 6
+
+
+def test_a_run_folder_that_is_removed_is_one_line(training, tmp_path):
+    program = training.start(tmp_path, at=Moment(STEP, 5, 9), number=signal.SIGSTOP)
+    end = time.monotonic() + 60
+    while " (stopped)" not in Path(f"/proc/{program.pid}/status").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    shutil.rmtree(tmp_path / "runs")
+    program.send(signal.SIGCONT)
+    assert program.wait() == 2, program.stderr
+    assert program.last_line.startswith("error: cannot write"), program.last_line
