@@ -69,7 +69,7 @@ class OurStep:
 
     def __init__(self, task: Task, batch: Batch, device: torch.device) -> None:
         self.task, self.batch, self.device = task, batch, device.type
-        self.optimizer = task.optim.build(task.net, task.optim.lr, fused=True)
+        self.optimizer = task.optim.build(task.net, task.optim.lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: task.optim.factor(step, 1))
         self.ema, self.trainer = EMA(ramp=False), SimpleNamespace(global_step=0)
         self.ema.on_fit_start(self.trainer, task)

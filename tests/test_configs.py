@@ -132,7 +132,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--trainer.max_steps", "ten"], "\"trainer.max_steps\": Expected a <class 'int'>. Got value: ten"),
         (["fit", "--config", "missing.yaml"], "File does not exist"),
         (["fit", "--config", "odd.yaml"], "trainr"),
-        (["fit", "--config", "broken.yaml"], "Problems parsing config"),
+        (["fit", "--config", "broken.yaml"], "cannot read broken.yaml"),
         (["fit", "--data.batch_size", "2000"], "larger than the 1437 images"),
         (["fit", "--data.seed", "3"], "--seed_everything"),
         (["fit", "--ckpt_path", "missing.ckpt"], "the checkpoint missing.ckpt does not exist"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
+import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_only
@@ -25,6 +26,7 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 
 COMMAND, JSON = "doctor", "--json"
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
+LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 PRACTICE = {
     "logger": False,
     "enable_checkpointing": False,
@@ -50,9 +52,9 @@ class Doctor(CLI):
         return ["fit", *(word for word in super().words()[1:] if word != JSON)]
 
     def before_instantiate_classes(self) -> None:
-        logging.getLogger("lightning").setLevel(logging.ERROR)  # of the trainer, which nobody will use
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+        self._levels = {logger: logger.level for logger in map(logging.getLogger, LOGGERS)}
+        for logger in self._levels:
+            logger.setLevel(logging.ERROR)  # they speak of the trainer, which nobody will use
         self.report = Report(rank_zero_only.rank == 0, JSON in sys.argv)
         places = list(_places(self._get(self.config, "trainer")))
         self._missing = [path for place in places for path in (place, *place.parents) if not path.exists()]
@@ -108,6 +110,9 @@ class Doctor(CLI):
 
             self.save_config_callback = None
             examine(run, self.report, practice)
+        if dist.is_initialized():  # end together: a process that is faster would take the group from the others
+            dist.barrier()
+            dist.destroy_process_group()
         if code := self._close():
             sys.exit(code)
 
@@ -118,6 +123,8 @@ class Doctor(CLI):
 
     def _close(self) -> int:
         """Close the report, remove folders that the loggers have made, and return the exit code."""
+        for logger, level in self._levels.items():
+            logger.setLevel(level)
         for path in sorted(self._missing, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # not empty, or another rank was faster
                 path.rmdir()

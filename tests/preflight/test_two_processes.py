@@ -38,7 +38,7 @@ def errors(program):
 
 def test_nodes_that_are_alike_are_one_line_and_then_train(programs, tmp_path):
     started, codes = both(programs, [tmp_path] * 2, "fit")
-    assert codes == [0, 0], started[0].stderr
+    assert codes == [0, 0], started[0].stderr + started[0].stdout
     lines = [line for line in started[0].stdout.splitlines() if line.startswith("2 nodes: ")]
     assert len(lines) == 1
     assert "2 processes have the same settings, data (1437 images" in lines[0]
@@ -85,7 +85,7 @@ def test_a_rank_that_does_not_come_is_named():
 def test_the_doctor_of_a_sharded_network(programs, tmp_path):
     sharded = ["--trainer.strategy=fsdp"]
     started, codes = both(programs, [tmp_path] * 2, "doctor", own=(sharded, sharded))
-    assert codes == [0, 0], started[0].stderr
+    assert codes == [0, 0], started[0].stderr + started[0].stdout
     assert "ok       memory: a step of 1 x 16 images takes" in started[0].stdout
 
 
@@ -111,7 +111,7 @@ def test_the_doctor_compares_two_ranks_and_times_their_steps(programs, tmp_path)
     ]
     one_node = ["--trainer.num_nodes=1", "--trainer.devices=2"]
     started, codes = both(programs, [tmp_path] * 2, "doctor", "--json", own=(one_node, one_node), environments=ranks)
-    assert codes == [0, 0], started[0].stderr
+    assert codes == [0, 0], started[0].stderr + started[0].stdout
     assert all(finding.keys() == {"level", "subject", "text", "flag"} for finding in json.loads(started[0].stdout))
     findings = {finding["subject"]: finding["text"] for finding in json.loads(started[0].stdout)}
     assert findings["all-reduce"].startswith("2 processes at 127.0.0.1:")

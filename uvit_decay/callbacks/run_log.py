@@ -182,8 +182,9 @@ class RunLogger(TensorBoardLogger):
         """Close both loggers; remove the folder of a run that failed, or ended, before it wrote any result."""
         if self._version is None or not Path(self.log_dir).is_dir():  # there was none yet, or it has been removed
             return
-        super().finalize(status)
-        self.csv.finalize(status)
+        with writing(Path(self.log_dir)):
+            super().finalize(status)
+            self.csv.finalize(status)
         names = [path.name for path in Path(self.log_dir).glob("*")]
         nothing_new = all(name in self.taken or name.startswith("events.out.") for name in names)
         if (status == "failed" or not self.trained) and self._made and nothing_new and not self._logged:
