@@ -10,7 +10,7 @@ lint:  ## what pre-commit checks
 	ruff format . && ruff check --fix .
 bench:  ## speed beside plain references: a table, and runs/bench.json
 	python -m benchmarks
-faults:  ## kills, faults and hostile files by the hundred, and their tables: about an hour
+faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
 	pytest --exhaustive -n auto tests/faults tests/fuzz
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit

@@ -11,7 +11,7 @@ from pathlib import Path
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
-PREEMPTED = 85  # exit code of a run that saved because it was warned; HTCondor restarts jobs that end with it
+PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
 LAUNCHERS = {  # least and largest value of the environment variables that launchers set
     **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), (1, 2**20)),
     **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), (-1, 2**20)),
