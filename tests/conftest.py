@@ -81,6 +81,14 @@ def disk(tmp_path) -> Iterator[Disk]:
     disk.end()
 
 
+@pytest.fixture(scope="session")
+def training(programs, tmp_path_factory):
+    """A small training run that can be started, and struck, any number of times; see small_training.py."""
+    from small_training import SmallTraining  # it imports this module
+
+    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)

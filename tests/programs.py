@@ -48,6 +48,14 @@ class Program:
             time.sleep(POLL)
         return int((self.folder / "returncode").read_text())
 
+    def wait_until_stopped(self, timeout: float = 60.0) -> None:
+        """Wait until SIGSTOP has stopped it; raise a TimeoutError if that takes longer."""
+        end = time.monotonic() + timeout
+        while " (stopped)" not in Path(f"/proc/{self.pid}/status").read_text():
+            if time.monotonic() > end:
+                raise TimeoutError(f"not stopped after {timeout:g} s:\n{self.stderr}")
+            time.sleep(POLL)
+
     def send(self, number: int) -> None:
         """Send a signal to the program and the processes that it has started."""
         os.killpg(self.pid, number)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
+import socket
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,20 @@ FLAGS = [
     *("--trainer.max_steps=14", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=2"),
     *("--trainer.enable_progress_bar=false", "--ckpt_path=auto"),
 ]
+PLACES = {  # functions in which runs are struck
+    "in a step": "Task.optimizer_step",
+    "in the loss": "DiffusionTask.loss",
+    "in the EMA": "EMA.on_train_batch_end",
+    "in a checkpoint": "LastCheckpoint._save",
+    "between checkpoints' names": "rotate",
+    "in validation": "_EvaluationLoop.run",
+    "in the previews": "Preview.evaluate",
+    "in the metrics": "GenerationMetrics.evaluate",
+    "in the probes": "LinearProbes.evaluate",
+    "in the log": "RunLogger.log_metrics",
+    "in a new header of the log": "_Writer._rewrite_with_new_header",
+    "in the summary": "Summary.on_fit_end",
+}
 FILES = ("generation.jsonl", "probes.jsonl", "probes.csv", "samples.png")
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "global_step")  # entries of a checkpoint
 GOES_ON = re.compile(r"going on from \S+ \(step (\d+)\)")
@@ -53,6 +69,27 @@ class SmallTraining:
         program = self.start(folder, *more, **options)
         program.wait()
         return program
+
+    def ranks(self, folder: Path, *more: str, **options: Any) -> list[Program]:
+        """Start two ranks, with the variables of torchrun; `options` are of the second one."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
+        common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", **address}
+        started = []
+        for rank in range(2):
+            own = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
+            flags = ("--trainer.devices=2", "--trainer.strategy=ddp", *more)
+            started.append(self.start(folder, *flags, environment=own, **(options if rank else {})))
+        return started
+
+    @cached_property
+    def undisturbed(self) -> tuple[Path, dict[str, list[int]]]:
+        """The run folder of a run that nothing disturbs, and the calls within each run of the functions of PLACES."""
+        folder = self.config.parent / "undisturbed"
+        program = self.run(folder, watched=[*PLACES.values()])
+        assert program.wait() == 0, program.stderr
+        return runs(folder)[-1], program.calls
 
 
 def goes_on_from(program: Program) -> int:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 
 import pytest
 from programs import Moment
-from small_training import SmallTraining, equal, goes_on_from, rows, runs, trained
+from small_training import equal, goes_on_from, rows, runs, trained
 
 STEP, PROBES = "Task.optimizer_step", "LinearProbes.evaluate"
 LONGEST = 60  # seconds after which the other rank has ended; 30 of them it may wait for its own message
-TWO = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 KILLS = {"kill -9 in a step": (signal.SIGKILL, STEP, 6), "SIGSEGV in a step": (signal.SIGSEGV, STEP, 9)}
 MORE = {"kill -9 in the probes": (signal.SIGKILL, PROBES, 0), "SIGABRT in a step": (signal.SIGABRT, STEP, 4)}
 pytestmark = pytest.mark.slow
@@ -24,39 +22,20 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module")
-def training(programs, tmp_path_factory):
-    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
-
-
-def pair(training, folder, **options):
-    """Start two ranks, with the variables of torchrun; `options` are of the second one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common["TORCHELASTIC_RUN_ID"] = "test"
-    started = []
-    for rank in range(2):
-        own = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        started.append(training.start(folder, *TWO, environment=own, **(options if rank else {})))
-    return started
-
-
-@pytest.fixture(scope="module")
 def whole(training, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    assert [rank.wait() for rank in pair(training, folder)] == [0, 0]
+    assert [rank.wait() for rank in training.ranks(folder)] == [0, 0]
     return runs(folder)[-1]
 
 
 def test_the_other_rank_ends_and_the_run_goes_on(training, whole, tmp_path, kill, record_property):
     number, function, entry = (KILLS | MORE)[kill]
-    alive, killed = pair(training, tmp_path, at=Moment(function, entry, 50), number=number)
+    alive, killed = training.ranks(tmp_path, at=Moment(function, entry, 50), number=number)
     assert killed.wait() == -number, killed.stderr
     begun = time.monotonic()
     code = alive.wait(LONGEST)
     seconds, steps = time.monotonic() - begun, killed.steps
-    again = pair(training, tmp_path)
+    again = training.ranks(tmp_path)
     codes = [rank.wait() for rank in again]
     run, lost = runs(tmp_path)[-1], max(0, steps - goes_on_from(again[0]))
     same = codes == [0, 0] and rows(run) == rows(whole) and equal(trained(run), trained(whole))

@@ -8,22 +8,8 @@ import time
 
 import pytest
 from programs import Moment
-from small_training import SmallTraining, differences, goes_on_from, runs
+from small_training import PLACES, differences, goes_on_from, runs
 
-PLACES = {  # functions in which signals come
-    "in a step": "Task.optimizer_step",
-    "in the loss": "DiffusionTask.loss",
-    "in the EMA": "EMA.on_train_batch_end",
-    "in a checkpoint": "LastCheckpoint._save",
-    "between checkpoints' names": "rotate",
-    "in validation": "_EvaluationLoop.run",
-    "in the previews": "Preview.evaluate",
-    "in the metrics": "GenerationMetrics.evaluate",
-    "in the probes": "LinearProbes.evaluate",
-    "in the log": "RunLogger.log_metrics",
-    "in a new header of the log": "_Writer._rewrite_with_new_header",
-    "in the summary": "Summary.on_fit_end",
-}
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 85}
 NAMES = {signal.SIGKILL: "kill -9", signal.SIGTERM: "SIGTERM", signal.SIGINT: "SIGINT", signal.SIGUSR1: "SIGUSR1"}
 OFTEN = [signal.SIGKILL] * 4 + [signal.SIGTERM] * 2 + [signal.SIGINT] * 2 + [signal.SIGUSR1] * 2
@@ -42,22 +28,8 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(("place", "number", "seed"), arguments, ids=names)
 
 
-@pytest.fixture(scope="module")
-def training(programs, tmp_path_factory):
-    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
-
-
-@pytest.fixture(scope="module")
-def undisturbed(training, tmp_path_factory):
-    """The run folder of a run that nothing disturbs, and the calls within its functions."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    program = training.run(folder, watched=[*PLACES.values()])
-    assert program.wait() == 0, program.stderr
-    return runs(folder)[-1], program.calls
-
-
-def test_a_run_that_only_made_up_for_evaluations_has_ended(training, undisturbed, tmp_path):
-    whole, calls = undisturbed
+def test_a_run_that_only_made_up_for_evaluations_has_ended(training, tmp_path):
+    whole, calls = training.undisturbed
     last = len(calls["LinearProbes.evaluate"]) - 1
     training.run(tmp_path, at=Moment("LinearProbes.evaluate", last, 99))
     again, third = training.run(tmp_path), training.run(tmp_path)
@@ -67,8 +39,8 @@ def test_a_run_that_only_made_up_for_evaluations_has_ended(training, undisturbed
     assert not differences(runs(tmp_path)[-1], whole)
 
 
-def test_a_signal_anywhere_costs_no_result(training, undisturbed, tmp_path, place, number, seed, record_property):
-    whole, calls = undisturbed
+def test_a_signal_anywhere_costs_no_result(training, tmp_path, place, number, seed, record_property):
+    whole, calls = training.undisturbed
     draw, function = random.Random(seed), PLACES[place]
     entry = draw.randrange(len(calls[function]))
     at = Moment(function, entry, draw.randrange(calls[function][entry]))

@@ -6,11 +6,10 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from programs import Moment
-from small_training import SmallTraining, differences, goes_on_from, runs
+from small_training import differences, goes_on_from, runs
 
 STEP = "Task.optimizer_step"
 pytestmark = pytest.mark.slow
@@ -35,18 +34,6 @@ def pytest_generate_tests(metafunc):
 
 
 @pytest.fixture(scope="module")
-def training(programs, tmp_path_factory):
-    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
-
-
-@pytest.fixture(scope="module")
-def whole(training, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert training.run(folder).wait() == 0
-    return runs(folder)[-1]
-
-
-@pytest.fixture(scope="module")
 def killed(training, tmp_path_factory):
     """A folder with a run that was killed in its tenth step."""
     folder = tmp_path_factory.mktemp("killed")
@@ -55,7 +42,7 @@ def killed(training, tmp_path_factory):
 
 
 def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(
-    training, whole, killed, tmp_path, damage, seed, record_property
+    training, killed, tmp_path, damage, seed, record_property
 ):
     folder = tmp_path / "damaged"
     shutil.copytree(killed, folder)
@@ -66,7 +53,7 @@ def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(
     log.write_bytes(log.read_bytes()[:-9])
     begun = time.monotonic()
     again = training.run(folder)
-    found = differences(runs(folder)[-1], whole) if again.wait() == 0 else [again.last_line]
+    found = differences(runs(folder)[-1], training.undisturbed[0]) if again.wait() == 0 else [again.last_line]
     lost = 10 - goes_on_from(again)
     row = {"fault": f"newest checkpoint: {damage}", "tries": 1, "survived": int(not found), "steps lost": lost}
     record_property("fault", row | {"seconds to the end": time.monotonic() - begun})
@@ -77,10 +64,7 @@ def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(
 
 def test_a_run_folder_that_is_removed_is_one_line(training, tmp_path):
     program = training.start(tmp_path, at=Moment(STEP, 5, 9), number=signal.SIGSTOP)
-    end = time.monotonic() + 60
-    while " (stopped)" not in Path(f"/proc/{program.pid}/status").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    program.wait_until_stopped()
     shutil.rmtree(tmp_path / "runs")
     program.send(signal.SIGCONT)
     assert program.wait() == 2, program.stderr

@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import signal
-import socket
-import time
-from pathlib import Path
 
 import pytest
 from programs import Moment
-from small_training import SmallTraining, differences, goes_on_from, runs
+from small_training import differences, goes_on_from, runs
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGUSR1: 85, signal.SIGUSR2: 85}
 STEP = "Task.optimizer_step"
 SLURM = {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 SLURM |= {"SLURM_JOB_NAME": "train", "SLURM_NODELIST": "localhost", "SLURM_JOB_NUM_NODES": "1"}
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def training(programs, tmp_path_factory):
-    return SmallTraining(programs, tmp_path_factory.mktemp("training"))
-
-
-@pytest.fixture(scope="module")
-def whole(training, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole")
-    assert training.run(folder).wait() == 0
-    return runs(folder)[-1]
-
-
-def ranks(training, folder, *more, **options):
-    """Start two ranks, as torchrun does; `options` are of the second one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    common["TORCHELASTIC_RUN_ID"] = "test"
-    found = []
-    for rank in range(2):
-        own = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-        chosen = options if rank else {}
-        found.append(training.start(folder, "--trainer.devices=2", *more, environment=own, **chosen))
-    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
@@ -75,34 +45,27 @@ def test_a_warning_in_a_job_of_slurm_saves_the_run_in_its_own_folder_and_leaves_
 
 
 def test_all_ranks_stop_at_the_same_step_if_one_is_warned(training, tmp_path):
-    pair = ranks(training, tmp_path, "--trainer.max_steps=30", at=Moment(STEP, 3, 9), number=signal.SIGUSR1)
+    pair = training.ranks(tmp_path, "--trainer.max_steps=30", at=Moment(STEP, 3, 9), number=signal.SIGUSR1)
     assert [rank.wait() for rank in pair] == [85, 85], pair[0].stderr + pair[1].stderr
     again = training.run(tmp_path, "--trainer.max_steps=30")
     assert goes_on_from(again) == 10
     assert again.wait() == 0
 
 
-def test_two_signals_of_two_kinds_still_save(training, tmp_path, whole):
+def test_two_signals_of_two_kinds_still_save(training, tmp_path):
     program = training.start(tmp_path, at=Moment(STEP, 4, 9), number=signal.SIGSTOP)
-    wait_for_stop(program)
+    program.wait_until_stopped()
     for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
         program.send(number)
     assert program.wait() in (85, 143)
     again = training.run(tmp_path)
     assert goes_on_from(again) == 5
-    assert not differences(runs(tmp_path)[-1], whole)
+    assert not differences(runs(tmp_path)[-1], training.undisturbed[0])
 
 
-def wait_for_stop(program):
-    end = time.monotonic() + 60
-    while " (stopped)" not in Path(f"/proc/{program.pid}/status").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_a_pause_changes_nothing(training, tmp_path, whole):
+def test_a_pause_changes_nothing(training, tmp_path):
     program = training.start(tmp_path, at=Moment("LinearProbes.evaluate", 0, 1000), number=signal.SIGSTOP)
-    wait_for_stop(program)
+    program.wait_until_stopped()
     program.send(signal.SIGCONT)
     assert program.wait() == 0
-    assert not differences(runs(tmp_path)[-1], whole)
+    assert not differences(runs(tmp_path)[-1], training.undisturbed[0])

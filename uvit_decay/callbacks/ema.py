@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.base import Task, check_finite
-from uvit_decay.tasks.sharding import gathered, like, local, whole
+from uvit_decay.tasks.sharding import gathered, like, local, local_values, whole
 from uvit_decay.weights import Weights
 
 
@@ -117,7 +117,7 @@ class EMA(Callback):
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
-        weights = [local(p.detach()).float() for p in self._trained]
+        weights = [local_values(p).float() for p in self._trained]
         for average in self.averages:
             average.update(weights, task.skips.now)
 

@@ -24,7 +24,7 @@ from uvit_decay.callbacks.ema import EMA
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.plain import typed
 from uvit_decay.tasks.base import Task
-from uvit_decay.tasks.sharding import gathered, like, local
+from uvit_decay.tasks.sharding import gathered, like, local, local_values
 
 LEAST = 5  # means that must be known before one is judged
 KEPT = 2  # states
@@ -104,7 +104,7 @@ class Rollback(Callback):
         elif math.isfinite(mean):
             self.means = [*self.means, mean][-self.window :]
             task.settle()
-            tensors = {name: _values(value).to("cpu", copy=True) for name, value in _live(trainer, task).items()}
+            tensors = {name: local_values(value).to("cpu", copy=True) for name, value in _live(trainer, task).items()}
             self.states = [*self.states, State(step, tensors)][-KEPT:]
 
     def _flush(self, trainer: Trainer) -> None:
@@ -132,7 +132,7 @@ class Rollback(Callback):
         self.count += 1
         self.states = self.states[:1]
         for name, value in _live(trainer, task).items():
-            _values(value).copy_(self.states[0].tensors[name])
+            local_values(value).copy_(self.states[0].tensors[name])
         rank_zero_info(
             f"{spike}; back to the weights of step {self.states[0].step}, without the batches since then "
             f"({self.count} of at most {self.times} times)"
@@ -190,11 +190,6 @@ def _live(trainer: Trainer, task: LightningModule) -> dict[str, Tensor]:
         for average in callback.averages if isinstance(callback, EMA) else ():
             tensors |= {f"averages.{average.decay}.{name}": value for name, value in average.shadow.items()}
     return tensors
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """Return this rank's values, which share the memory of the tensor."""
-    return local(tensor.detach())
 
 
 def _like_live(live: Tensor, part: Tensor) -> Tensor:

@@ -49,7 +49,7 @@ from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_leng
 from uvit_decay.tasks.place import recount
 from uvit_decay.tasks.resume import check, check_changes, check_data
 from uvit_decay.tasks.settings import Settings
-from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
+from uvit_decay.tasks.sharding import Sharded, compile_net, local_values, original_class
 from uvit_decay.tasks.skips import LOGGED, Skips
 from uvit_decay.tasks.utilisation import Utilisation
 
@@ -276,6 +276,6 @@ class Task(LightningModule):
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:
     """Raise a UserError on all ranks if the tensors of any rank hold NaN or infinity; all ranks must call this."""
-    finite = torch.stack([torch.isfinite(local(tensor.detach())).all() for tensor in tensors]).all()
+    finite = torch.stack([torch.isfinite(local_values(tensor)).all() for tensor in tensors]).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
         raise UserError(f"the {what} are not finite at step {trainer.global_step}; {HINT}")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import AdamW, Optimizer
 
-from uvit_decay.tasks.sharding import local
+from uvit_decay.tasks.sharding import local_values
 
 KEY = "skipped_steps"  # in checkpoints
 LOGGED = "train/skipped_steps"
@@ -44,7 +44,7 @@ class Skips:
         changed = [buffer for part in net.modules() if isinstance(part, _BatchNorm) for buffer in part.buffers()]
         if not isinstance(optimizer, AdamW):
             changed += [*net.parameters(), *_moments(optimizer)]
-        self._before = [(tensor, _values(tensor).clone()) for tensor in changed]
+        self._before = [(tensor, local_values(tensor).clone()) for tensor in changed]
 
     def spread(self, loss: Tensor) -> Tensor:
         """Return the loss; if it is not finite, NaN with a gradient of NaN, which all ranks get when they average."""
@@ -70,9 +70,9 @@ class Skips:
         if self.most and not isinstance(optimizer, AdamW):
             known = {id(tensor) for tensor, _ in before}
             made = [tensor for tensor in _moments(optimizer) if id(tensor) not in known]
-            before += [(tensor, torch.zeros_like(_values(tensor))) for tensor in made]
+            before += [(tensor, torch.zeros_like(local_values(tensor))) for tensor in made]
         for tensor, value in before:
-            _values(tensor).copy_(torch.where(self.now, value, _values(tensor)))
+            local_values(tensor).copy_(torch.where(self.now, value, local_values(tensor)))
 
     def named(self) -> tuple[str, str]:
         """Return what is not finite at the step that stops the run, and after how many skipped steps."""
@@ -86,11 +86,6 @@ class Skips:
     def load(self, checkpoint: Mapping[str, Any]) -> None:
         """Continue the count of a checkpoint."""
         self.count = checkpoint.get(KEY, 0)
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """Return this rank's values of a parameter, buffer or moment, which share its memory."""
-    return local(tensor.detach())
 
 
 def _moments(optimizer: Optimizer) -> list[Tensor]:
