@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import traceback
 import warnings
 from pathlib import Path
@@ -15,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.callbacks.catching_up import finishing, is_finished
@@ -46,6 +48,9 @@ def _hush() -> None:
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
     advertisements = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     advertisements.addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
+    shown = threading.excepthook
+    # TensorBoard's writing thread keeps its error for the main thread's next flush, which ends the run with one line.
+    threading.excepthook = lambda args: None if isinstance(args.thread, _AsyncWriterThread) else shown(args)
 
 
 class CLI(LightningCLI):

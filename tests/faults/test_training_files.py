@@ -69,3 +69,4 @@ def test_a_run_folder_that_is_removed_is_one_line(training, tmp_path):
     program.send(signal.SIGCONT)
     assert program.wait() == 2, program.stderr
     assert program.last_line.startswith("error: cannot write"), program.last_line
+    assert "Traceback" not in program.stderr
