@@ -1,4 +1,4 @@
-.PHONY: install test fast lint bench faults digits
+.PHONY: install test fast lint docs links bench faults digits
 
 install:  ## with everything that development needs
 	pip install -e ".[test,dev]" && pre-commit install
@@ -8,6 +8,10 @@ fast:  ## without the slow ones
 	pytest -m "not slow"
 lint:  ## what pre-commit checks
 	ruff format . && ruff check --fix .
+docs:  ## the documentation as a site, docs/_build/html/index.html; runs its notebooks
+	python docs/build.py
+links:  ## whether the links to other sites lead somewhere; needs a network
+	python -m sphinx -b linkcheck -D nb_execution_mode=off docs docs/_build/links
 bench:  ## speed beside plain references: a table, and runs/bench.json
 	python -m benchmarks
 faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
