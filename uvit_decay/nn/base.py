@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
+from uvit_decay.nn.pretrained import Pretrained
 from uvit_decay.runtime.errors import UserError, check_whole
 
 
-class DecayedNet(nn.Module):
+class DecayedNet(Pretrained):
     """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
 
     Subclasses set `num_classes`, `null_label` and `checkpointing` and call `record_shortcuts` in their constructor.

@@ -64,7 +64,7 @@ class SkipLayer(nn.Module):
         return y + self.fc(torch.cat([unshuffled(state, self.mask_token, restore), y], dim=-1))
 
 
-class MAE(Encoder):
+class MAE(Encoder, pipeline_tag="image-feature-extraction"):
     """Masked autoencoder net(x, noise) -> (prediction, mask) for images (b, c, h, w) of about [-1, 1].
 
     Args:

@@ -34,7 +34,7 @@ class DecayedBlock(BasicBlock):
         return self.relu(decay.decayed_add(shortcut, out, alpha, beta))
 
 
-class ResNet(DecayedNet):
+class ResNet(DecayedNet, pipeline_tag="image-classification"):
     """ResNet net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
 
     Args:

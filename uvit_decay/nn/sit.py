@@ -33,7 +33,7 @@ from uvit_decay.runtime.errors import UserError
 Wiring = Literal["official", "decayed"]
 
 
-class SiT(DecayedNet):
+class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     """SiT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:

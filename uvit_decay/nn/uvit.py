@@ -27,7 +27,7 @@ from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.runtime.errors import UserError
 
 
-class UViT(DecayedNet):
+class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     """U-ViT denoiser net(x, t, y) -> (b, c, h, w): images of about [-1, 1], times (b,) in [0, 1], labels (b,) int64.
 
     Args:

@@ -86,7 +86,7 @@ class Encoder(DecayedNet):
         return torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), patches], dim=1)
 
 
-class ViT(Encoder):
+class ViT(Encoder, pipeline_tag="image-feature-extraction"):
     """Vision transformer net(x) -> (b, num_classes) logits: images (b, c, h, w) of about [-1, 1], as all networks here.
 
     Args:

@@ -69,7 +69,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         trusted: class paths from elsewhere that are allowed, too.
         where: name of the file in errors.
     """
-    name, arguments = spec.class_path, dict(spec.init_args)
+    name = spec.class_path
     if not spec.is_from(home) and name not in trusted:
         raise UserError(f"{where} names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it")
     module, _, attribute = name.rpartition(".")
@@ -79,10 +79,18 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is no {base.__name__}")
-    hints = get_type_hints(kind.__init__) if spec.is_from(home) else {}
-    for argument in arguments.keys() & hints.keys():
-        arguments[argument] = typed(hints[argument], arguments[argument], f"{where}: {name}: {argument}")
+    return construct(kind, spec.init_args, spec.is_from(home), where)
+
+
+def construct(kind: type, arguments: Mapping[str, Any], check_types: bool, where: Path | str) -> Any:
+    """Return kind(**arguments) of values from the file `where`; with `check_types` they must be as annotated."""
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    hints = get_type_hints(kind.__init__) if check_types else {}
+    checked = {
+        key: typed(hints[key], value, f"{where}: {name}: {key}") if key in hints else value
+        for key, value in arguments.items()
+    }
     another_version = explained(f"{where} describes {name} as another version knew it", TypeError)
     # Any other error is possible, too: the constructor may not check these arguments.
     with explained(f"{where} describes a {name} that cannot be built", Exception), another_version:
-        return kind(**arguments)
+        return kind(**checked)
