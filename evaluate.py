@@ -1,29 +1,8 @@
-"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, figures of features, likelihoods, runs.
+"""Evaluate images and checkpoints: python evaluate.py --help. The program is uvit_decay/scripts/evaluate.py."""
 
-    python evaluate.py generation --samples X --reference Y        # FID, IS, KID, precision and recall
-    python evaluate.py probe --ckpt runs/.../last.ckpt             # every layer and noise level
-    python evaluate.py classify --ckpt timm:vit_base_patch16_224.mae --data ...   # linear, kNN, few-shot
-    torchrun --nproc_per_node 8 -- evaluate.py ...                 # on several GPUs
+import sys
 
-X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100:train, or one of a configuration
-(configs/digits.yaml:train); Y may be an .npz of statistics, and --ckpt with --num evaluates samples as they are made.
-"""
-
-from uvit_decay.compare.report import compare
-from uvit_decay.evaluation.commands import generation, likelihood, statistics
-from uvit_decay.representations.commands import classify, features, probe, reconstruct
-from uvit_decay.runtime.command_line import run
-
-COMMANDS = {
-    "generation": generation,
-    "statistics": statistics,
-    "probe": probe,
-    "classify": classify,
-    "features": features,
-    "reconstruct": reconstruct,
-    "likelihood": likelihood,
-    "compare": compare,
-}
+from uvit_decay.scripts.evaluate import main
 
 if __name__ == "__main__":
-    run(COMMANDS, __doc__)
+    main(sys.argv[1:])

@@ -20,6 +20,7 @@ ABOVE = {
     "configurations",
     "cli",
     "doctor",
+    "scripts",
 }
 FORBIDDEN = {
     "runtime": ISLANDS | ABOVE | {"decay"},
@@ -28,13 +29,13 @@ FORBIDDEN = {
     "diffusion": (ISLANDS | ABOVE | {"decay"}) - {"diffusion"},
     "data": (ISLANDS | ABOVE | {"decay"}) - {"data"},
     "metrics": (ISLANDS | ABOVE | {"decay"}) - {"metrics"},
-    "representations": {"tasks", "callbacks", "compare", "preflight", "cli", "doctor", "decay"},
+    "representations": {"tasks", "callbacks", "compare", "preflight", "cli", "doctor", "scripts", "decay"},
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation"},  # reads the table of metrics
     "history.py": ISLANDS | ABOVE | {"decay"},
-    "evaluation": {"tasks", "callbacks", "preflight", "configurations", "cli", "doctor"},
-    "tasks": {"evaluation", "representations", "compare", "callbacks", "preflight", "configurations", "cli", "doctor"},
-    "callbacks": {"compare", "preflight", "configurations", "cli", "doctor"},
-    "preflight": {"compare", "representations", "cli", "doctor"},
+    "evaluation": {"tasks", "callbacks", "preflight", "configurations", "cli", "doctor", "scripts"},
+    "tasks": ABOVE - {"tasks", "samples", "checkpoint"} | {"representations"},
+    "callbacks": {"compare", "preflight", "configurations", "cli", "doctor", "scripts"},
+    "preflight": {"compare", "representations", "cli", "doctor", "scripts"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
 }
 WITHOUT_LIGHTNING = (
@@ -53,6 +54,8 @@ WITHOUT_LIGHTNING = (
     "sample_files.py",
     "plots.py",
     "history.py",
+    "scripts",
+    "__main__.py",
 )
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.catching_up import finishing, is_finished
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.configurations import Parser, check_files, check_values, limit
+from uvit_decay.configurations import Parser, check_files, check_values, limit, located
 from uvit_decay.data import ImageData
 from uvit_decay.preflight import Run
 from uvit_decay.preflight.nodes import short_form
@@ -57,9 +58,10 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
     @classmethod
-    def run(cls) -> None:
-        """Run the subcommand that sys.argv names."""
-        for arg in sys.argv:
+    def run(cls, words: Sequence[str] | None = None) -> None:
+        """Run the subcommand that the words of a command line name; None takes those of this process."""
+        words = sys.argv[1:] if words is None else list(words)
+        for arg in words:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
         _hush()
@@ -76,6 +78,7 @@ class CLI(LightningCLI):
                 auto_configure_optimizers=False,
                 parser_class=Parser,
                 save_config_kwargs={"overwrite": True},
+                args=words,
             )
         except MisconfigurationException as error:
             raise UserError(" ".join(str(error).split())) from error
@@ -97,16 +100,13 @@ class CLI(LightningCLI):
         )
         parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
 
-    def words(self) -> list[str]:
-        """Return the words of the command line: a subcommand and its flags."""
-        return sys.argv[1:]
-
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
         trust_parser.add_argument("--trust", action="append", default=[])
-        given, rest = trust_parser.parse_known_args(self.words())
+        given, rest = trust_parser.parse_known_args(args)
         limit(given.trust)
+        rest = located(rest)
         check_files(rest)
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(rest))

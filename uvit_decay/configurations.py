@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 
+from uvit_decay.runtime.bundled import config_names, find_config
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import check_size, parse, read_text
@@ -22,6 +24,7 @@ DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of js
 FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
+FLAGS = ("-c", "--config")
 LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 
 
@@ -63,11 +66,26 @@ def limit(trusted: list[str]) -> None:
         )
 
 
+def located(args: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the path of each --config, which may be the name of a bundled one."""
+    words = []
+    for before, word in pairwise(["", *args]):
+        flag, equals, name = word.partition("=")
+        if before in FLAGS:
+            word = find_config(word)
+        elif flag in FLAGS and equals:
+            word = f"{flag}={find_config(name)}"
+        words.append(word)
+    return words
+
+
 def check_files(args: list[str]) -> None:
     """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
-    flags = ("-c", "--config")
-    named = [path for flag, path in pairwise(args) if flag in flags]
-    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in flags and path]
+    named = [path for flag, path in pairwise(args) if flag in FLAGS]
+    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in FLAGS and path]
+    for name in (name for name in named if not os.path.exists(name) and re.fullmatch(r"[\w./-]+", name)):
+        known = ", ".join(config_names())
+        raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     for path in (Path(name) for name in named if os.path.exists(name)):
         if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
             raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")

@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, goes_on, runs_of
@@ -47,15 +48,16 @@ class Doctor(CLI):
 
     begun = 0  # step of the checkpoint
 
-    def words(self) -> list[str]:
-        """Return the command line as that of `fit`; Lightning starts further processes with the original one."""
-        return ["fit", *(word for word in super().words()[1:] if word != JSON)]
+    def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
+        """Parse the arguments as those of `fit`; Lightning starts further processes with the original ones."""
+        self._json = JSON in args
+        super().parse_arguments(parser, ["fit", *(word for word in args[1:] if word != JSON)])
 
     def before_instantiate_classes(self) -> None:
         self._levels = {logger: logger.level for logger in map(logging.getLogger, LOGGERS)}
         for logger in self._levels:
             logger.setLevel(logging.ERROR)  # they speak of the trainer, which nobody will use
-        self.report = Report(rank_zero_only.rank == 0, JSON in sys.argv)
+        self.report = Report(rank_zero_only.rank == 0, self._json)
         places = list(_places(self._get(self.config, "trainer")))
         self._missing = [path for place in places for path in (place, *place.parents) if not path.exists()]
         super().before_instantiate_classes()

@@ -21,6 +21,7 @@ from uvit_decay.checkpoint.rotation import LAST, NEXT, rotate
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.signals import STOPS
 
 ROW = "numbers_to_log"  # entry of checkpoints: what is logged only after the step is saved
@@ -163,8 +164,8 @@ class LastCheckpoint(Checkpoint):
 
     def _say_stopped(self, trainer: Trainer) -> None:
         path = run_folder(trainer) / CHECKPOINTS / LAST
-        step = trainer.global_step
-        rank_zero_info(f"\nstopped at step {step}; go on with: python train.py fit ... --ckpt_path {path}")
+        command = localised("python train.py fit")
+        rank_zero_info(f"\nstopped at step {trainer.global_step}; go on with: {command} ... --ckpt_path {path}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
         """Save the step whose evaluation a signal has left."""

@@ -20,6 +20,7 @@ from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.history import GENERATION, METRICS, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
+from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
 
 CONTENTS = {
@@ -223,10 +224,10 @@ class Summary(Callback):
 def _use(folder: Path, checkpoint: Path, task: Task) -> str:
     """Return a command that uses a run's checkpoint, with the images of its configuration where it needs some."""
     if task.path is not None:
-        return f"sample from it: python sample.py --ckpt {checkpoint}"
+        return f"sample from it: {localised('python sample.py')} --ckpt {checkpoint}"
     config = folder / "config.yaml"
     data = f" --data {config}" if config.exists() else ""
-    return f"judge its features: python evaluate.py probe --ckpt {checkpoint}{data}"
+    return f"judge its features: {localised('python evaluate.py')} probe --ckpt {checkpoint}{data}"
 
 
 class CPUThreads(Callback):

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.program import PROGRAM, from_package
 
 
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written."""
     commands = {"export": export, "import": import_official}
-    call = parse(commands, args, __doc__, "python -m uvit_decay.checkpoint")
+    call = parse(commands, args, __doc__, PROGRAM if from_package() else "python -m uvit_decay.checkpoint")
     if note := call():
         print(note)
     target = call.keywords["target"]

@@ -25,9 +25,11 @@ from uvit_decay.checkpoint.detect import looks_like
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.runtime.bundled import or_bundled
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.plain import parse, typed
+from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.tensor_files import damaged, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs, is_zip
 from uvit_decay.weights import Weights, WeightSet
@@ -56,7 +58,7 @@ class Checkpoint:
             kind = "a classifier" if self.class_names else "an encoder"
             raise UserError(
                 f"this checkpoint is of {kind} ({type(self.net).__name__}), which makes no images: "
-                "evaluate.py probe and classify judge its features"
+                + localised("evaluate.py probe and classify judge its features")
             )
 
     def source(self, device: torch.device) -> DiffusionModel:
@@ -134,8 +136,11 @@ class StoredModel:
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
-    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network."""
-    weights = None if weights is None else WeightSet(weights)
+    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network.
+
+    checkpoints/digits.safetensors is that of the package where the working folder has no such file.
+    """
+    path, weights = or_bundled(path), None if weights is None else WeightSet(weights)
     stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")

@@ -12,6 +12,7 @@ from typing import Any
 from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.plain import flat, read_text, read_yaml
+from uvit_decay.runtime.program import localised
 
 BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "watched_knn"
 RANK, DIMENSIONS = "watched_effective_rank", "watched_dimensions"  # of features centred over samples: dimensions
@@ -78,7 +79,11 @@ def _configuration(folder: Path) -> dict[str, Any]:
     path = folder / "config.yaml"
     if not path.exists():
         versions = sorted(child.name for child in folder.iterdir() if (child / "config.yaml").exists())
-        mend = f"name one of its runs, such as {folder / versions[0]}" if versions else "train.py writes a config.yaml"
+        mend = (
+            f"name one of its runs, such as {folder / versions[0]}"
+            if versions
+            else localised("train.py writes a config.yaml")
+        )
         raise UserError(f"{folder} is no run folder: {mend}")
     return read_yaml(path)
 

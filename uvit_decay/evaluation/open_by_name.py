@@ -7,6 +7,7 @@ from pathlib import Path
 from uvit_decay.data import CIFAR10, CIFAR100, AugmentedImages, Digits, ImageData, Images
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.evaluation.statistics import StatisticsFile
+from uvit_decay.runtime.bundled import find_config
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.instantiate import Spec, build
@@ -110,7 +111,7 @@ def _data_module(name: str) -> ImageData:
     """Build a data set in SETS, or the data module of a configuration."""
     if name in SETS:
         return SETS[name]()
-    data = typed(dict[str, object], read_yaml(Path(name)).get("data"), f"{name}: data")
+    data = typed(dict[str, object], read_yaml(Path(find_config(name))).get("data"), f"{name}: data")
     values = {"class_path": data.get("class_path"), "init_args": data.get("init_args") or {}}
     spec = typed(Spec, values, f"{name}: data")
     if not spec.is_from("uvit_decay.data"):

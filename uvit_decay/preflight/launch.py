@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from uvit_decay.preflight.plan import Run
 from uvit_decay.preflight.report import Finding
+from uvit_decay.runtime.program import localised
 
 INTERACTIVE = ("bash", "interactive")  # names of SLURM jobs in which Lightning does not look for srun
 HERE = ("127.0.0.1", "localhost", "::1")
@@ -62,7 +63,7 @@ def _launcher(devices: int, nodes: int, environ: Mapping[str, str]) -> tuple[str
 def _of_slurm(name: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     if name == "srun" and "SLURM_STEP_NUM_TASKS" not in environ:
         text = f"SLURM_NTASKS={environ['SLURM_NTASKS']} but no SLURM_STEP_NUM_TASKS: srun has not started this program"
-        yield Finding("error", "ranks", text, "srun python train.py ..., or --job-name interactive")
+        yield Finding("error", "ranks", text, localised("srun python train.py ..., or --job-name interactive"))
 
 
 def _without_launcher(nodes: int, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -31,6 +31,7 @@ from uvit_decay.runtime.distributed import COMPARED, Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.overlap import on_cpu, read_ahead
 from uvit_decay.runtime.precision import Precision, computing
+from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.random import indices_on, normal, subset
 from uvit_decay.runtime.threads import free_threads, in_threads
 
@@ -84,10 +85,11 @@ def check_network(net: object, path: NoisePath | None) -> None:
 def check_labelled(data: ImageData) -> None:
     """Raise a UserError unless there are test images, of two classes or more."""
     if data.test is None or len(data.class_names) < 2:
-        raise UserError(
+        text = (
             "probes need test images of two classes or more: name some (evaluate.py: --test; train.py: "
             "--data.test_path or --data.holdout 0.1), or in train.py remove LinearProbes"
         )
+        raise UserError(localised(text))
 
 
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:

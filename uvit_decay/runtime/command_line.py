@@ -33,6 +33,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, check_whole, user_errors
+from uvit_decay.runtime.program import localised
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
 
@@ -52,20 +53,26 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument "))
 
 
-def run(commands: Callable | Mapping[str, Callable], about: str, prog: str | None = None) -> None:
-    """Run the function, or that of the subcommand, which sys.argv asks for; exit with one line on a user's mistake.
+def run(
+    commands: Callable | Mapping[str, Callable], about: str, prog: str | None = None, args: Sequence[str] | None = None
+) -> None:
+    """Run the function, or that of the subcommand, which a command line asks for; exit with one line on a mistake.
 
-    `about` is the text of --help, `prog` such as "python -m uvit_decay.checkpoint" where it is not the script's name.
+    Args:
+        commands: a function, or several by the names of their subcommands.
+        about: the text of --help.
+        prog: such as "python -m uvit_decay.checkpoint", where it is not the script's name.
+        args: the words after the program's name; None takes those of this process.
     """
     with user_errors():
-        parse(commands, sys.argv[1:], about, prog)()
+        parse(commands, sys.argv[1:] if args is None else args, about, prog)()
 
 
 def parse(
     commands: Callable | Mapping[str, Callable], args: Sequence[str], about: str = "", prog: str | None = None
 ) -> Callable[[], Any]:
     """Return the call of a function that the arguments ask for; see `run`."""
-    parser = Parser(prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog=prog, description=localised(about), formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(commands, Mapping):
         subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)
         for name, function in commands.items():

@@ -27,6 +27,7 @@ from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.launchers import Place, requested
 from uvit_decay.runtime.meeting import failure, leave, meet, raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
+from uvit_decay.runtime.program import MODULE, from_package
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -192,9 +193,10 @@ class Processes:
 def _commands(count: int | str) -> str:
     """Return the commands that start this script on `count` processes."""
     script = Path(sys.argv[0]).name
+    torchrun, accelerate = (f"-m {MODULE} {sys.argv[1]}",) * 2 if from_package() else (f"-- {script}", script)
     return (
-        f"`torchrun --nproc_per_node {count} -- {script} ...` or `accelerate launch --multi_gpu "
-        f"--num_processes {count} --num_machines 1 --mixed_precision no --dynamo_backend no {script} ...`"
+        f"`torchrun --nproc_per_node {count} {torchrun} ...` or `accelerate launch --multi_gpu "
+        f"--num_processes {count} --num_machines 1 --mixed_precision no --dynamo_backend no {accelerate} ...`"
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.program import localised
 
 MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
     "uvit_decay.callbacks.logger": "uvit_decay.callbacks.run_log",
@@ -71,7 +72,8 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
     """
     name = spec.class_path
     if not spec.is_from(home) and name not in trusted:
-        raise UserError(f"{where} names {name}, which is not part of uvit_decay: sample.py --trust {name} allows it")
+        allowing = localised("sample.py --trust")
+        raise UserError(f"{where} names {name}, which is not part of uvit_decay: {allowing} {name} allows it")
     module, _, attribute = name.rpartition(".")
     with explained(
         f"{where} names the class {name}, which cannot be imported", ImportError, AttributeError, ValueError

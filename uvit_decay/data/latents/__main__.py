@@ -4,6 +4,8 @@ On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode .
 """
 
 import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +17,7 @@ from uvit_decay.data.image_files import list_images
 from uvit_decay.data.latents.encode import describe, encode
 from uvit_decay.runtime.command_line import Bounds, run
 from uvit_decay.runtime.distributed import Processes, pick_device
+from uvit_decay.runtime.program import PROGRAM, from_package, localised
 from uvit_decay.sampling_options import Count
 
 
@@ -62,10 +65,16 @@ def encode_images(
         flags = f"--config configs/imagenet100_uvit_m.yaml --data.path {target}"
         flags += "" if classes == "imagenet-100/cmc" else f" --data.classes {classes or 'null'}"
         flags += "" if done.size == 32 else f" --model.net.image_size {done.size}"
-        print(f"train on them: python train.py fit {flags}")
+        print(f"train on them: {localised('python train.py')} fit {flags}")
 
 
 COMMANDS = {"encode": encode_images}
 
+
+def main(words: Sequence[str]) -> None:
+    """Run a command line of this module; exit with one line on a user's mistake."""
+    run(COMMANDS, __doc__, PROGRAM if from_package() else "python -m uvit_decay.data.latents", words)
+
+
 if __name__ == "__main__":
-    run(COMMANDS, __doc__, "python -m uvit_decay.data.latents")
+    main(sys.argv[1:])

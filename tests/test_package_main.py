@@ -1,0 +1,86 @@
+"""`uvit-decay COMMAND`, in this process."""
+
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+import yaml
+from conftest import ROOT, train
+
+import uvit_decay
+from uvit_decay.__main__ import COMMANDS, main
+
+
+def uvit(monkeypatch, *args, program="/somewhere/bin/uvit-decay"):
+    """Run `uvit-decay ...`; return the exit code."""
+    monkeypatch.setattr(sys, "argv", [program, *map(str, args)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0
+
+
+def test_help_and_version(monkeypatch, capsys):
+    assert uvit(monkeypatch) == 0
+    listed = capsys.readouterr().out
+    assert all(f"uvit-decay {name} " in listed for name in COMMANDS)
+    assert uvit(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"uvit_decay {version('uvit_decay')}\n"
+    assert uvit_decay.__version__ == version("uvit_decay")
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = uvit_decay.nothing
+
+
+def test_an_unknown_command_is_one_line(monkeypatch, capsys):
+    assert uvit(monkeypatch, "smaple") == 2
+    assert capsys.readouterr().err.startswith("error: smaple is no command of uvit-decay, which are train, doctor, ")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_speaks_of_commands_not_of_scripts(monkeypatch, capsys, name):
+    words = ["train", "--help"] if name == "doctor" else [name, "--help"]
+    assert uvit(monkeypatch, *words, program=str(Path(uvit_decay.__file__).parent / "__main__.py")) == 0
+    shown = capsys.readouterr().out
+    assert "uvit-decay" in shown
+    assert not any(f"{script}.py" in shown for script in ("train", "sample", "evaluate"))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet18.yaml", "configs/resnet18.yaml"])
+def test_a_bundled_configuration_by_its_name(monkeypatch, capsys, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    assert uvit(monkeypatch, "train", "fit", f"--config={name}", "--trainer.max-steps", 7, "--print_config") == 0
+    shown = yaml.safe_load(capsys.readouterr().out)
+    wanted = yaml.safe_load((ROOT / "configs" / "resnet18.yaml").read_text())
+    assert shown["model"]["class_path"] == wanted["model"]["class_path"]
+    assert shown["trainer"]["max_steps"] == 7
+
+
+def test_a_file_of_the_user_comes_first(monkeypatch, capsys, tmp_path):
+    (tmp_path / "configs").mkdir()
+    text = (ROOT / "configs" / "digits.yaml").read_text().replace("max_steps: 2000", "max_steps: 3")
+    (tmp_path / "configs" / "digits.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    assert uvit(monkeypatch, "train", "fit", "--config", "configs/digits.yaml", "--print_config") == 0
+    assert "max_steps: 3\n" in capsys.readouterr().out
+
+
+def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, caplog, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
+    options = ["--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint", "--trainer.callbacks+=Summary"]
+    with caplog.at_level("INFO", "lightning.pytorch.utilities.rank_zero"):
+        assert uvit(monkeypatch, "train", "fit", *tiny, *options) == 0, capsys.readouterr().err
+    last = "runs/digits/version_0/checkpoints/last.ckpt"
+    assert f"sample from it: uvit-decay sample --ckpt {last}" in caplog.text
+    assert uvit(monkeypatch, "export", "checkpoints/digits.safetensors", "model.safetensors") == 0  # the bundled one
+    assert "wrote model.safetensors" in capsys.readouterr().out
+
+
+def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkeypatch, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", "--config", "digit")
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: --config digit: File does not exist; configurations of the package are cifar100_")
+    assert "digits, digits_sit" in line

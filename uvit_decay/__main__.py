@@ -1,0 +1,94 @@
+"""Train, sample and evaluate diffusion transformers with decayed identity shortcuts.
+
+    uvit-decay train fit --config digits          train a network; train --help names what else there is
+    uvit-decay doctor --config digits             check a run and its machine before it starts
+    uvit-decay sample --num 64 --out grid.png     images of a checkpoint, by default of the one in the package
+    uvit-decay evaluate probe --ckpt last.ckpt    metrics of images, probes, comparisons; evaluate --help lists them
+    uvit-decay export last.ckpt model.safetensors   a training checkpoint as one file, or in another layout
+    uvit-decay import FILE model.safetensors      an official file as one of this project
+    uvit-decay encode images latents              images as latents of an autoencoder
+    uvit-decay --version
+
+Each command has --help. `python -m uvit_decay` is the same program, for launchers. In a checkout, train.py, sample.py
+and evaluate.py are the commands of these names.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from uvit_decay.runtime.errors import UserError, user_errors
+
+
+def train(words: Sequence[str]) -> None:
+    """Run `train ...`."""
+    from uvit_decay.scripts.train import main
+
+    main(words[1:])
+
+
+def doctor(words: Sequence[str]) -> None:
+    """Run `doctor ...`, a subcommand of train."""
+    from uvit_decay.scripts.train import main
+
+    main(words)
+
+
+def sample(words: Sequence[str]) -> None:
+    """Run `sample ...`."""
+    from uvit_decay.scripts.sample import main
+
+    main(words[1:])
+
+
+def evaluate(words: Sequence[str]) -> None:
+    """Run `evaluate ...`."""
+    from uvit_decay.scripts.evaluate import main
+
+    main(words[1:])
+
+
+def convert(words: Sequence[str]) -> None:
+    """Run a subcommand of uvit_decay.checkpoint."""
+    from uvit_decay.checkpoint.__main__ import main
+
+    with user_errors():
+        main(words)
+
+
+def encode(words: Sequence[str]) -> None:
+    """Run `encode ...`, a subcommand of uvit_decay.data.latents."""
+    from uvit_decay.data.latents.__main__ import main
+
+    main(words)
+
+
+COMMANDS = {
+    "train": train,
+    "doctor": doctor,
+    "sample": sample,
+    "evaluate": evaluate,
+    "export": convert,
+    "import": convert,
+    "encode": encode,
+}
+
+
+def main() -> None:
+    """Run the command that sys.argv names; exit with one line on a user's mistake."""
+    words = sys.argv[1:] or ["--help"]
+    if words[0] in COMMANDS:
+        COMMANDS[words[0]](words)
+        return
+    with user_errors():
+        if words[0] in ("-h", "--help"):
+            print(__doc__)
+        elif words[0] == "--version":
+            import uvit_decay
+
+            print(f"uvit_decay {uvit_decay.__version__}")
+        else:
+            raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}")
+
+
+if __name__ == "__main__":
+    main()

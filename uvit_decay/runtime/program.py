@@ -1,0 +1,32 @@
+"""How this process was started, by a script as in `python train.py` or by the package as in `uvit-decay train`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+PROGRAM = "uvit-decay"
+MODULE = "uvit_decay"  # python -m uvit_decay, for launchers
+SCRIPT = re.compile(r"(?<![\w/.])(python |-- |\\\n *)?(train|sample|evaluate)\.py\b")
+
+
+def from_package() -> bool:
+    """Return whether this process is `uvit-decay COMMAND ...` or `python -m uvit_decay COMMAND ...`."""
+    program = Path(sys.argv[0])
+    return program.name in (PROGRAM, MODULE) or program.parts[-2:] == (MODULE, "__main__.py")
+
+
+def localised(text: str) -> str:
+    """Return a text that names scripts, such as `python train.py`, with the commands of this process in their place.
+
+    A script after `-- ` or at the beginning of a continued line is started by a launcher, which takes a module.
+    """
+    return SCRIPT.sub(_command, text) if from_package() else text
+
+
+def _command(script: re.Match[str]) -> str:
+    before, name = script[1] or "", script[2]
+    if before in ("", "python "):
+        return f"{PROGRAM} {name}"
+    return f"{before.removeprefix('-- ')}-m {MODULE} {name}"
