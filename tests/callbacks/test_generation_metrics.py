@@ -4,6 +4,7 @@ import gc
 import weakref
 
 import pytest
+import quick
 import torch
 from PIL import Image
 from runs import fit, latent_task
@@ -12,7 +13,7 @@ from uvit_decay import history
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Latents
-from uvit_decay.metrics import CustomExtractor
+from uvit_decay.metrics import CustomExtractor, SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.errors import UserError
 
@@ -38,6 +39,17 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
         "all 10 classes in turn",
         True,
     )
+
+
+def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
+    metrics = GenerationMetrics(SmallClassifier(*quick.STEPS), num=20, max_reference=50, metrics=["mind"])
+    fit(tmp_path, metrics, max_steps=2)
+    (line,) = history.read(tmp_path / "generation.jsonl")
+    assert set(line.values) == {"mind", "label_consistency"}
+    assert line.values["mind"] > 0
+    assert line.metadata["mind_projections"] == 1024
+    with pytest.raises(UserError, match="takes some of fid,is,kid,prc,sfid,mind,fdd,kdd, got 'best'"):
+        GenerationMetrics(SmallClassifier(), metrics=["best"])
 
 
 def test_previews_and_probes_work_on_latents(encoded, tmp_path):

@@ -82,7 +82,11 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
     base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fid"]
     evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
-    evaluate(monkeypatch, tmp_path, *base, "--reference", "stats.npz", "--out", "stats.json")
+    capsys.readouterr()
+    evaluate(monkeypatch, tmp_path, *base[:-2], "--reference", "stats.npz", "--out", "stats.json")
+    remarks = capsys.readouterr().err
+    for name in ("kid", "prc"):
+        assert f"remark: without {name}: the reference has statistics only" in remarks
     assert values(tmp_path, "images.json")["fid"] == pytest.approx(values(tmp_path, "stats.json")["fid"], rel=1e-12)
 
 

@@ -57,7 +57,7 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
 
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
     base = ["generation", *sides, "--features", "colours", "--metrics"]
-    assert "some of fid,is,kid,prc,sfid,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
+    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
     assert "--metrics is needs logits, which colours does not yield" in refused(
         monkeypatch, tmp_path, capsys, *base, "is"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +21,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.generated import GeneratedImages
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource
-from uvit_decay.evaluation.metric_table import MetricOptions
+from uvit_decay.evaluation.metric_table import MetricOptions, displayed
 from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.evaluation.statistics import StatisticsFile
@@ -56,6 +57,8 @@ class GenerationMetrics(PeriodicSampling):
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
+        metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: those by
+            default that compare no single images, such as fid and is.
     """
 
     history_file = GENERATION
@@ -72,12 +75,14 @@ class GenerationMetrics(PeriodicSampling):
         seed: int = 1,
         batch_size: int = 256,
         allow_few: bool = False,
+        metrics: list[str] | None = None,
     ) -> None:
         super().__init__(every_n_steps, at_end, sampling)
         check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
-        self.reference, self.max_reference, self.allow_few = reference, max_reference, allow_few
+        self.reference, self.max_reference = reference, max_reference
+        self.options = MetricOptions(None if metrics is None else tuple(metrics), allow_few=allow_few)
         self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels
@@ -132,7 +137,7 @@ class GenerationMetrics(PeriodicSampling):
         classes = range(task.net.num_classes)
         samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode, shape=shape)
         images = GeneratedImages(samples, self.num, self.extractor.channels)
-        options = MetricOptions(MetricOptions().chosen(self.extractor, 0), allow_few=self.allow_few)
+        options = replace(self.options, metrics=self.options.chosen(self.extractor, 0))
         return Comparison(images, *self._against, self.extractor, task.device, self.batch_size, options)
 
     def evaluate(self, trainer: Trainer, task: DiffusionTask) -> None:
@@ -140,10 +145,12 @@ class GenerationMetrics(PeriodicSampling):
         decode = to_uint8 if self._autoencoder is None else self._autoencoder.on(task.device).decode
         with averaged(trainer, task) as weights, TemporaryDirectory() as folder:
             comparison = self._comparison(task, sampling, weights, decode)
-            store, reference = comparison.extract(Path(folder) / "samples", processes, show=False)
+            labelled = self.extractor.needs_labels and task.net.num_classes > 0
+            also = ["logits"] if labelled else []
+            store, reference = comparison.extract(Path(folder) / "samples", processes, show=False, also=also)
             if processes.is_main:
                 values = comparison.measure(store, reference)
-                if self.extractor.needs_labels and task.net.num_classes:
+                if labelled:
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
                 self._save(trainer, values, comparison, store.nfe)
@@ -159,5 +166,6 @@ class GenerationMetrics(PeriodicSampling):
         metadata = {**comparison.metadata(), "measured_nfe": nfe, "remarks": remarks(comparison)}
         logged = {f"{name}/{key}": value for name, value in values.items()}
         record(trainer, self.folder / GENERATION, values, metadata, logged)
-        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in values.items())
+        decimals = {name: value.decimals for name, value in displayed().items()}
+        shown = ", ".join(f"{n.replace('_', ' ')} {value:.{decimals.get(n, 3)}f}" for n, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

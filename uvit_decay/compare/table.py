@@ -16,7 +16,7 @@ from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Literal, NamedTuple
 
 from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, ON_TEST, RANK, TOP1, Run
-from uvit_decay.evaluation.metric_table import displayed, in_training
+from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.runtime.files import replacing
 
 Rank = Literal["entropy", "dimensions"]
@@ -33,7 +33,7 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     KNN: ("kNN", 3),
     RANK: ("effective rank", 3),
     DIMENSIONS: ("dimensions", 2),
-    **{key: (value.title, value.decimals) for key, value in displayed(in_training()).items()},
+    **{key: (value.title, value.decimals) for key, value in displayed().items()},
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),
 }

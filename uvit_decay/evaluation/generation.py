@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,17 @@ class Comparison:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics; a UserError if one needs what the extractor does not yield."""
-        images = 0 if self.reference is None else min(len(self.samples), len(self.reference))
-        return self.options.chosen(self.extractor, images)
+        return self.options.chosen(self.extractor, self._fewest)
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Metrics by default that are not computed, each with the reason."""
+        return self.options.left_out(self.extractor, self._fewest)
+
+    @property
+    def _fewest(self) -> int:
+        """Number of images that can be compared one by one."""
+        return 0 if self.reference is None else min(len(self.samples), len(self.reference))
 
     @property
     def reference_name(self) -> str:
@@ -100,12 +110,20 @@ class Comparison:
             raise UserError(f"{images.name} has {n} images, {name} needs {least} or more: {metric.advice.format(n=n)}")
 
     def extract(
-        self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True
+        self,
+        folder: Path,
+        processes: Processes,
+        save_images: bool = False,
+        show: bool = True,
+        also: Sequence[str] = (),
     ) -> tuple[FeatureStore, Reference]:
-        """Extract the features of both sides: the samples' into `folder`, the reference's into the cache."""
+        """Extract the features of both sides: the samples' into `folder`, the reference's into the cache.
+
+        `also` names outputs of the extractor for the samples that no metric needs.
+        """
         # The reference comes first: it is cached, and its errors appear before anything is sampled.
         reference = self.extract_reference(processes, show)
-        keep = sorted({METRICS[name].needs for name in self.metrics} | {"features"})
+        keep = sorted({METRICS[name].needs for name in self.metrics} | {"features", *also})
         keep.append("images" if save_images else "shown")
         return self._extraction(show).run(self.samples, keep, processes, folder), reference
 

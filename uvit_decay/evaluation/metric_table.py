@@ -6,8 +6,8 @@ imported by the functions that compute them, so that --help needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall
+PROJECTIONS = 1024  # directions of MIND
+USUAL, DINOV2 = "usual", "dinov2"  # families of extractors, of which FID and KID, and FDD and KDD, are the names
 
 
 class Value(NamedTuple):
@@ -60,6 +62,7 @@ class Metric:
         least: least number of images on either side, for the options and the width of the output that it needs.
         advice: remedy for fewer images; `{n}` stands for their number.
         settings: the options that its values depend on, by name, for reports.
+        family: the family of extractors whose features it is named for; None means all.
         by_default: whether it is computed unless the user names metrics.
     """
 
@@ -70,6 +73,7 @@ class Metric:
     least: Callable[[MetricOptions, int], int] = lambda options, width: 2
     advice: str = "take more"
     settings: Callable[[MetricOptions], dict[str, Any]] = lambda options: {}
+    family: str | None = None
     by_default: bool = True
 
 
@@ -86,11 +90,17 @@ def _inception_score(inputs: Inputs) -> dict[str, float]:
     return {"is": mean, "is_std": std}
 
 
-def _kid(inputs: Inputs) -> dict[str, float]:
+def _kernel(name: str, inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.kid import kernel_distance
 
     mean, std = kernel_distance(*inputs.pair(), subset_size=inputs.options.kid_subset)
-    return {"kid": mean, "kid_std": std}
+    return {name: mean, f"{name}_std": std}
+
+
+def _mind(inputs: Inputs) -> dict[str, float]:
+    from uvit_decay.metrics.mind import sliced_wasserstein
+
+    return {"mind": sliced_wasserstein(*inputs.pair(), PROJECTIONS)}
 
 
 def _precision_recall(inputs: Inputs) -> dict[str, float]:
@@ -104,13 +114,14 @@ def _full_rank(options: MetricOptions, width: int) -> int:
     return 2 if options.allow_few else width + 1
 
 
-FULL_RANK = "the covariance of fewer images than features says little; take more, --metrics kid, or --allow-few"
+FULL_RANK = "the covariance of fewer images than features says little; take more, KID or KDD instead, or --allow-few"
 METRICS = {
     "fid": Metric(
         {"fid": Value("FID", 2, "lower", "Fréchet distance between the features of samples and reference")},
         partial(_frechet, "fid", "features"),
         least=_full_rank,
         advice=FULL_RANK,
+        family=USUAL,
     ),
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
@@ -119,14 +130,16 @@ METRICS = {
         compares_with="nothing",
         least=lambda options, width: SPLITS,
         settings=lambda options: {"is_splits": SPLITS},
+        family=USUAL,
     ),
     "kid": Metric(
         {"kid": Value("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best")},
-        _kid,
+        partial(_kernel, "kid"),
         compares_with="images",
         least=lambda options, width: options.kid_subset,
         advice="--kid-subset {n} or less",
         settings=lambda options: {"kid_subset": options.kid_subset},
+        family=USUAL,
     ),
     "prc": Metric(
         {
@@ -145,17 +158,35 @@ METRICS = {
         advice=FULL_RANK,
         by_default=False,
     ),
+    "mind": Metric(
+        {"mind": Value("MIND", 5, "lower", "sliced Wasserstein distance between features, squared; useful from 5,000")},
+        _mind,
+        compares_with="images",
+        settings=lambda options: {"mind_projections": PROJECTIONS},
+        by_default=False,
+    ),
+}
+METRICS |= {  # the same distances, by the names that they have between features of DINOv2
+    "fdd": replace(
+        METRICS["fid"],
+        values={
+            "fdd": Value("FDD", 2, "lower", "Fréchet distance between the DINOv2 features of samples and reference")
+        },
+        compute=partial(_frechet, "fdd", "features"),
+        family=DINOV2,
+    ),
+    "kdd": replace(
+        METRICS["kid"],
+        values={"kdd": Value("KDD", 5, "lower", "kernel distance between DINOv2 features; unbiased, about 0 at best")},
+        compute=partial(_kernel, "kdd"),
+        family=DINOV2,
+    ),
 }
 
 
 def displayed(names: Sequence[str] | None = None) -> dict[str, Value]:
     """Return the display of every value of these metrics, or of all metrics, by the name of the value."""
     return {key: value for name in names or METRICS for key, value in METRICS[name].values.items()}
-
-
-def in_training() -> tuple[str, ...]:
-    """Return the metrics of samples while training: those that need no single reference images."""
-    return tuple(name for name, metric in METRICS.items() if metric.by_default and metric.compares_with != "images")
 
 
 @dataclass(frozen=True)
@@ -186,15 +217,40 @@ class MetricOptions:
         """Return the names of the chosen metrics, else of all by default that are possible.
 
         `images` is the number of samples or of reference images, whichever is less; 0 leaves out what compares images.
+
+        Raises:
+            UserError: a chosen metric that is not of this extractor's features.
         """
-        widths = extractor.widths
         for name in self.metrics or ():
-            if METRICS[name].needs not in widths:
-                raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
-        return self.metrics or tuple(
-            name
-            for name, metric in METRICS.items()
-            if metric.by_default
-            and metric.needs in widths
-            and (metric.compares_with != "images" or images >= metric.least(self, widths[metric.needs]))
-        )
+            metric = METRICS[name]
+            if not _is_named_for(metric, extractor):
+                others = {key: other for key, other in METRICS.items() if _is_named_for(other, extractor)}
+                own = ",".join(key for key, other in others.items() if other.needs in extractor.widths)
+                raise UserError(f"--metrics {name} is not of {extractor.name}, whose metrics are {own}")
+            if metric.needs not in extractor.widths:
+                raise UserError(f"--metrics {name} needs {metric.needs}, which {extractor.name} does not yield")
+        return self.metrics or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
+
+    def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
+        """Return the metrics by default that `chosen` leaves out, each with the reason; arguments as of `chosen`."""
+        obstacles = () if self.metrics else self._obstacles(extractor, images)
+        return {name: obstacle for name, obstacle in obstacles if obstacle is not None}
+
+    def _obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
+        """Yield the metrics by default of this extractor, and why one is not possible, or None."""
+        for name, metric in METRICS.items():
+            if not (metric.by_default and _is_named_for(metric, extractor)):
+                continue
+            least = metric.least(self, extractor.widths.get(metric.needs, 0))
+            obstacle = None
+            if metric.needs not in extractor.widths:
+                obstacle = f"{extractor.name} yields no {metric.needs}"
+            elif metric.compares_with == "images" and images == 0:
+                obstacle = "the reference has statistics only"
+            elif metric.compares_with == "images" and images < least:
+                obstacle = f"{images} images on one side, it needs {least}: {metric.advice.format(n=images)}"
+            yield name, obstacle
+
+
+def _is_named_for(metric: Metric, extractor: Extractor) -> bool:
+    return metric.family in (None, extractor.family)

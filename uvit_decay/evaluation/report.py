@@ -101,6 +101,7 @@ def remarks(comparison: Comparison) -> tuple[str, ...]:
         lines.append(f"samples and reference differ in size, {' and '.join(sizes)}")
     if (remark := comparison.extractor.remark()) is not None:
         lines.append(remark)
+    lines += (f"without {name}: {reason}" for name, reason in comparison.left_out.items())
     return tuple(lines)
 
 

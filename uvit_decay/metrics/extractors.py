@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
 from einops import repeat
@@ -48,7 +48,8 @@ class Extractor(ABC):
     `name` is part of the key of every metric. `widths` has the numbers for each image of every output, by the names of
     `Features`. `channels` is the number of image channels; None means those of the training set. With `needs_labels`
     it is trained on the images of a data set, and its logits are of their classes. `sha256` is that of its weights.
-    Products of float32 numbers are rounded to tf32 only with `tf32`.
+    Products of float32 numbers are rounded to tf32 only with `tf32`. `family` decides how distances between the
+    features are called: FID and KID, or FDD and KDD.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Extractor(ABC):
     channels: int | None = 3
     needs_labels = False
     tf32 = False
+    family: Literal["usual", "dinov2"] = "usual"
     sha256: str
 
     @abstractmethod

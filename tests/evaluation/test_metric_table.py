@@ -1,0 +1,45 @@
+"""Which metrics are computed of which features, and what is said of those that are not."""
+
+import pytest
+
+from uvit_decay.evaluation.metric_table import DINOV2, METRICS, MetricOptions, displayed
+from uvit_decay.metrics.extractors import Extractor, Features
+from uvit_decay.runtime.errors import UserError
+
+
+class Named(Extractor):
+    """Features that are never extracted."""
+
+    name, sha256 = "named", "0"
+
+    def __init__(self, family="usual", **widths) -> None:
+        self.family, self.widths = family, {"features": 64, **widths}
+
+    def prepare(self, images, labels, device) -> None: ...
+
+    def extract(self, images) -> Features: ...
+
+
+def test_distances_between_features_of_dinov2_have_names_of_their_own():
+    options = MetricOptions()
+    assert options.chosen(Named(logits=10), 2000) == ("fid", "is", "kid", "prc")
+    assert options.chosen(Named(DINOV2), 2000) == ("prc", "fdd", "kdd")
+    assert options.chosen(Named(DINOV2), 0) == ("fdd",)
+    assert [displayed()[name].title for name in ("fid", "fdd", "kid", "kdd")] == ["FID", "FDD", "KID", "KDD"]
+    assert [next(iter(METRICS[name].values)) for name in ("fdd", "kdd")] == ["fdd", "kdd"]
+    for metric in ("fid", "kid", "is"):
+        with pytest.raises(UserError, match=f"--metrics {metric} is not of named, whose metrics are prc,mind,fdd,kdd"):
+            MetricOptions((metric,)).chosen(Named(DINOV2), 2000)
+    with pytest.raises(UserError, match="fdd is not of named, whose metrics are fid,kid,prc,mind$"):
+        MetricOptions(("fdd",)).chosen(Named(), 2000)
+
+
+def test_metrics_by_default_that_are_left_out_have_a_reason():
+    options = MetricOptions()
+    assert options.left_out(Named(logits=10), 1000) == {}
+    assert options.left_out(Named(), 150) == {
+        "is": "named yields no logits",
+        "kid": "150 images on one side, it needs 1000: --kid-subset 150 or less",
+    }
+    assert options.left_out(Named(DINOV2), 0) == dict.fromkeys(("prc", "kdd"), "the reference has statistics only")
+    assert MetricOptions(("fid",)).left_out(Named(), 0) == {}
