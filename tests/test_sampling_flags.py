@@ -110,7 +110,7 @@ def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class
         assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [name for name, sampler in SAMPLERS.items() if not sampler.learned_variance])
 def test_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
     num = 4 if sampler == "dopri5" else 10  # which takes one after the other, whatever the batch size
     for size in (1, 3, 10):

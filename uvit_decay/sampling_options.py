@@ -45,7 +45,7 @@ class SamplingOptions(LoadingOptions):
         guidance_interval: two times LOW,HIGH between which to guide, 0 is data and 1 is noise; default: all.
         guidance_channels: guide the first so many channels only; default: all.
         sampler: dpm++, ddim, ddpm, euler-maruyama, euler, heun, dopri5; as the papers sample: uvit-dpm, uvit-dpm++,
-            uvit-em, sit-ode, sit-sde, sit-sde-heun.
+            uvit-em, sit-ode, sit-sde, sit-sde-heun, dit-ddpm (DiT's networks only).
         clip: clamp the denoised image to [-1, 1] at every step; default: the checkpoint's, else pixels are clipped, but
             not by the papers' samplers.
         steps: steps; default: the checkpoint's, or another sampler's own.

@@ -7,10 +7,10 @@ import math
 import pytest
 import torch
 
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
+from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete, expand
 
 VPS = [VP(), VP(beta_min=0.5, beta_max=12.0)]
-SDS = [SDDiscrete(), SDDiscrete(beta_start=0.0001, beta_end=0.02)]
+SDS = [SDDiscrete(), SDDiscrete(beta_start=0.0001, beta_end=0.02), DDPMLinear()]
 INTERPOLANTS = [Linear(), GVP()]
 PATHS = [*VPS, *SDS, *INTERPOLANTS]
 TIMES = torch.linspace(0, 1, 101, dtype=torch.float64)
@@ -18,6 +18,7 @@ INNER = TIMES[1:-1] + 2e-4  # between the corners of a discrete schedule
 ABAR = {
     VP(): {0.0: 1.0, 0.1: 0.896282, 0.25: 0.523680, 0.5: 0.0790638, 0.75: 0.00344141, 1.0: 4.3186e-5},
     SDDiscrete(): {0.0: 1.0, 0.001: 0.99915, 0.5: 0.277670, 1.0: 0.00466010},
+    DDPMLinear(): {0.0: 1.0, 0.001: 0.9999, 0.5: 0.0785872, 1.0: 4.03583e-05},
     GVP(): {0.0: 1.0, 1 / 3: 0.75, 0.5: 0.5, 2 / 3: 0.25, 1.0: 0.0},
 }
 KNOWN = [(path, t, abar) for path, values in ABAR.items() for t, abar in values.items()]
@@ -91,6 +92,8 @@ def test_sigma_is_accurate_in_float32_at_tiny_times(path):
 
 
 def sd_betas(path):
+    if isinstance(path, DDPMLinear):
+        return [path.beta_start + (path.beta_end - path.beta_start) * i / 999 for i in range(1000)]
     low, high = math.sqrt(path.beta_start), math.sqrt(path.beta_end)
     return [(low + (high - low) * i / 999) ** 2 for i in range(1000)]
 

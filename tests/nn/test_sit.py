@@ -29,6 +29,23 @@ def test_data_is_embedded_as_one_and_noise_as_zero():
     assert seen[0].tolist() == [1.0, 0.75, 0.0]
 
 
+def test_dit_embeds_its_levels_exactly_and_other_times_between_them():
+    net, seen = loaded(time="dit"), []
+    net.t_embedder.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+    t = torch.arange(1, 1001) / 1000
+    net(torch.zeros(1000, 4, 8, 8), t, torch.zeros(1000, dtype=torch.int64))
+    assert torch.equal(seen[0], torch.arange(1000.0))
+    net(torch.zeros(3, 4, 8, 8), torch.tensor([0.0, 0.0015, 0.9994]), torch.zeros(3, dtype=torch.int64))
+    assert seen[1].tolist() == pytest.approx([-1, 0.5, 998.4], abs=1e-4)
+
+
+def test_a_learned_variance_is_the_second_half_of_the_channels():
+    both, first = loaded(learn_sigma=True, learned_variance=True)(*inputs()), loaded(learn_sigma=True)(*inputs())
+    assert both.shape == (3, 8, 8, 8)
+    assert torch.equal(both[:, :4], first)
+    assert both[:, 4:].std() > 0.3
+
+
 def test_the_second_half_of_the_channels_changes_nothing():
     net = loaded(learn_sigma=True)
     before = net(*inputs())
@@ -96,6 +113,8 @@ def test_an_odd_depth_has_a_middle_block(depth, kinds):
         (dict(alpha_min=0.7, schedule="constant"), "alpha_min"),
         (dict(skip="concat"), "decayed wiring"),
         (dict(skip_zero_init=True), "decayed wiring"),
+        (dict(time="ddpm"), "time must be sit or dit, got 'ddpm'"),
+        (dict(learned_variance=True), "set learn_sigma to true"),
         (dict(wiring="unet"), "wiring must be official or decayed, got 'unet'"),
         (dict(wiring="decayed", skip="mul"), "skip must be add or concat, got 'mul'"),
     ],

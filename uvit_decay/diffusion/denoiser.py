@@ -16,7 +16,7 @@ from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_fr
 
 ROUNDING = 1e-6  # tolerance in comparisons of float32 times
 
-DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Noise = Callable[[int], Tensor]  # step index -> standard normal noise in the shape of the states
 Trajectory = Iterator[tuple[float, Tensor]]
 
@@ -25,6 +25,7 @@ Trajectory = Iterator[tuple[float, Tensor]]
 class Denoiser:
     """Denoiser on a noise path: (x_t, t) -> (x, eps) with x_t = alpha_t x + sigma_t eps, for `low` <= t <= `high`.
 
+    That of a network with a learned variance returns (x, eps, v), see `learned_variance`.
     With guidance restricted to an interval, the closed interval `guided`, `plain` replaces `fn` outside of it.
     """
 
@@ -37,6 +38,15 @@ class Denoiser:
 
     def denoise(self, x: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return (data, noise) of the states x at `time`, with one network evaluation."""
+        data, eps, *_ = self._evaluate(x, time)
+        return data, eps
+
+    def denoise_with_variance(self, x: Tensor, time: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (data, noise, v) of the states x at `time`; the denoiser must be one of a learned variance."""
+        data, eps, v = self._evaluate(x, time)
+        return data, eps, v
+
+    def _evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
         # `time` is a float on the host, so that this comparison does not wait for the device.
         guided = self.guided[0] - ROUNDING <= time <= self.guided[1] + ROUNDING
         fn = self.fn if guided or self.plain is None else self.plain
@@ -48,14 +58,20 @@ class Denoiser:
 
 
 def denoise_fn(net: Network, path: NoisePath, prediction: Prediction, y: Tensor | None, clip: bool) -> DenoiseFn:
-    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it."""
+    """Return the denoiser (x_t, t) -> (x, eps) of a network; `clip` clamps x to [-1, 1] and computes eps from it.
 
-    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        x, eps = x_eps_from_output(path, prediction, x_t, net(x_t, t, y).to(x_t), t)
+    If the network returns more channels than x_t has, these are v of a learned variance: (x, eps, v).
+    """
+
+    def denoise(x_t: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        out = net(x_t, t, y).to(x_t)
+        channels = x_t.shape[1]
+        v = (out[:, channels:],) if out.shape[1] > channels else ()
+        x, eps = x_eps_from_output(path, prediction, x_t, out[:, :channels], t)
         if not clip:
-            return x, eps
+            return x, eps, *v
         x = x.clamp(-1, 1)
-        return x, path.eps_from_x(x_t, x, t)
+        return x, path.eps_from_x(x_t, x, t), *v
 
     return denoise
 

@@ -15,8 +15,9 @@ from uvit_decay.runtime.errors import UserError
 class Guided:
     """Network net(x, t, y) with guidance: one evaluation on a batch of twice the size; at scale 1 the plain network.
 
-    `null_label` is the label that means "no class". Only the first `channels` are guided, None for all; SiT's
-    official code guides 3 of 4. Both halves are combined in the precision of x, also for a network in half precision.
+    `null_label` is the label that means "no class". Only the first `channels` are guided, None for all of x; the
+    official codes of SiT and DiT guide 3 of 4. A learned variance is that of the label. Both halves are combined in the
+    precision of x, also for a network in half precision.
     """
 
     def __init__(self, net: Network, scale: float, null_label: int, channels: int | None = None) -> None:
@@ -30,6 +31,7 @@ class Guided:
         labels = torch.cat([y, torch.full_like(y, self.null_label)])
         cond, uncond = self.net(torch.cat([x, x]), torch.cat([t, t]), labels).to(x).chunk(2)
         guided = torch.lerp(uncond, cond, self.scale)
-        if self.channels is None:
+        channels = x.shape[1] if self.channels is None else self.channels
+        if channels >= guided.shape[1]:
             return guided
-        return torch.cat([guided[:, : self.channels], cond[:, self.channels :]], dim=1)
+        return torch.cat([guided[:, :channels], cond[:, channels:]], dim=1)

@@ -197,27 +197,29 @@ class VP(VariancePreserving):
         return -0.5 * self.beta(t)
 
 
-LEVELS = 1000  # noise levels of Stable Diffusion's schedule, n = 1..LEVELS at t_n = n / LEVELS
+LEVELS = 1000  # noise levels of a discrete schedule, n = 1..LEVELS at t_n = n / LEVELS
 ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent t_n exactly
 
 
 @dataclass(frozen=True)
-class SDDiscrete(VariancePreserving):
-    """The discrete schedule of Stable Diffusion, the path of U-ViT-H; log alpha_t is linear between its levels.
+class Discrete(VariancePreserving):
+    """Path of LEVELS noise levels between which log alpha_t is linear; 0 < beta_start <= beta_end < 1 (abstract).
 
-    alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i), sqrt(beta_n) in equal steps from sqrt(beta_start) to sqrt(beta_end), and
-    alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training uses the t_n only; a network that was trained
-    with n as its time has time_scale = 1000. 0 < beta_start <= beta_end < 1.
+    alpha_{t_n}^2 = prod_{i <= n} (1 - beta_i) and alpha_0 = 1; f and g are constant on each (t_{n-1}, t_n]. Training
+    uses the t_n only.
     """
 
-    beta_start: float = 0.00085
-    beta_end: float = 0.012
+    beta_start: float
+    beta_end: float
 
     def __post_init__(self) -> None:
         if not 0 < self.beta_start <= self.beta_end < 1:
-            raise UserError(
-                f"SDDiscrete needs 0 < beta_start <= beta_end < 1, got {self.beta_start} and {self.beta_end}"
-            )
+            name = type(self).__name__
+            raise UserError(f"{name} needs 0 < beta_start <= beta_end < 1, got {self.beta_start} and {self.beta_end}")
+
+    @abstractmethod
+    def betas(self) -> Float[Tensor, " levels"]:
+        """Return beta_1 .. beta_LEVELS, float64 on the CPU."""
 
     def times(self, uniform: Times) -> Times:
         return self._level(uniform, rounding=0.0).to(uniform.dtype) / LEVELS
@@ -237,9 +239,37 @@ class SDDiscrete(VariancePreserving):
         return (LEVELS * t - rounding).ceil().long().clamp(1, LEVELS)
 
 
+@dataclass(frozen=True)
+class SDDiscrete(Discrete):
+    """The schedule of Stable Diffusion, the path of U-ViT-H: sqrt(beta_n) in equal steps from one root to the other.
+
+    A network that was trained with n as its time has time_scale = 1000.
+    """
+
+    beta_start: float = 0.00085
+    beta_end: float = 0.012
+
+    def betas(self) -> Float[Tensor, " levels"]:
+        roots = torch.linspace(self.beta_start**0.5, self.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
+        return roots.square()
+
+
+@dataclass(frozen=True)
+class DDPMLinear(Discrete):
+    """The schedule of DDPM (Ho et al. 2020), the path of DiT: beta_n in equal steps from beta_start to beta_end.
+
+    DiT counts its levels from 0: its time is n - 1, which a SiT with time = dit embeds.
+    """
+
+    beta_start: float = 1e-4
+    beta_end: float = 0.02
+
+    def betas(self) -> Float[Tensor, " levels"]:
+        return torch.linspace(self.beta_start, self.beta_end, LEVELS, dtype=torch.float64, device="cpu")
+
+
 @cache
-def _tables(path: SDDiscrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _tables(path: Discrete, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return log alpha at t_0 .. t_{LEVELS - 1} and its differences to the next level; computed in float64."""
-    roots = torch.linspace(path.beta_start**0.5, path.beta_end**0.5, LEVELS, dtype=torch.float64, device="cpu")
-    steps = 0.5 * torch.log1p(-roots.square())
+    steps = 0.5 * torch.log1p(-path.betas())
     return (steps.cumsum(0) - steps).to(device, dtype), steps.to(device, dtype)

@@ -55,6 +55,8 @@ class Sampling:
             raise UserError(f"unknown sampler {self.sampler!r}: one of {', '.join(SAMPLERS)}")
         if self.steps is not None and not 1 <= self.steps <= 1000:
             raise UserError(f"steps must lie between 1 and 1000, got {self.steps}")
+        if self.num_steps < SAMPLERS[self.sampler].fewest:
+            raise UserError(f"sampler {self.sampler} takes {SAMPLERS[self.sampler].fewest} steps or more")
         if not 0.0 <= self.guidance <= 1e6:
             raise UserError(f"guidance must be a number from 0 to a million (1 is none), got {self.guidance}")
         if self.guidance_channels is not None and self.guidance_channels < 1:
@@ -112,7 +114,8 @@ class DiffusionModel:
     """A trained network with its noise path, its prediction type and the shape (c, h, w) of an image.
 
     `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
-    "no label" (= num_classes); `pixels` is false for latents.
+    "no label" (= num_classes); `pixels` is false for latents; `learned_variance` is true if the network returns twice
+    the channels, the second half being v of `uvit_decay.diffusion.learned_variance`.
     """
 
     net: Network
@@ -123,18 +126,25 @@ class DiffusionModel:
     null_label: bool
     device: torch.device
     pixels: bool = True
+    learned_variance: bool = False
 
     @classmethod
     def from_net(
         cls, net: Any, path: NoisePath, prediction: Prediction, device: torch.device, pixels: bool = True
     ) -> DiffusionModel:
-        """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`."""
+        """Build from a network with the attributes `image_size`, `channels`, `num_classes` and `null_label`.
+
+        `learned_variance` is an attribute of networks that have one.
+        """
         shape = (net.channels, net.image_size, net.image_size)
-        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels)
+        variance = getattr(net, "learned_variance", False)
+        return cls(net, path, prediction, shape, net.num_classes, net.null_label, device, pixels, variance)
 
     def check(self, sampling: Sampling) -> None:
         """Raise a UserError if the network does not support the options of `sampling`."""
         sampling.method.check(self.path)
+        if sampling.method.learned_variance and not self.learned_variance:
+            raise UserError(f"sampler {sampling.sampler} needs a network with a learned variance, as DiT's: use ddpm")
         if sampling.guidance == 1.0:
             return
         if not self.num_classes:

@@ -6,9 +6,10 @@ out). It has no middle block, so that the skip of the first decoder block equals
 2 depth residual branches in execution order, through the end of the decoder. Names, shapes and initialisation
 are those of the published codes: their state_dicts load with strict=True, and alpha_min = 1 is the official function.
 
-Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t; this module embeds 1 - t, unscaled, and no other
-module converts it. The output is that of the published function, unchanged: a published SiT, trained on velocities,
-returns dx/d(1 - t) = -dx/dt. Targets and their signs are chosen by the code that trains or samples the network.
+Time is in [0, 1] with t = 0 data and t = 1 noise. SiT's time is 1 - t; this module embeds 1 - t, unscaled, or with time
+`dit` the number of DiT's noise level, and no other module converts it. The output is that of the published function,
+unchanged: a published SiT, trained on velocities, returns dx/d(1 - t) = -dx/dt. Targets and their signs are chosen by
+the code that trains or samples the network.
 
 b = batch, n = tokens, d = width.
 """
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, get_args
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -31,6 +33,9 @@ from uvit_decay.nn.norm import NormType
 from uvit_decay.runtime.errors import UserError
 
 Wiring = Literal["official", "decayed"]
+Time = Literal["sit", "dit"]
+LEVELS = 1000  # noise levels of DiT
+ROUNDING = 1e-3  # tolerance of LEVELS t, since float32 does not represent n / LEVELS exactly
 
 
 class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
@@ -58,6 +63,9 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
+        time: what is embedded: SiT's time 1 - t, or `dit`, 1000 t - 1: DiT's levels 0 .. 999 at t = .001 .. 1.
+        learned_variance: return the second half of the channels, too, (b, 2c, h, w): DiT's variance, for the sampler
+            dit-ddpm; needs learn_sigma. No loss here trains it.
     """
 
     def __init__(
@@ -83,14 +91,20 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         checkpointing: bool = False,
         qk_norm: bool = False,
         norm_type: NormType = "layer",
+        time: Time = "sit",
+        learned_variance: bool = False,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
+        if time not in get_args(Time):
+            raise UserError(f"time must be {' or '.join(get_args(Time))}, got {time!r}")
+        if learned_variance and not learn_sigma:
+            raise UserError("learned_variance is the second half of a doubled head: set learn_sigma to true")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 0
-        self.dim, self.checkpointing = dim, checkpointing
+        self.dim, self.checkpointing, self.learned_variance = dim, checkpointing, learned_variance
 
         self.x_embedder = PatchEmbed(image_size, patch_size, channels, dim)
         self.t_embedder = TimestepEmbedder(dim)
@@ -136,14 +150,15 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
 
     def forward(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b c h w"]:
+    ) -> Float[Tensor, "b k h w"]:
         c = self._condition(t, y)
         for state in self._states(x, c):
             tokens = state
         values = self.final_layer(tokens, c)
         if not self.config["learn_sigma"]:
             return unpatchify(values, self.channels)
-        return unpatchify(values, 2 * self.channels)[:, : self.channels]
+        images = unpatchify(values, 2 * self.channels)
+        return images if self.learned_variance else images[:, : self.channels]
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
@@ -152,8 +167,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         return self._states(x, self._condition(t, y))
 
     def _condition(self, t: Tensor, y: Tensor | None) -> Float[Tensor, "b d"]:
-        """Return the condition c of all blocks: the embedding of SiT's time 1 - t plus that of the label."""
-        c = self.t_embedder(1.0 - t)
+        """Return the condition c of all blocks: the embedding of SiT's time 1 - t, or DiT's, plus that of the label."""
+        c = self.t_embedder(_level(t) if self.config["time"] == "dit" else 1.0 - t)
         if not self.num_classes:
             return c
         return c + self.y_embedder(self.null_labels(len(t), t.device) if y is None else y)
@@ -163,6 +178,13 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         skips = len(blocks) // 2 if self.config["wiring"] == "decayed" else 0
         patches = self.x_embedder(x).contiguous()  # blocks are compiled for the strides of their input, too
         return self.run_blocks(patches + self.pos_embed, blocks, skips, c)
+
+
+def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
+    """Return DiT's time LEVELS t - 1, exactly n at the rounded t of the level n."""
+    level = LEVELS * t.float() - 1
+    nearest = level.round()
+    return torch.where((level - nearest).abs() < ROUNDING, nearest, level)
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:

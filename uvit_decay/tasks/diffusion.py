@@ -51,6 +51,8 @@ class DiffusionTask(Task):
         super().__init__(net, optim, compile, seed)
         if isinstance(net, Encoder | ResNet):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
+        if getattr(net, "learned_variance", False):
+            raise UserError("no loss here trains a learned variance: set net.learned_variance to false")
         if not 0.0 <= label_dropout <= 1.0:
             raise UserError(f"label_dropout is a share in [0, 1], got {label_dropout}")
         if net.num_classes and label_dropout and not net.null_label:
