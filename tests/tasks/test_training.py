@@ -130,7 +130,10 @@ def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
         (lambda: tiny_task(lr=-1.0), "lr must be positive"),
         (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),
         (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "a ResNet takes no noise levels"),
-        (lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)), "trains a learned variance: set net"),
+        (
+            lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)),
+            "trains a learned variance: set net",
+        ),
         (lambda: tiny_task(label_dropout=1.5), "label_dropout is a share"),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
         (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
