@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,29 @@ from torch.utils.checkpoint import checkpoint
 from uvit_decay import decay
 from uvit_decay.nn.pretrained import Pretrained
 from uvit_decay.runtime.errors import UserError, check_whole
+
+
+class DataLayers(NamedTuple):
+    """Names in the state_dict of what depends on the data, for networks that start from weights of other data.
+
+    Args:
+        pixels: modules that read or write the channels of patches.
+        positions: embeddings of the positions [prefix tokens, patches]; fixed ones need no gradient.
+        labels: the table with a row for each class and then the null label; None for a network without labels.
+        label_bias: a bias to which the vector of the label is added; None if the label is a token.
+    """
+
+    pixels: tuple[str, ...]
+    positions: tuple[str, ...]
+    labels: str | None = None
+    label_bias: str | None = None
+
+
+@runtime_checkable
+class HasDataLayers(Protocol):
+    """Network that says which of its weights depend on the data; a label comes first among its prefix tokens."""
+
+    data_layers: DataLayers
 
 
 class DecayedNet(Pretrained):

@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
+from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.nn.vit import EPS, Encoder, positions
@@ -94,6 +95,8 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
+
+    data_layers = DataLayers(("patch_embed", "decoder_pred"), ("pos_embed", "decoder_pos_embed"))
 
     def __init__(
         self,

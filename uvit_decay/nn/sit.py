@@ -25,7 +25,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import Layer
@@ -67,6 +67,13 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         learned_variance: return the second half of the channels, too, (b, 2c, h, w): DiT's variance, for the sampler
             dit-ddpm; needs learn_sigma. No loss here trains it.
     """
+
+    data_layers = DataLayers(
+        pixels=("x_embedder", "final_layer.linear"),
+        positions=("pos_embed",),
+        labels="y_embedder.embedding_table.weight",
+        label_bias="t_embedder.mlp.2.bias",
+    )
 
     def __init__(
         self,

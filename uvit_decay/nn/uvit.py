@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from uvit_decay import decay
-from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
+from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import Layer
@@ -57,6 +57,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
     """
+
+    data_layers = DataLayers(("patch_embed", "decoder_pred", "final_layer"), ("pos_embed",), "label_emb.weight")
 
     def __init__(
         self,

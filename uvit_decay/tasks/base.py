@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
+from uvit_decay.checkpoint.io import StoredModel
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
@@ -44,6 +46,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.tasks.adapted import adapt, read_initial
 from uvit_decay.tasks.memory import enough_memory
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.place import recount
@@ -94,6 +97,7 @@ class Task(LightningModule):
         self.skips = Skips(optim.skip_non_finite)
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
+        self._initial: StoredModel | None = None  # read, and not yet loaded
         self._utilisation = Utilisation()
 
     def configure_model(self) -> None:
@@ -106,7 +110,13 @@ class Task(LightningModule):
             compile_net(self.net, backend, by_block=on_gpu or isinstance(self.trainer.strategy, Sharded))
 
     def start(self) -> None:
-        """Load the weights from which a new run starts, once; a run that resumes sets `init_from` to None before."""
+        """Read the file from which a new run starts, once; a run that resumes sets `init_from` to None before.
+
+        Its weights are loaded in `setup`, where the classes of the data are known.
+        """
+        if self.init_from is not None:
+            file, self.init_from = Path(self.init_from), None
+            self._initial = read_initial(file, self.net, self.function())
 
     def settle(self) -> None:
         """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
@@ -127,6 +137,11 @@ class Task(LightningModule):
                 raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
         if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
             raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
+        if stage == "fit" and self.trainer.ckpt_path is None:
+            self.start()
+            if self._initial is not None:
+                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function(), data)))
+                self._initial = None
 
     def function(self) -> dict[str, Any]:
         """Return the fields of `card` that define the function of the weights; they need no data."""

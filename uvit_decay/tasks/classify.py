@@ -130,7 +130,6 @@ class ClassifyTask(Task):
             check_pairs(data.batch_size // self.trainer.world_size // data.pieces)
         if stage == "fit":
             self._remark()
-            self.start()
 
     def _remark(self) -> None:
         """Say what a run will lack: weights that its recipe supposes, or images to measure accuracy on."""

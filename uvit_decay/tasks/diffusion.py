@@ -34,6 +34,8 @@ class DiffusionTask(Task):
         optim: optimizer and learning rate.
         compile: see `Task`.
         seed: seed of noise, times and label dropout.
+        init_from: a .ckpt or .safetensors of this project whose weights the network starts from; see `adapt`. Classes,
+            channels and image size may be others. train.py does not read it when a run resumes.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class DiffusionTask(Task):
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
         seed: int = 0,
+        init_from: str | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed)
+        self.init_from = init_from
         if isinstance(net, Encoder | ResNet):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if getattr(net, "learned_variance", False):

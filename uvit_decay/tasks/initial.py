@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import nn
 
+from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.io import StoredModel, read
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
@@ -55,7 +56,7 @@ def start_from(net: nn.Module, file: Path) -> str:
         what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
         raise UserError(f"{file} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
     net.load_state_dict(taken, strict=False)  # checks the alphas
-    return _summary(stored, taken, new)
+    return summary(stored, taken, new, stored.state.keys() - taken.keys())
 
 
 def head_module(net: nn.Module) -> str:
@@ -77,8 +78,21 @@ def _check_architecture(stored: StoredModel, net: nn.Module) -> None:
         raise UserError(f"{stored.where} was trained with {theirs}, this network has {ours}: set {flags}")
 
 
-def _summary(stored: StoredModel, taken: Mapping[str, Tensor], new: list[str]) -> str:
-    card, parts = stored.card, sorted({name.partition(".")[0] for name in stored.state.keys() - taken.keys()})
-    left = f"; left out: {', '.join(parts)}" if parts else ""
-    origin = f"{card.net.class_path.rpartition('.')[2]}, {card.weights} weights of step {card.step}"
-    return f"{len(taken)} tensors from {stored.where} ({origin}); new: {', '.join(new)}{left}"
+def summary(
+    stored: StoredModel,
+    taken: Collection[str],
+    new: Sequence[str],
+    left_out: Collection[str],
+    notes: Sequence[str] = (),
+) -> str:
+    """Return one line on a network that starts from a file: names of weights, and `notes` on how they were taken."""
+    parts = [f"{len(taken)} tensors from {stored.where} ({origin(stored.card)})", *notes]
+    parts.append(f"new: {', '.join(new) or 'nothing'}")
+    if left_out:
+        parts.append(f"left out: {', '.join(sorted({name.partition('.')[0] for name in left_out}))}")
+    return "; ".join(parts)
+
+
+def origin(card: ModelCard) -> str:
+    """Return the class of a network, and which of its weights these are."""
+    return f"{card.net.class_path.rpartition('.')[2]}, {card.weights} weights of step {card.step}"

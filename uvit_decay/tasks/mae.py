@@ -23,6 +23,8 @@ class MAETask(Task):
             warmup_epochs 40 and the cosine schedule.
         compile: see `Task`.
         seed: seed of the masks.
+        init_from: a .ckpt or .safetensors of this project whose weights the network starts from; see `adapt`. Channels
+            and image size may be others. train.py does not read it when a run resumes.
 
     Raises:
         UserError: a mask_ratio out of range, or one that leaves no patch or removes none.
@@ -35,8 +37,10 @@ class MAETask(Task):
         optim: Optimization = Optimization(),  # noqa: B008  frozen
         compile: bool | str = AUTO,
         seed: int = 0,
+        init_from: str | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed)
+        self.init_from = init_from
         visible_patches(net.patch_embed.tokens, mask_ratio)
         self.mask_ratio = mask_ratio
 

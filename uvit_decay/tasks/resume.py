@@ -72,7 +72,7 @@ def _check_settings(contents: Mapping[str, Any], card: ModelCard, task: Task, wh
     before = renamed(contents.get("settings") or {})
     fixed, open_ = list(_other_optimizer(before, task)), []
     parts = ((part, getattr(card, part), ours) for part, ours in task.function().items())
-    if function := [Change(*change, f"model.{change[0]}") for part in parts for change in _differences(*part)]:
+    if function := [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]:
         (open_ if _same_tensors(contents.get("state_dict"), task) else fixed).extend(function)
     if trains and before and task.settings:
         known = tuple(change.flag or change.name for change in (*fixed, *open_))
@@ -140,7 +140,7 @@ def check_data(card: ModelCard, data: ImageData, conditional: bool, allowed: Seq
         card.latents.check_same(data.latents, "the checkpoint", data.name)
 
 
-def _differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iterator[tuple[str, Any, Any]]:
+def part_differences(part: str, stored: Spec | str | None, ours: Spec | str) -> Iterator[tuple[str, Any, Any]]:
     """Yield flag, stored value and value of this run where a part of the function differs.
 
     Arguments that are not given have the defaults of the class. A part that older files lack, None, is not compared.

@@ -1,0 +1,219 @@
+"""Denoisers and masked autoencoders that start from a file: other classes, channels, image sizes; refusals."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from conftest import state, tiny_net, tiny_task, tiny_trainer, train
+from PIL import Image
+from runs import fit
+from small_mae import mae_task, small_mae
+from timm.layers import resample_abs_pos_embed
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits, Images
+from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask, MAETask
+
+X, T = torch.rand(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])
+
+
+def small_uvit(num_classes=10, **options):
+    torch.manual_seed(0)
+    return UViT(**{**tiny_net(num_classes).config, **options})
+
+
+def small_sit(num_classes=10, **options):
+    torch.manual_seed(0)
+    options = {"image_size": 8, "channels": 1, "alpha_min": 0.7, "wiring": "decayed", **options}
+    return SiT(dim=16, depth=2, heads=2, num_classes=num_classes, **options)
+
+
+@pytest.fixture(scope="module")
+def sit(tmp_path_factory) -> Path:
+    """A .ckpt of a SiT whose weights are all random."""
+    folder, net = tmp_path_factory.mktemp("sit"), small_sit()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.2)
+    tiny_trainer(folder, max_steps=1).fit(DiffusionTask(net, Linear(), "velocity"), Digits(32))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory) -> Path:
+    """Pictures of the classes 3, 7 and x."""
+    folder = tmp_path_factory.mktemp("pictures")
+    for i, name in enumerate("37x" * 3):
+        (folder / name).mkdir(exist_ok=True)
+        Image.new("L", (16, 16), 20 * i).save(folder / name / f"{i}.png")
+    return folder
+
+
+@pytest.fixture
+def started(tmp_path, caplog):
+    """Returns the task's network with the weights from which it starts to train, and what is said."""
+
+    def start(task, data):
+        with caplog.at_level("INFO"):
+            tiny_trainer(tmp_path, max_steps=0).fit(task, data)
+        said = [record.getMessage() for record in caplog.records if " tensors from " in record.getMessage()]
+        return task.net.eval(), said[-1]
+
+    return start
+
+
+def classes(folder, image_size=8, channels=1):
+    return Images(str(folder), image_size=image_size, channels=channels, batch_size=4, flip=False, holdout=0.3)
+
+
+def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, started):
+    fresh, theirs = tiny_net(3), load(trained, "ema").net
+    net, line = started(DiffusionTask(tiny_net(3), init_from=str(trained)), classes(pictures))
+    assert "(UViT, ema weights of step 12); label_emb.weight of 2 of 3 classes, by their names and of the null" in line
+    assert line.endswith("; new: nothing")
+    for ours, before in ((0, 3), (1, 7), (3, 10)):
+        y = torch.full((3,), ours), torch.full((3,), before)
+        assert torch.equal(net(X, T, y[0]), theirs(X, T, y[1]))
+    assert torch.equal(net.label_emb.weight[2], fresh.label_emb.weight[2])
+
+
+def test_a_network_of_the_same_data_is_that_of_the_file(trained, started):
+    net, line = started(DiffusionTask(tiny_net(), init_from=str(trained)), Digits(32))
+    theirs = load(trained, "ema").net
+    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in net.state_dict().items())
+    assert f"{len(theirs.state_dict())} tensors from {trained} (UViT, ema weights of step 12); new: nothing" in line
+
+
+def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, started):
+    def unnamed(num_classes, data):
+        contents = torch.load(trained, weights_only=True)
+        contents["uvit_decay"].pop("class_hash")
+        torch.save(contents, tmp_path / "unnamed.ckpt")
+        return started(DiffusionTask(tiny_net(num_classes), init_from=str(tmp_path / "unnamed.ckpt")), data)
+
+    theirs = load(trained, "ema").net.label_emb.weight
+    assert torch.equal(unnamed(10, Digits(32))[0].label_emb.weight, theirs)
+    net, line = unnamed(3, classes(pictures))
+    assert torch.equal(net.label_emb.weight, torch.cat([tiny_net(3).label_emb.weight[:3], theirs[10:]]))
+    assert "label_emb.weight of 0 of 3 classes, as the file names none and of the null label" in line
+
+
+def test_positions_of_another_image_size(trained, sit, pictures, started):
+    net, line = started(DiffusionTask(small_uvit(3, image_size=16), init_from=str(trained)), classes(pictures, 16))
+    expected = resample_abs_pos_embed(load(trained).net.pos_embed, [8, 8], num_prefix_tokens=2, antialias=False)
+    torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
+    assert "pos_embed interpolated from 4x4 to 8x8 patches" in line
+    task = DiffusionTask(small_sit(3, image_size=16), Linear(), "velocity", init_from=str(sit))
+    net, line = started(task, classes(pictures, 16))
+    assert torch.equal(net.pos_embed, small_sit(image_size=16).pos_embed)
+    assert "pos_embed computed for 8x8 patches" in line
+
+
+def test_first_and_last_layers_are_new_for_other_channels(trained, sit, pictures, started):
+    net, line = started(DiffusionTask(small_uvit(3, channels=3), init_from=str(trained)), classes(pictures, channels=3))
+    new = ("patch_embed.proj", "decoder_pred", "final_layer")
+    assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
+    fresh, theirs = small_uvit(3, channels=3).state_dict(), load(trained).net.state_dict()
+    for name, value in net.state_dict().items():
+        expected = fresh[name] if name.startswith(new) else theirs[name]
+        assert name == "label_emb.weight" or torch.equal(value, expected)
+    task = DiffusionTask(small_sit(3, channels=3), Linear(), "velocity", init_from=str(sit))
+    line = started(task, classes(pictures, channels=3))[1]
+    new = ("x_embedder.proj", "final_layer.linear")
+    assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
+
+
+def test_a_network_without_classes_starts_from_one_with_classes(trained, sit, started):
+    net, line = started(DiffusionTask(tiny_net(0), init_from=str(trained)), Digits(32))
+    assert torch.equal(net.pos_embed, load(trained).net.pos_embed[:, 1:])
+    assert line.endswith("; new: nothing; left out: label_emb")
+    task = DiffusionTask(small_sit(0), Linear(), "velocity", init_from=str(sit))
+    net, line = started(task, Digits(32))
+    torch.testing.assert_close(net(X, T), load(sit).net(X, T, torch.full((3,), 10)))
+    assert "; t_embedder.mlp.2.bias plus the vector of the null label; new: nothing; left out: y_embedder" in line
+
+
+def test_a_network_with_classes_starts_from_one_without(tmp_path, started):
+    fit(tmp_path, max_steps=1, task=tiny_task(tiny_net(0)))
+    file = tmp_path / "checkpoints" / "last.ckpt"
+    net, line = started(DiffusionTask(tiny_net(), init_from=str(file)), Digits(32))
+    assert torch.equal(net.pos_embed[:, 1:], load(file).net.pos_embed)
+    assert torch.equal(net.pos_embed[:, :1], tiny_net().pos_embed[:, :1])
+    assert torch.equal(net.label_emb.weight, tiny_net().label_emb.weight)
+    assert "; pos_embed with a new one for the label; new: label_emb.weight" in line
+
+
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, pictures, tmp_path, started):
+    fit(tmp_path, max_steps=1, task=mae_task(small_mae(wiring=wiring)))
+    file = str(tmp_path / "checkpoints" / "last.ckpt")
+    net = MAE(**{**small_mae(wiring=wiring).config, "image_size": 16, "channels": 3, "pixels": "imagenet"})
+    fresh = {name: value.clone() for name, value in net.state_dict().items()}
+    net, line = started(MAETask(net, init_from=file), classes(pictures, 16, 3))
+    assert "pos_embed computed for 8x8 patches; decoder_pos_embed computed for 8x8" in line
+    assert "; new: patch_embed.proj.weight, patch_embed.proj.bias, decoder_pred.weight, decoder_pred.bias" in line
+    theirs = load(Path(file)).net.state_dict()
+    for name, value in net.state_dict().items():
+        new = name.endswith("pos_embed") or name.startswith(("patch_embed", "decoder_pred"))
+        assert torch.equal(value, (fresh if new else theirs)[name])
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (lambda: tiny_net(alpha_min=1.0), "with net.alpha_min 0.7, this run has 1.0: set --model.net.alpha_min 0.7"),
+        (lambda: small_uvit(patch_size=4), "net.patch_size 2, this run has 4: set --model.net.patch_size 2"),
+        (lambda: tiny_net(time_scale=1000.0), "net.time_scale 999.0, .*: set --model.net.time_scale 999.0"),
+        (lambda: tiny_net(qk_norm=True), "net.qk_norm False, this run has True"),
+        (small_sit, "was trained with net uvit_decay.nn.uvit.UViT, this run has uvit_decay.nn.sit.SiT"),
+    ],
+    ids=["alphas", "patches", "times", "norms", "class"],
+)
+def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, message):
+    task = DiffusionTask(net(), init_from=str(trained))
+    with pytest.raises(UserError, match=message):
+        task.start()
+
+
+def test_other_targets_are_a_warning(trained, started):
+    _, line = started(DiffusionTask(tiny_net(), Linear(), "velocity", init_from=str(trained)), Digits(32))
+    warning, said = line.splitlines()
+    assert warning.startswith(f"warning: {trained} was trained for something else, to be relearned: path ")
+    assert warning.endswith("prediction velocity (was eps)")
+    assert "new: nothing" in said
+    assert "warning" not in started(DiffusionTask(tiny_net(), VP(), init_from=str(trained)), Digits(32))[1]
+
+
+def test_averages_start_from_the_file(trained, tmp_path):
+    ema = EMA(0.9)
+    task = tiny_task(lr=1e-30, init_from=str(trained))
+    tiny_trainer(tmp_path, ema, max_steps=1).fit(task, Digits(32))
+    theirs = load(trained, "ema").net.state_dict()
+    assert all(torch.equal(value, theirs[name]) for name, value in ema.shadow.items())
+    assert torch.equal(state(task)["net.pos_embed"], theirs["pos_embed"])
+
+
+def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monkeypatch, caplog):
+    shutil.copy(trained, tmp_path / "start.ckpt")
+    trainer = {"accelerator": "cpu", "logger": {"class_path": "RunLogger", "init_args": {"experiment": "tuned"}}}
+    trainer |= {"callbacks": [{"class_path": "LastCheckpoint"}], "limit_val_batches": 0, "enable_progress_bar": False}
+    net = {"class_path": "UViT", "init_args": tiny_net().config}
+    model = {"class_path": "DiffusionTask", "init_args": {"net": net, "init_from": "start.ckpt"}}
+    data = {"class_path": "Digits", "init_args": {"batch_size": 32}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"trainer": trainer, "model": model, "data": data}))
+    with caplog.at_level("INFO"):
+        train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=2")
+        assert caplog.text.count("tensors from start.ckpt (UViT, ema weights of step 12); new: nothing") == 1
+        (tmp_path / "start.ckpt").unlink()
+        train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=3", "--ckpt_path=auto")
+    assert caplog.text.count("tensors from") == 1
+    assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").step == 3
+    with pytest.raises(UserError, match=r"the checkpoint start.ckpt does not exist"):
+        DiffusionTask(tiny_net(), init_from="start.ckpt").start()

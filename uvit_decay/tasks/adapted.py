@@ -1,0 +1,156 @@
+"""Weights that a network starts from: those of its class, trained on other classes, channels or another image size.
+
+What depends on the data, as the network says of itself in `data_layers`, is adapted, or stays as it was initialised;
+all else must be of the same architecture and of the same decay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from uvit_decay.checkpoint.io import StoredModel, read
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.nn.base import DataLayers, HasDataLayers
+from uvit_decay.nn.embed import resized_positions
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.initial import summary
+from uvit_decay.tasks.resume import check_data, part_differences
+from uvit_decay.tasks.settings import Change, refusal
+
+ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # settings that may differ
+NOTHING = DataLayers((), ())
+State = Mapping[str, Tensor]
+Adapted = tuple[str, Tensor | None, str]  # name, value (None: as it was initialised), note if there is something to say
+
+
+def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> StoredModel:
+    """Read the weights from which `net` is to start, EMA weights if the file has them.
+
+    Args:
+        file: a .ckpt or .safetensors of this project.
+        net: the network.
+        function: what the task trains, see `Task.function`.
+
+    Raises:
+        UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
+    """
+    stored = read(file, None)
+    free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
+    if stored.card.net.init_args.get("channels") != net.channels:
+        free.append("net.pixels")  # the scale of the first layer, which is new
+    found = part_differences("net", stored.card.net, function["net"])
+    refused = [Change(*change, "" if change[0] == "net" else f"model.{change[0]}") for change in found]
+    if refused := [change for change in refused if change.name not in free]:
+        raise UserError(refusal(str(file), refused, ()))
+    stored.network([function["net"].class_path])  # raises if the weights do not fit their card
+    return stored
+
+
+def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> list[str]:
+    """Load the weights of `read_initial` into `net`, and return one line that says what was taken and what is new.
+
+    A warning precedes it if they were trained for another path or prediction, or in another latent space.
+
+    First and last layers are new for other channels. Learned positions are interpolated for another image size, fixed
+    ones are the network's own. Rows of the label table are taken for classes of equal names and for the null label.
+
+    Args:
+        net: the network, as it was initialised.
+        stored: the weights and their card.
+        function: what the task trains, see `Task.function`.
+        data: the data, set up; their classes are known by name.
+    """
+    layers = net.data_layers if isinstance(net, HasDataLayers) else NOTHING
+    theirs, own = stored.network([stored.card.net.class_path]), net.state_dict()
+    adapted = [*_pixels(net, theirs, layers), *_positions(net, theirs, stored.state, layers)]
+    adapted += _labels(net, theirs, stored, layers, data.class_names)
+    state = stored.state | {name: value for name, value, _ in adapted}
+    taken = {name: state[name] for name in own if state.get(name) is not None}
+    notes = {name: note for name, _, note in adapted if note}
+    new = [name for name in own if name not in (*taken, *notes, "alphas", "betas")]
+    net.load_state_dict(taken, strict=False)
+    left_out, how = stored.state.keys() - own.keys(), [f"{name} {note}" for name, note in notes.items()]
+    return [*_other_training(stored, function, data), summary(stored, taken, new, left_out, how)]
+
+
+def _pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:
+    """Yield the weights of layers that read or write channels, which are new for other channels."""
+    if theirs.channels != net.channels:
+        prefixes = tuple(f"{module}." for module in layers.pixels)
+        yield from ((name, None, "") for name in net.state_dict() if name.startswith(prefixes))
+
+
+def _positions(net: nn.Module, theirs: nn.Module, state: State, layers: DataLayers) -> Iterator[Adapted]:
+    """Yield positions for another image size, or for other prefix tokens; the last ones are what both have."""
+    parameters = dict(net.named_parameters())
+    for name in layers.positions:
+        own, value = parameters[name].detach(), state[name].float()
+        side = math.isqrt(own.shape[1] - net.num_prefix_tokens)
+        before = math.isqrt(value.shape[1] - theirs.num_prefix_tokens)
+        resized = f"{before}x{before} to {side}x{side} patches"
+        if side != before and not parameters[name].requires_grad:
+            yield name, None, f"computed for {side}x{side} patches"
+            continue
+        prefix = min(net.num_prefix_tokens, theirs.num_prefix_tokens)
+        value = resized_positions(value[:, theirs.num_prefix_tokens - prefix :], prefix, side)
+        fresh = own[:, : net.num_prefix_tokens - prefix]
+        notes = ["with a new one for the label"] if fresh.shape[1] else []
+        notes += [f"interpolated from {resized}"] if side != before else []
+        yield name, torch.cat([fresh, value], dim=1), " and ".join(notes)
+
+
+def _labels(
+    net: nn.Module, theirs: nn.Module, stored: StoredModel, layers: DataLayers, class_names: Sequence[str]
+) -> Iterator[Adapted]:
+    """Yield the label table, or for a network without one what it leaves to do."""
+    if layers.labels is None or layers.labels not in stored.state:
+        return
+    table = stored.state[layers.labels].float()
+    if not net.num_classes:
+        if theirs.null_label and layers.label_bias:
+            bias = stored.state[layers.label_bias].float() + table[theirs.num_classes]
+            yield layers.label_bias, bias, "plus the vector of the null label"
+        return
+    rows, how = _known_classes(stored, net.num_classes, class_names)
+    note = f"of {len(rows)} of {net.num_classes} classes, {how}" if len(rows) < net.num_classes else ""
+    if net.null_label and theirs.null_label:
+        rows[net.num_classes] = theirs.num_classes
+        note += " and of the null label" if note else ""
+    if rows:
+        value = net.state_dict()[layers.labels].clone()
+        value[list(rows)] = table[list(rows.values())]
+        yield layers.labels, value, note
+    else:
+        yield layers.labels, None, ""
+
+
+def _known_classes(stored: StoredModel, count: int, class_names: Sequence[str]) -> tuple[dict[int, int], str]:
+    """Return the rows of classes that a file knows, {ours: its}, and how they were found.
+
+    Classes are those of equal names. An imported file has only numbers: its classes are ours if they are as many.
+    """
+    card = stored.card
+    if card.class_hash is not None:
+        known = {name: row for row, name in enumerate(card.class_names)}
+        return {row: known[name] for row, name in enumerate(class_names) if name in known}, "by their names"
+    same = len(card.class_names) == count
+    return {row: row for row in range(count if same else 0)}, "as the file names none"
+
+
+def _other_training(stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> Iterator[str]:
+    """Yield a warning if weights were trained for another path or prediction, or in another latent space."""
+    card = stored.card
+    parts = ((part, getattr(card, part), function[part]) for part in ("path", "prediction") if part in function)
+    found = [str(Change(*change)) for part in parts for change in part_differences(*part)]
+    try:
+        check_data(card, data, conditional=False)
+    except UserError as error:
+        found.append(str(error))
+    if found:
+        yield f"warning: {stored.where} was trained for something else, to be relearned: {', '.join(found)}"
