@@ -24,6 +24,7 @@ from uvit_decay.tasks.resume import check_data, part_differences
 from uvit_decay.tasks.settings import Change, refusal
 
 ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # settings that may differ
+ADAPTED += ("net.learned_variance",)  # which only says what of the output is returned, and which no loss trains
 NOTHING = DataLayers((), ())
 State = Mapping[str, Tensor]
 Adapted = tuple[str, Tensor | None, str]  # name, value (None: as it was initialised), note if there is something to say
