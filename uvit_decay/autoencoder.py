@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,9 +139,25 @@ class Autoencoder:
     @torch.no_grad()
     def decode(self, x: Tensor) -> Tensor:
         """Decode normalised latents x (b, c, h, w) to uint8 images (b, 3, H, W), in slices that fit into memory."""
-        pixels = x.shape[-1] * x.shape[-2] * self.space.factor**2
-        slices = self.space.unscaled(x).to(self.net.device, self.dtype).split(max(1, SLICE_PIXELS // pixels))
-        return torch.cat([to_uint8(self.net.decode(z).sample) for z in slices])
+        images = decoded(self.net, self.space, x.to(self.net.device), self.dtype)
+        return torch.cat([to_uint8(image) for image in images])
+
+
+def decoded(net: nn.Module, space: LatentSpace, x: Tensor, dtype: torch.dtype) -> Iterator[Tensor]:
+    """Yield the images of normalised latents x (b, c, h, w), in slices that fit into memory.
+
+    Args:
+        net: diffusers' autoencoder, on the device of x.
+        space: its latent space.
+        x: states of a network.
+        dtype: of the weights of the autoencoder.
+
+    Returns:
+        images (slice, 3, H, W) of about [-1, 1], in `dtype`.
+    """
+    pixels = x.shape[-1] * x.shape[-2] * space.factor**2
+    for z in space.unscaled(x).to(dtype).split(max(1, SLICE_PIXELS // pixels)):
+        yield net.decode(z).sample
 
 
 def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> Autoencoder:

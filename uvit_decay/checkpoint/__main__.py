@@ -2,21 +2,55 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
 
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.runtime.command_line import parse
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, from_package
+from uvit_decay.weights import Weights
+
+
+def export_as(
+    source: Path,
+    target: Path,
+    weights: Weights | None = None,
+    *,
+    to: Literal["timm", "diffusers"] | None = None,
+    vae: str | None = None,
+) -> str:
+    """Write one set of weights of a checkpoint of this project.
+
+    Args:
+        source: a .ckpt from training, or a .safetensors.
+        target: a .safetensors, with the model card; a .pth or .pt in the official layout; a folder for diffusers.
+        weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
+        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
+            diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.
+        vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
+
+    Returns:
+        What the user should know, or the lines of Python that read it.
+    """
+    if to == "diffusers":
+        from uvit_decay.hub.folder import export_folder
+
+        return export_folder(source, target, weights, vae)
+    if vae is not None:
+        raise UserError("--vae is for folders of diffusers: add --to diffusers, or leave it out")
+    return export(source, target, weights, to=to)
 
 
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written."""
-    commands = {"export": export, "import": import_official}
+    commands = {"export": export_as, "import": import_official}
     call = parse(commands, args, __doc__, PROGRAM if from_package() else "python -m uvit_decay.checkpoint")
     if note := call():
         print(note)
     target = call.keywords["target"]
-    print(f"wrote {target} ({target.stat().st_size / 2**20:.1f} MiB)")
+    files = target.rglob("*") if target.is_dir() else [target]
+    print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
 
 
 if __name__ == "__main__":

@@ -87,6 +87,12 @@ class Sampling:
         """Return the number of images of a batch that the network evaluates together."""
         return 1 if self.method.per_sample else batch_size
 
+    def changed(self, **given: Any) -> Sampling:
+        """Return these options with the `given` ones; another sampler has its own steps, clipping and SDE."""
+        another = given.get("sampler", self.sampler) != self.sampler
+        own = {"steps": None, "clip": None, "sde": None} if another else {}
+        return replace(self, **own | given)
+
     def metadata(self) -> dict[str, Any]:
         """Return plain values for reports: the fields, the actual number of steps and the network evaluations."""
         return {**asdict(self), "steps": self.num_steps, "nfe": self.nfe}
@@ -216,10 +222,14 @@ def generate_uint8(
 
     `decode` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
     """
-    full = chosen_precision(sampling.precision, model.device) == "float32"
-    with computing(model.device, "float32" if full else "tf32"):
+    with computing(model.device, decoding_precision(sampling, model.device)):
         batches = generate(model, sampling, indices, labels, seed, len(indices))
         return torch.cat([decode(batch) for batch in batches])
+
+
+def decoding_precision(sampling: Sampling, device: torch.device) -> Precision:
+    """Return the precision in which an autoencoder decodes: float32 if that of the network is, otherwise TF32."""
+    return "float32" if chosen_precision(sampling.precision, device) == "float32" else "tf32"
 
 
 @torch.no_grad()
@@ -231,13 +241,28 @@ def _generate_batch(
         each = [None] * len(indices) if labels is None else [[label] for label in labels]
         return torch.cat([_generate_batch(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
     rows = indices_on(model.device, indices)
-    x = normal("sample", seed, rows=rows, shape=model.shape)
 
-    def noise(step: int) -> Tensor:
-        return normal("sample step", seed, step, rows=rows, shape=model.shape)
+    def draw(name: str, *step: int) -> Tensor:
+        return normal(name, seed, *step, rows=rows, shape=model.shape)
 
-    denoiser = model.denoiser(sampling, labels)
     with computing(model.device, chosen_precision(sampling.precision, model.device)):
-        for _, state in sampling.method.run(denoiser, x, sampling.num_steps, noise):
+        for state in trajectory(model, sampling, labels, draw):
             x = state
     return x
+
+
+def trajectory(
+    model: DiffusionModel, sampling: Sampling, labels: Sequence[int] | None, draw: Callable[..., Tensor]
+) -> Iterator[Tensor]:
+    """Yield the states of one batch after each step, float32 (b, c, h, w); the last ones are the images.
+
+    Args:
+        model: the network, in eval mode.
+        sampling: sampler, steps, guidance; a sampler that is `per_sample` takes a batch of one.
+        labels: an int for each image; None for an unconditional network.
+        draw: returns standard normal noise (b, c, h, w) as a function of a name and, after the first one, of the step.
+    """
+    denoiser = model.denoiser(sampling, labels)
+    states = sampling.method.run(denoiser, draw("sample"), sampling.num_steps, lambda step: draw("sample step", step))
+    for _, state in states:
+        yield state

@@ -143,7 +143,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
     def _embed(self, x: Tensor, t: Tensor, y: Tensor | None) -> Tokens:
         """Return the tokens [label, time, patches], without a label for an unconditional network."""
         with without_autocast(t):
-            time = self.time_embed(timestep_embedding(self.time_scale * t, self.dim))
+            # in the dtype of the weights, which is float32 but for a network that was converted as a whole
+            time = self.time_embed(timestep_embedding(self.time_scale * t, self.dim).to(self.pos_embed.dtype))
         tokens = [time[:, None], self.patch_embed(x)]
         if self.num_classes:
             if y is None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
+from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -71,6 +72,37 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield an empty folder whose entries replace those of `folder` when the context ends without error.
+
+    The file `last`, without which the folder is of no use, is removed first and written last: a crash leaves the old
+    entries, the new ones, or a folder without `last`. Other entries stay, except those that match the globs `stale`.
+    The folder must be claimed.
+    """
+    partial = folder / ".partial"
+    with writing(folder):
+        try:
+            _remove(partial)  # of a killed program
+            partial.mkdir()
+            yield partial
+            (folder / last).unlink(missing_ok=True)
+            for old in chain.from_iterable(map(folder.glob, stale)):
+                _remove(old)
+            for entry in sorted(partial.iterdir(), key=lambda entry: entry.name == last):
+                _remove(folder / entry.name)
+                entry.replace(folder / entry.name)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def duplicate(source: Path, target: Path) -> None:

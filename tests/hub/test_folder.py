@@ -1,0 +1,176 @@
+"""Export of checkpoints as folders that diffusers loads."""
+
+import shutil
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser  # noqa: F401
+from safetensors.torch import load_file, save_file
+from small_mae import small_mae
+
+from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.hub.folder import export_folder
+from uvit_decay.nn import SiT, UViT
+from uvit_decay.runtime.errors import UserError
+
+WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
+
+
+def opened(folder):
+    pipeline = DiffusionPipeline.from_pretrained(folder, trust_remote_code=True)
+    pipeline.set_progress_bar_config(disable=True)
+    return pipeline
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The bundled checkpoint, exported."""
+    folder = tmp_path_factory.mktemp("digits")
+    export_folder(BUNDLED, folder)
+    return folder
+
+
+@pytest.fixture
+def latent_sit(vae, tmp_path):
+    """A SiT for the latents of the tiny autoencoder; its recommended sampling has fields of all kinds."""
+    space = Autoencoder(str(vae)).space
+    net = SiT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.8, wiring="decayed")
+    sampling = Sampling("sit-sde", 3, 1.5, guidance_channels=3, guidance_interval=(0.2, 0.9))
+    names = ("cat", "dog, domestic dog")
+    return write_denoiser(tmp_path / "sit.safetensors", net, Linear(), "velocity", sampling, names, space)
+
+
+def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    main(["export", str(BUNDLED), str(folder), "--to", "diffusers"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"wrote {folder} ({sum(p.stat().st_size for p in folder.rglob('*')) / 2**20:.1f} MiB)"
+    scope = {}
+    exec("\n".join(lines[1:-1]), scope)  # the lines that the command prints
+    assert stacked([scope["image"]]).shape == (1, 8, 8, 1)
+
+
+@pytest.mark.parametrize("guidance", [None, 1.0])
+def test_pictures_are_those_of_sample(digits, guidance):
+    labels = [i % 10 for i in range(20)]
+    pictures = opened(digits)(class_labels=labels, generator=seeded(5), guidance_scale=guidance).images
+    assert (stacked(pictures) == sampled(BUNDLED, range(20), seed=5, guidance=guidance)).all()
+
+
+def test_a_folder_of_latents_has_the_autoencoder(latent_sit, vae, tmp_path):
+    folder = tmp_path / "folder"
+    export_folder(latent_sit, folder)
+    pipeline = opened(folder)
+    pictures = stacked(pipeline(class_labels=["cat", "domestic dog", 0], generator=seeded(2)).images)
+    assert pictures.shape == (3, 32, 32, 3)
+    assert (pictures == sampled(latent_sit, range(3), labels="balanced", seed=2)).all()
+    assert (folder / "vae" / "diffusion_pytorch_model.safetensors").is_file()
+    assert str(vae) not in "".join(path.read_text() for path in folder.rglob("*.json"))  # no path of this machine
+
+
+def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_path):
+    moved = shutil.copytree(vae, tmp_path / "moved")
+    describe = load(latent_sit)
+    space = replace(describe.latents, vae=str(tmp_path / "gone"))
+    gone = write_denoiser(
+        tmp_path / "gone.safetensors", describe.net, Linear(), "velocity", describe.sampling, ("a", "b"), space
+    )
+    with pytest.raises(UserError, match="--vae"):
+        export_folder(gone, tmp_path / "folder")
+    export_folder(gone, tmp_path / "folder", vae=str(moved))
+    assert opened(tmp_path / "folder").vae.config.latent_channels == 4
+
+
+def test_an_unconditional_network(tmp_path):
+    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, alpha_min=0.7)
+    file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
+    export_folder(file, tmp_path / "folder")
+    pipeline = opened(tmp_path / "folder")
+    assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()
+    with pytest.raises(UserError, match="unconditional"):
+        pipeline(class_labels=[0])
+
+
+def test_classes_have_names(latent_sit, tmp_path):
+    export_folder(latent_sit, tmp_path / "folder")
+    assert opened(tmp_path / "folder").config.id2label == {"0": "cat", "1": "dog, domestic dog"}
+
+
+def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
+    pipeline = opened(digits)
+    pipeline.save_pretrained(tmp_path / "again")
+    again = opened(tmp_path / "again")
+    pictures = [stacked(each(class_labels=[3, 1], generator=seeded(0)).images) for each in (pipeline, again)]
+    assert (pictures[0] == pictures[1]).all()
+    assert again.config.sampling == asdict(load(BUNDLED).sampling)
+
+
+def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):
+    folder = tmp_path / "folder"
+    export_folder(latent_sit, folder)
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".partial").mkdir()  # of a killed program
+    (folder / "uvit_decay_decaypipeline_0_0_1.py").touch()  # of an older version
+    export_folder(BUNDLED, folder)
+    left = {path.relative_to(folder) for path in folder.rglob("*")}
+    assert {str(path) for path in left} - {"notes.txt"} == {str(p.relative_to(digits)) for p in digits.rglob("*")}
+    assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
+
+
+def test_a_failed_export_leaves_the_earlier_one(digits, tmp_path, monkeypatch):
+    folder = shutil.copytree(digits, tmp_path / "folder")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def full(*args, **options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("uvit_decay.hub.pipeline.place", full)
+    with pytest.raises(UserError, match="No space left"):
+        export_folder(BUNDLED, folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda state: state.pop("net.mid_block.norm1.weight"), "missing keys net.mid_block.norm1.weight"),
+        (lambda state: state.update(extra=torch.zeros(1)), "unexpected keys extra"),
+        (lambda state: state["net.alphas"].mul_(0.9), "trained with alphas"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
+    folder = shutil.copytree(digits, tmp_path / "folder")
+    state = load_file(folder / WEIGHTS)
+    change(state)
+    save_file(state, folder / WEIGHTS, {"format": "pt"})
+    with pytest.raises(UserError, match=problem):
+        opened(folder)
+
+
+def test_other_files_are_not_mixed_with_an_export(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="is not empty, and no earlier export"):
+        export_folder(BUNDLED, tmp_path)
+
+
+def test_an_encoder_makes_no_images(tmp_path):
+    file = write_denoiser(tmp_path / "mae.safetensors", small_mae())
+    with pytest.raises(UserError, match="which makes no images"):
+        export_folder(file, tmp_path / "folder")
+
+
+@pytest.mark.parametrize("flags", [["--vae", "x"], ["--to", "timm", "--vae", "x"]])
+def test_options_of_folders_are_for_folders(flags, tmp_path):
+    with pytest.raises(UserError, match="--vae is for folders of diffusers"):
+        main(["export", str(BUNDLED), str(tmp_path / "x.safetensors"), *flags])
+
+
+def test_a_network_of_pixels_has_no_autoencoder(tmp_path):
+    with pytest.raises(UserError, match="nothing to decode"):
+        export_folder(BUNDLED, tmp_path / "folder", vae="x")

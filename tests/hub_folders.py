@@ -1,0 +1,69 @@
+"""Small denoisers as folders of diffusers, and the pictures of sample.py to compare with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from diffusers.utils import dynamic_modules_utils
+from torch import nn
+
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.checkpoint.card import KEY, ModelCard
+from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.tensor_files import save_tensors
+from uvit_decay.samples import Samples
+from uvit_decay.sampling_options import SamplingOptions
+
+BUNDLED = ROOT / "checkpoints" / "digits.safetensors"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_modules(tmp_path_factory):
+    """The cache into which diffusers copies Python files is this test file's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dynamic_modules_utils, "HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
+
+
+def write_denoiser(
+    file: Path,
+    net: nn.Module,
+    path: NoisePath | None = None,
+    prediction: str | None = None,
+    sampling: Sampling | None = None,
+    names: tuple[str, ...] = (),
+    latents: LatentSpace | None = None,
+) -> Path:
+    """A checkpoint of a network with random weights, none of them silent."""
+    random = torch.Generator().manual_seed(1)
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            nn.init.normal_(parameter, std=0.1, generator=random)
+    specs = {"net": Spec.of(type(net), net.config), "path": path and Spec.of(type(path), asdict(path))}
+    about = {"data": "none", "step": 3, "weights": "ema", "class_names": names, "latents": latents}
+    card = ModelCard(**specs, **about, prediction=prediction, sampling=sampling)
+    save_tensors(file, net.state_dict(), {KEY: json.dumps(card.to_dict())})
+    return file
+
+
+def sampled(file: Path, numbers: range, **options) -> np.ndarray:
+    """The pictures of sample.py with these options, uint8 (n, h, w, c)."""
+    return Samples.from_options(file, SamplingOptions(**options)).images(numbers).permute(0, 2, 3, 1).numpy()
+
+
+def stacked(pictures: list) -> np.ndarray:
+    """PIL images as uint8 (n, h, w, c)."""
+    arrays = np.stack([np.asarray(picture) for picture in pictures])
+    return arrays if arrays.ndim == 4 else arrays[..., None]
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)

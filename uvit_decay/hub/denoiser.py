@@ -1,0 +1,139 @@
+"""A denoiser as a component of a diffusers pipeline: the network, its noise path, its prediction, its latent space."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, ClassVar
+
+import torch
+from diffusers import ConfigMixin, ModelMixin
+from diffusers.configuration_utils import register_to_config
+from torch import Tensor, nn
+
+from uvit_decay.autoencoder import LatentSpace, decoded
+from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
+from uvit_decay.diffusion.prediction import Prediction
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
+from uvit_decay.diffusion.sde import SDE
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.sit import SiT
+from uvit_decay.nn.uvit import UViT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.precision import computing
+from uvit_decay.runtime.random import indices_on, normal
+
+PATHS = {path.__name__: path for path in (Linear, GVP, VP, SDDiscrete, DDPMLinear)}
+DECAY = ("alphas", "betas")  # of the state_dict of a network
+
+
+class DecayedDenoiser(ModelMixin, ConfigMixin):
+    """A network net(x, t, y) with what is needed to sample from it; t in [0, 1], t = 1 is noise (abstract).
+
+    Args:
+        network: arguments of the network.
+        path: name of the noise path, and its arguments.
+        prediction: what the network predicts.
+        latents: fields of the `LatentSpace` of its states; None for pixels.
+    """
+
+    kind: ClassVar[type[DecayedNet]]
+
+    @register_to_config
+    def __init__(
+        self,
+        network: dict[str, Any],  # not `net`: diffusers 0.35 returns an entry of its configuration for that name
+        path: dict[str, Any],
+        prediction: Prediction,
+        latents: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = self.kind(**network)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str, **options: Any) -> Any:
+        """Load as every ModelMixin; raise a UserError for weights that do not fit, which diffusers merely logs."""
+        wanted = options.pop("output_loading_info", False)
+        model, info = super().from_pretrained(pretrained_model_name_or_path, output_loading_info=True, **options)
+        for kind, names in info.items():
+            if names:
+                what = kind.replace("_", " ")
+                raise UserError(f"{pretrained_model_name_or_path} does not fit its configuration: {what} {names[0]}")
+        # diffusers copies tensors past the networks' own check of the decay.
+        state = model.net.state_dict()
+        model.net.load_state_dict({name: state[name] for name in DECAY if name in state}, strict=False)
+        return (model, info) if wanted else model
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:
+        """Return the network's output (b, c, h, w) for states x, times t (b,) and labels y (b,), in its dtype."""
+        return self.net(x.to(self.dtype), t, y)
+
+    @property
+    def space(self) -> LatentSpace | None:
+        """The latent space of the states; None for pixels."""
+        return self.config.latents and LatentSpace(**self.config.latents)
+
+    def model(self, device: torch.device) -> DiffusionModel:
+        """Return this network on `device` in the form that samplers take."""
+        # Built at each call: diffusers executes the file of this class anew whenever it loads a folder, and the path
+        # must be of the classes that the functions of this file then know.
+        arguments = dict(self.config.path)
+        path = PATHS[arguments.pop("name")](**arguments)
+        model = DiffusionModel.from_net(self.net, path, self.config.prediction, device, self.space is None)
+        return replace(model, net=self)
+
+    def sampling(self, recommended: Mapping[str, Any], device: torch.device, changes: Mapping[str, Any]) -> Sampling:
+        """Return the recommended sampling with changes, both as fields of `Sampling`; wrong ones are a UserError."""
+        model = self.model(device)
+        sampling = model.unguided(sampling_of(recommended)).changed(**changes)
+        model.check(sampling)
+        return model.in_precision(sampling)
+
+    def trajectory(
+        self, sampling: Sampling, keys: Sequence[tuple[int, int]], labels: Sequence[int] | None, device: torch.device
+    ) -> Iterator[Tensor]:
+        """Yield the states of a batch after each step, float32 (b, c, h, w).
+
+        Args:
+            sampling: of `sampling`.
+            keys: seed and index of each image, of which its noise is a function.
+            labels: class of each image; None for an unconditional network.
+            device: where to sample.
+        """
+        model = self.model(device)
+        groups = [(seed, [index for _, index in group]) for seed, group in groupby(keys, key=itemgetter(0))]
+        rows = [(seed, indices_on(device, indices)) for seed, indices in groups]
+
+        def draw(name: str, *step: int) -> Tensor:
+            return torch.cat([normal(name, seed, *step, rows=part, shape=model.shape) for seed, part in rows])
+
+        with computing(device, sampling.precision):
+            yield from trajectory(model, sampling, labels, draw)
+
+    def images(self, states: Tensor, sampling: Sampling, vae: nn.Module | None) -> Tensor:
+        """Return float images (b, c, h, w) of about [-1, 1], decoded by `vae` if the states are latents."""
+        if self.space is None:
+            return states
+        with computing(states.device, decoding_precision(sampling, states.device)):
+            return torch.cat(list(decoded(vae, self.space, states, vae.dtype)))
+
+
+class UViTDenoiser(DecayedDenoiser):
+    """A denoiser whose network is a U-ViT."""
+
+    kind = UViT
+
+
+class SiTDenoiser(DecayedDenoiser):
+    """A denoiser whose network is a SiT."""
+
+    kind = SiT
+
+
+def sampling_of(values: Mapping[str, Any]) -> Sampling:
+    """Return the `Sampling` with these fields, as `dataclasses.asdict` or JSON gives them."""
+    sde, interval = values.get("sde"), values.get("guidance_interval")
+    nested = {"sde": sde and SDE(**sde), "guidance_interval": interval and tuple(interval)}
+    return Sampling(**{**values, **nested})

@@ -1,0 +1,87 @@
+"""Export of a checkpoint as a folder of diffusers: python -m uvit_decay.checkpoint export ... --to diffusers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from uvit_decay.autoencoder import Autoencoder, decoder
+from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.hub.code import HOME, INDEX
+from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
+from uvit_decay.hub.pipeline import DecayPipeline
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.files import check_writable, claimed, refilling
+from uvit_decay.weights import Weights
+
+KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser in (UViTDenoiser, SiTDenoiser)}
+
+
+def export_folder(source: Path, target: Path, weights: Weights | None = None, vae: str | None = None) -> str:
+    """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
+
+    Args:
+        source: a .ckpt from training, or a .safetensors.
+        target: the folder: a new one, an empty one, or one of an earlier export, whose other files stay.
+        weights: set to write; default: EMA if the run kept them.
+        vae: autoencoder of a checkpoint of latents, hub id or folder; default: the one that made them.
+
+    Returns:
+        The lines of Python that load it.
+    """
+    _check_target(target)
+    checkpoint = load(source, weights)
+    checkpoint.check_denoiser()
+    if vae is not None and not checkpoint.latents:
+        raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
+    autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
+    pipeline = pipeline_of(checkpoint, autoencoder)
+    full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
+    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", "vae")) as folder, full:
+        pipeline.save_pretrained(folder)
+    return _lines(target, checkpoint)
+
+
+def _check_target(target: Path) -> None:
+    """Raise a UserError if `target` cannot be written, or has files but no export."""
+    check_writable(target, folder=True)
+    exported = next(target.glob(f"{HOME}_*.py"), None)
+    if exported is None and any(not path.name.startswith(".") for path in target.iterdir()):
+        raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
+
+
+def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
+    """Return the pipeline of a loaded denoiser, whose network it shares; `autoencoder` decodes its latents."""
+    kind, net = KINDS[type(checkpoint.net)], checkpoint.net
+    latents = autoencoder and asdict(autoencoder.space) | {"vae": _public(autoencoder.space.vae)}
+    path = {"name": type(checkpoint.path).__name__, **asdict(checkpoint.path)}
+    with torch.device("meta"):  # its own network is replaced
+        denoiser = kind(net.config, path, checkpoint.prediction, latents)
+    denoiser.net = net
+    denoiser.eval()
+    if autoencoder is not None:
+        autoencoder.net.register_to_config(_name_or_path=latents["vae"])
+    names = {str(number): name for number, name in enumerate(checkpoint.class_names)}
+    return DecayPipeline(denoiser, autoencoder and autoencoder.net, names, asdict(checkpoint.sampling))
+
+
+def _public(vae: str) -> str:
+    """Return the hub id of an autoencoder, or the last part of the path of its folder."""
+    return Path(vae).name if Path(vae).is_dir() else vae
+
+
+def _lines(target: Path, checkpoint: Checkpoint) -> str:
+    """Return lines of Python that sample from the folder."""
+    call = "class_labels=[0]" if checkpoint.net.num_classes else "num_images=1"
+    return "\n".join(
+        [
+            "diffusers reads it with",
+            "import torch",
+            "from diffusers import DiffusionPipeline",
+            f"pipe = DiffusionPipeline.from_pretrained({str(target)!r}, trust_remote_code=True)",
+            f"image = pipe({call}, generator=torch.Generator().manual_seed(0)).images[0]",
+        ]
+    )
