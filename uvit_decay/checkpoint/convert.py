@@ -1,4 +1,4 @@
-"""Export of this project's checkpoints, and import of official files of U-ViT, SiT and MAE.
+"""Export of this project's checkpoints, and import of official files of U-ViT, SiT, DiT and MAE.
 
 An official file is a state_dict without a model card. Names and shapes determine the sizes; the published
 configurations supply the rest (heads, null label, path, sampling) unless the caller's `ImportOptions` do.
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.checkpoint.detect import MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
+from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
 from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party, unpickle
-from uvit_decay.checkpoint.official import mae, sit, uvit
+from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import (
     IMPORTED,
     PATHS,
@@ -58,12 +58,13 @@ DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "wiring",
 FAMILIES = {  # by `looks_like`
     UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
     SIT: Family("SiT", SiT, sit.recognise, DENOISER),
+    DIFFUSERS_DIT: Family("DiT of diffusers", SiT, diffusers_dit.recognise, DENOISER),
     MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
     VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes"), mae.ENTRY),
 }
 OFFICIAL_FILES: dict[Kind, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 # Arguments of networks that their weights may not determine.
-ARGUMENTS = ("num_classes", "null_label", "time_scale", "norm_pix", "pixels", "pool")
+ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
 
 def export(source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None) -> str:
@@ -129,11 +130,11 @@ def import_official(
     weights: Kind | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official U-ViT, SiT or MAE file into a checkpoint of this project.
+    """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
 
     Args:
-        source: a state_dict as .pth or .safetensors, a training file of SiT or MAE, or a U-ViT's folder <step>.ckpt
-            with step.pth, nnet.pth and nnet_ema.pth.
+        source: a state_dict as .pth or .safetensors, a training file of SiT, DiT or MAE, a U-ViT's folder <step>.ckpt
+            with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of diffusers.
         target: the .safetensors file to write.
         weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
         options: settings that the file does not determine.
@@ -148,9 +149,7 @@ def import_official(
 def _import_official(source: Path, target: Path, weights: Weights | None, options: ImportOptions) -> str:
     if weights is None and source.name == OFFICIAL_FILES["raw"]:
         weights = "raw"
-    file = source / OFFICIAL_FILES[weights or "ema"] if source.is_dir() else source
-    if source.is_dir() and not file.is_file():
-        raise UserError(f"{source} holds no {file.name}: give a folder <step>.ckpt of the official code, or a file")
+    file = _weights_file(source, weights or "ema") if source.is_dir() else source
     contents, options, step = sit.opened(read_third_party(file), weights or "ema", options, file)
     contents, options = mae.opened(contents, options, file)
     if isinstance(contents, Mapping):
@@ -164,6 +163,16 @@ def _import_official(source: Path, target: Path, weights: Weights | None, option
     card = model.card(source.name, step, weights)
     _write(target, card, {**model.state, "alphas": alphas})
     return "\n".join([f"recognised {model.summary()}, {card.weights} weights of step {step}", *model.notes])
+
+
+def _weights_file(folder: Path, weights: Weights) -> Path:
+    """Return the file of the weights in the folder of a U-ViT or of a DiT of diffusers."""
+    file = diffusers_dit.weights_file(folder) or folder / OFFICIAL_FILES[weights]
+    if not file.is_file():
+        raise UserError(
+            f"{folder} holds no {file.name}: give a folder <step>.ckpt of U-ViT's code, a DiT of diffusers, or a file"
+        )
+    return file
 
 
 @contextmanager
@@ -215,7 +224,7 @@ def _family(net: nn.Module, where: Path) -> Family:
     for family in FAMILIES.values():
         if type(net) is family.net:
             return family
-    known = ", ".join(family.net.__name__ for family in FAMILIES.values())
+    known = ", ".join(dict.fromkeys(family.net.__name__ for family in FAMILIES.values()))
     raise UserError(f"{where} holds a {type(net).__name__}, official layouts are for {known}: export .safetensors")
 
 

@@ -11,12 +11,14 @@ PREFIX = "module."  # DataParallel puts it before every name
 IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
 SIT = f"a SiT (or a DiT, whose names are the same), {IMPORTED}"
+DIFFUSERS_DIT = f"a DiT of diffusers, {IMPORTED}"
 MAE_FILE = f"an MAE, {IMPORTED}"
 VIT_FILE = f"a plain vision transformer, as the encoder of an MAE, {IMPORTED}"
 OPTIMIZER = "the state of an optimizer or of its schedule: the weights are in nnet_ema.pth and nnet.pth"
 KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # (kind, prefixes of names); the first match counts
     ("a whole Stable Diffusion checkpoint, not a U-ViT", ("model.diffusion_model.", "first_stage_model.")),
     ("a text-to-image U-ViT, which is not supported", ("context_embed.",)),
+    (DIFFUSERS_DIT, ("transformer_blocks.0.norm1.emb.",)),
     (SIT, ("enc_blocks.", "x_embedder.", "t_embedder.")),
     (MAE_FILE, ("mask_token", "decoder_embed.")),
     ("a convolutional UNet, as of diffusers", ("down_blocks.", "input_blocks.")),
@@ -32,7 +34,7 @@ MOST_PARTS = 10  # inspected entries of a dict: a pickle can nest one dict a tho
 def looks_like(contents: object, depth: int = 3) -> str:
     """Name the kind of a third-party file, given its contents.
 
-    It is one of `UVIT`, `SIT`, `MAE_FILE` and `VIT_FILE` for a bare state_dict that can be imported.
+    It is one of `UVIT`, `SIT`, `DIFFUSERS_DIT`, `MAE_FILE` and `VIT_FILE` for a bare state_dict that can be imported.
     Nested dicts are inspected down to `depth` levels.
     """
     if not isinstance(contents, Mapping):

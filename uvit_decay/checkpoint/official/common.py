@@ -16,7 +16,7 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.io import mismatch
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, NoisePath, SDDiscrete
+from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.embed import Pixels
@@ -29,8 +29,14 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import typed
 from uvit_decay.weights import Kind
 
-PathName = Literal["linear", "gvp", "vp", "sd-discrete"]
-PATHS: dict[PathName, NoisePath] = {"linear": Linear(), "gvp": GVP(), "vp": VP(), "sd-discrete": SDDiscrete()}
+PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
+PATHS: dict[PathName, NoisePath] = {
+    "linear": Linear(),
+    "gvp": GVP(),
+    "vp": VP(),
+    "sd-discrete": SDDiscrete(),
+    "ddpm-linear": DDPMLinear(),
+}
 STABLE_DIFFUSION = LatentSpace("stabilityai/sd-vae-ft-ema", sha256="", scale=0.18215, shift=0.0, channels=4, factor=8)
 IMPORTED = "unknown, imported from "  # data of an imported network, before the name of its file
 Network = UViT | SiT | MAE | ViT
@@ -45,8 +51,9 @@ class ImportOptions:
     Args:
         heads: attention heads; default: those of the published size.
         num_classes: real classes K, of K or, with a null label, K + 1 rows for labels; default: from the rows.
-        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H.
-        prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT.
+        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H; ddpm-linear is a DiT's,
+            which has SiT's layout, and the default of a file named DiT....
+        prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT and DiT.
         alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
         wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
         vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
@@ -113,6 +120,7 @@ class RecognisedModel:
     latents: LatentSpace | None = None  # None for a network of pixels
     weights: Kind = "ema"
     notes: tuple[str, ...] = ()  # lines for the user
+    class_names: tuple[str, ...] | None = None  # None for numbers
 
     @property
     def decayed(self) -> bool:
@@ -126,7 +134,7 @@ class RecognisedModel:
             path=self.path and Spec.of(type(PATHS[self.path]), asdict(PATHS[self.path])),
             prediction=self.prediction,
             sampling=self.sampling,
-            class_names=tuple(str(label) for label in range(self.net.num_classes)),
+            class_names=self.class_names or tuple(str(label) for label in range(self.net.num_classes)),
             data=IMPORTED + origin,
             step=step,
             latents=self.latents,
@@ -151,6 +159,7 @@ class RecognisedModel:
         return (
             f"{self.prediction} for {kind} {net.image_size}x{net.image_size}x{net.channels}, "
             f"{classes if net.num_classes else 'unconditional'}, path {self.path}"
+            f"{', learned variance' if net.config.get('learned_variance') else ''}"
         )
 
 

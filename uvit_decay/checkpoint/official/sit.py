@@ -3,7 +3,8 @@
 A released file is a bare state_dict; training writes a dict of `model`, `ema`, `opt` and `args`. Names are those of
 `SiT`, except for the buffer `alphas`. The authors' files have encoder and decoder blocks, and record alpha_min only in
 the arguments of a training run. A head with learn_sigma is converted to a plain one, which computes the same function.
-DiT has the same names, but other times and another prediction: nothing in a file distinguishes the two.
+DiT has the same names, but other times and another prediction; it is what the caller, the name of the file or the run
+that wrote it says. The second half of its head, a learned variance, is kept.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from uvit_decay.checkpoint.detect import SIT, looks_like
 from uvit_decay.checkpoint.official.common import (
+    PATHS,
     ImportOptions,
     RecognisedModel,
     StateDict,
@@ -25,7 +27,8 @@ from uvit_decay.checkpoint.official.common import (
     recorded_alpha_min,
     run_arguments,
 )
-from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.diffusion.sampling_protocols import protocol_sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
@@ -38,6 +41,7 @@ ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training r
 }
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
+DIT = "DiT"  # names of its files and models begin with it
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
@@ -67,26 +71,41 @@ def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
         if value not in known:
             raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{option}")
         values[option] = known[value]
+    if str(arguments.get("model")).startswith(DIT) and options.path is None:
+        values["path"] = "ddpm-linear"
     values |= recorded_alpha_min(arguments, DECAY, options, where)
     return replace(options, **values)
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
+    path = options.path or ("ddpm-linear" if loaded.where.name.startswith(DIT) else "linear")
     config = _config(loaded)
     size, heads = loaded.size(config, options.heads, SIT_SIZES)
     num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
     alpha_min = loaded.alpha_min(options.alpha_min, config["wiring"] == "decayed", "its authors' default is 0.8")
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min)
     latents = loaded.latents(config["channels"], options.vae)
-    net = on_meta(SiT, **config, heads=heads, **rest)
-    state = without_sigma(loaded).fitting(net)
+    plain, of_dit = without_sigma(loaded), {}
+    if path == "ddpm-linear":
+        variance = plain is not loaded
+        plain, of_dit = loaded, dict(time="dit", learn_sigma=variance, learned_variance=variance)
+    net = on_meta(SiT, **config, heads=heads, **rest, **of_dit)
+    state = plain.fitting(net)
     if options.wiring not in (None, config["wiring"]):
         if config["wiring"] == "decayed":
             raise UserError(f"{loaded.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
         net, state = on_meta(SiT, **net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
-    path, prediction = options.path or "linear", options.prediction or "velocity"
-    return RecognisedModel(net, state, size, path, prediction, SAMPLING, latents)
+    prediction = options.prediction or ("eps" if of_dit else "velocity")
+    model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
+    return RecognisedModel(net, state, size, path, prediction, _sampling(model, bool(of_dit)), latents)
+
+
+def _sampling(model: DiffusionModel, of_dit: bool) -> Sampling:
+    """Return the sampling of SiT's code, or DiT's; its sampler needs the variance."""
+    if not of_dit:
+        return SAMPLING
+    return protocol_sampling("dit", model) if model.learned_variance else Sampling("ddpm", 250, clip=False)
 
 
 def _config(loaded: StateDict) -> dict[str, Any]:

@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from uvit_decay.checkpoint.official.common import ImportOptions, PathName, RecognisedModel, StateDict, on_meta
-from uvit_decay.diffusion.sampling import Sampling
+import torch
+
+from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict, on_meta
+from uvit_decay.diffusion.sampling import DiffusionModel
+from uvit_decay.diffusion.sampling_protocols import SAMPLING_PROTOCOLS
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError
 
 NULL_LABELLED = (1001, 101, 11)  # rows of label tables with a null label: ImageNet, a tenth of it, CIFAR-10
-GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a U-ViT's; raise a UserError if file or options do not fit."""
     if options.wiring:
         raise UserError(f"{loaded.where} is a U-ViT, which has one wiring only: leave out --wiring")
+    if options.path == "ddpm-linear":
+        raise UserError(f"{loaded.where} is a U-ViT, ddpm-linear is the path of a DiT: give another --path")
     config = _config(loaded)
     size, heads = loaded.size(config, options.heads, UVIT_SIZES)
     num_classes, null_label = loaded.labels("label_emb.weight", options.num_classes, NULL_LABELLED)
@@ -31,7 +35,9 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min, time_scale=time_scale)
     latents = loaded.latents(config["channels"], options.vae)
     net = on_meta(UViT, **config, heads=heads, **rest)
-    prediction, sampling = options.prediction or "eps", _sampling(net, path)
+    prediction = options.prediction or "eps"
+    model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
+    sampling = model.unguided(SAMPLING_PROTOCOLS["uvit"].sampling(model))
     return RecognisedModel(net, loaded.fitting(net), size, path, prediction, sampling, latents)
 
 
@@ -46,12 +52,3 @@ def _config(loaded: StateDict) -> dict[str, Any]:
         "mlp_time_embed": "time_embed.0.weight" in loaded.state,
         "qkv_bias": "in_blocks.0.attn.qkv.bias" in loaded.state,
     }
-
-
-def _sampling(net: UViT, path: PathName) -> Sampling:
-    """Return sampler, steps and guidance of the official evaluation (its scale plus 1), which never clips."""
-    if net.channels == 3 and net.image_size in (32, 64) and not net.num_classes:
-        return Sampling("uvit-em", 1000, clip=False)
-    sampler = "uvit-dpm++" if path == "sd-discrete" else "uvit-dpm"
-    guidance = GUIDANCE.get((net.channels, net.image_size), 1.0) if net.null_label else 1.0
-    return Sampling(sampler, 50, guidance, clip=False)

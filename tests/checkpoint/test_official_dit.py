@@ -1,0 +1,254 @@
+"""DiT's official files and diffusers' folders: one network, with its levels, its variance, its labels and sampler."""
+
+import json
+from argparse import Namespace
+
+import pytest
+import torch
+from diffusers import DDIMScheduler, DiTTransformer2DModel
+from official_files import HERE, described, imported, is_close, redescribe, saved, tiny, tiny_sit
+from safetensors.torch import load_file, save_file
+from sit_reference import SMALL, official_forward, official_shapes
+
+from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.checkpoint.convert import export, import_official, recognise
+from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.diffusion.noise_path import DDPMLinear
+from uvit_decay.diffusion.sampling import Sampling, generate
+from uvit_decay.nn.sizes import SIT_SIZES
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.samples import Samples
+from uvit_decay.sampling_options import SamplingOptions
+
+TINY = ImportOptions(heads=2)
+LEVELS = torch.tensor([0, 1, 137, 500, 998, 999])
+NAMES = ["tench, Tinca tinca", "goldfish, Carassius auratus", "crane"]
+PUBLISHED = Sampling("dit-ddpm", 250, 1.5, False, 3)
+
+
+def tiny_dit():
+    return tiny_sit(learn_sigma=True)
+
+
+def both_halves(net):
+    """x, labels and what the network returns at LEVELS."""
+    x = torch.randn(6, 4, 8, 8, generator=torch.Generator().manual_seed(3))
+    y = torch.tensor([0, 1, 2, 3, 1, 2])
+    with torch.no_grad():
+        return x, y, net(x, (LEVELS + 1) / 1000, y)
+
+
+def of_diffusers(**options):
+    """A small random DiT of diffusers, whose blocks have one embedding, as the released one's."""
+    torch.manual_seed(0)
+    sizes = dict(num_attention_heads=2, attention_head_dim=8, num_layers=3, in_channels=4, out_channels=8)
+    net = DiTTransformer2DModel(**sizes | dict(sample_size=8, num_embeds_ada_norm=3) | options)
+    for parameter in net.parameters():
+        torch.nn.init.normal_(parameter, std=0.25)
+    for block in net.transformer_blocks[1:]:
+        block.norm1.emb.load_state_dict(net.transformer_blocks[0].norm1.emb.state_dict())
+    return net.eval()
+
+
+def folder_of(net, folder):
+    """A pipeline's folder as facebook/DiT-XL-2-256 has it."""
+    net.save_pretrained(folder / "transformer")
+    DDIMScheduler(1000, 1e-4, 0.02, "linear", clip_sample=False).save_pretrained(folder / "scheduler")
+    index = {"_class_name": "DiTPipeline", "_diffusers_version": "0.12.0.dev0"}
+    index |= {"id2label": {str(label): name for label, name in enumerate(NAMES)}}
+    index |= {part: ["diffusers", kind] for part, kind in (("scheduler", "DDIMScheduler"), ("vae", "AutoencoderKL"))}
+    (folder / "model_index.json").write_text(json.dumps(index | {"transformer": ["diffusers", "Transformer2DModel"]}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory):
+    return folder_of(of_diffusers(), tmp_path_factory.mktemp("DiT-XL-2-256"))
+
+
+def edited(pipeline, tmp_path, name, change):
+    """A copy of the folder in which the values of a JSON file are changed."""
+    folder = tmp_path / "edited"
+    for file in pipeline.rglob("*.*"):
+        if file.is_file():
+            copy = folder / file.relative_to(pipeline)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    values = json.loads((folder / name).read_text())
+    change(values)
+    (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+# ---- official files
+
+
+def test_the_published_file_is_recognised_by_its_name():
+    options = SIT_SIZES["sit-xl"] | dict(image_size=32, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
+    state = {name: torch.empty(shape, device="meta") for name, shape in official_shapes(**options).items()}
+    model = recognise(state, ImportOptions(), HERE.with_name("DiT-XL-2-256x256.pt"))
+    card = model.card("DiT-XL-2-256x256.pt")
+    assert model.net.config.items() >= dict(time="dit", learn_sigma=True, learned_variance=True).items()
+    assert model.net.config.items() >= options.items()
+    assert "sit-xl/2 (16 heads, 675,129,632 parameters), eps for latents 32x32x4" in model.summary()
+    assert "path ddpm-linear, learned variance" in model.summary()
+    assert (card.path.class_path, card.prediction) == ("uvit_decay.diffusion.noise_path.DDPMLinear", "eps")
+    assert (card.sampling, card.latents.scale) == (PUBLISHED, 0.18215)
+    assert recognise(state, ImportOptions(), HERE.with_name("SiT-XL-2-256x256.pt")).path == "linear"
+    assert recognise(state, ImportOptions(path="ddpm-linear"), HERE).net.config == model.net.config
+    without = recognise(tiny_sit(), ImportOptions(heads=2, path="ddpm-linear"), HERE)
+    assert (without.sampling, without.net.learned_variance) == (Sampling("ddpm", 250, clip=False), False)
+
+
+def test_an_official_file_is_imported_as_the_function_of_its_levels(tmp_path):
+    checkpoint = imported(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
+    x, y, out = both_halves(checkpoint.net)
+    doubled = {**tiny_dit()}
+    mean = official_forward(doubled, x, LEVELS.float(), y, **SMALL, learn_sigma=True)
+    # the reference returns the first half alone: the second one with its rows in front
+    for name in ("final_layer.linear.weight", "final_layer.linear.bias"):
+        doubled[name] = doubled[name].unflatten(0, (4, 8)).roll(4, 1).flatten(0, 1)
+    variance = official_forward(doubled, x, LEVELS.float(), y, **SMALL, learn_sigma=True)
+    assert is_close(out[:, :4], mean)
+    assert is_close(out[:, 4:], variance)
+    assert (checkpoint.path, checkpoint.prediction) == (DDPMLinear(), "eps")
+
+
+def test_a_training_file_says_that_it_is_a_dit(tmp_path):
+    parts = {"model": tiny_sit(seed=2), "ema": tiny_dit(), "opt": {}, "args": Namespace(model="DiT-XL/2", vae="ema")}
+    source = saved(parts, tmp_path / "0400000.pt")
+    text = import_official(source, tmp_path / "ours.safetensors", None, TINY)
+    assert "path ddpm-linear, learned variance" in text
+    assert "step 400000" in text
+    text = import_official(source, tmp_path / "sit.safetensors", None, ImportOptions(heads=2, path="linear"))
+    assert "velocity for latents" in text
+
+
+def test_it_goes_back_with_the_name_of_a_dit_or_a_note(tmp_path):
+    imported(tiny_dit(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
+    ours = tmp_path / "ours.safetensors"
+    note = export(ours, tmp_path / "DiT-tiny.pt")
+    assert "heads 2" in note
+    assert "time" not in note
+    state = torch.load(tmp_path / "DiT-tiny.pt", weights_only=True)
+    assert all(torch.equal(state[name], value) for name, value in tiny_dit().items())
+    note = export(ours, tmp_path / "other.pt")
+    assert "time dit, learned_variance True, prediction eps, path DDPMLinear" in note
+
+
+def test_a_uvit_has_no_such_path(tmp_path):
+    with pytest.raises(UserError, match="is a U-ViT, ddpm-linear is the path of a DiT"):
+        imported(tiny(), tmp_path, ImportOptions(heads=2, path="ddpm-linear"))
+
+
+# ---- diffusers' folders
+
+
+def test_a_folder_of_diffusers_is_the_official_function_of_its_tensors(pipeline, tmp_path, capsys):
+    main(["import", str(pipeline), str(tmp_path / "ours.safetensors")])
+    shown = capsys.readouterr().out
+    assert "(2 heads" in shown
+    assert "diffusers' own embeds times at slightly other frequencies" in shown
+    checkpoint = load(tmp_path / "ours.safetensors")
+    x, y, out = both_halves(checkpoint.net)
+    theirs = of_diffusers(norm_eps=1e-6)
+    for block in theirs.transformer_blocks:
+        block.norm1.emb.time_proj.downscale_freq_shift = 0  # the frequencies with which DiT was trained
+    with torch.no_grad():
+        expected = theirs(x, LEVELS, y).sample
+        as_it_is = of_diffusers()(x, LEVELS, y).sample
+    assert is_close(out, expected)
+    assert out[:, :4].std() > 0.1
+    assert out[:, 4:].std() > 0.1
+    assert torch.allclose(out[0], as_it_is[0], atol=1e-3), "at level 0, all frequencies are one"
+    assert (out[1:] - as_it_is[1:]).abs().max() > 0.01, "they differ elsewhere: the note is true"
+    assert list(checkpoint.class_names) == NAMES
+    assert (checkpoint.path, checkpoint.prediction, checkpoint.sampling) == (DDPMLinear(), "eps", PUBLISHED)
+
+
+@pytest.mark.parametrize("form", ["transformer", "bin", "old", "file"])
+def test_other_forms_of_the_folder_are_the_same_network(pipeline, tmp_path, form):
+    import_official(pipeline, tmp_path / "expected.safetensors")
+    source = edited(pipeline, tmp_path, "model_index.json", lambda values: None)
+    file = source / "transformer" / "diffusion_pytorch_model.safetensors"
+    state = load_file(file)
+    if form == "bin":
+        file.unlink()
+        torch.save(state, file.with_suffix(".bin"))
+    if form == "old":  # with the positions, and the class that released folders name
+        save_file(state | {"pos_embed.pos_embed": of_diffusers().pos_embed.pos_embed.clone()}, file)
+        config = file.with_name("config.json")
+        config.write_text(config.read_text().replace("DiTTransformer2DModel", "Transformer2DModel"))
+    if form == "transformer":
+        source = source / "transformer"
+    import_official(file if form == "file" else source, tmp_path / "actual.safetensors")
+    actual, expected = (load_file(tmp_path / f"{name}.safetensors") for name in ("actual", "expected"))
+    assert actual.keys() == expected.keys()
+    assert all(torch.allclose(actual[name], expected[name], atol=1e-7) for name in actual)
+    assert described(tmp_path / "actual.safetensors")["class_names"] == NAMES
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "transformer/config.json",
+            {"activation_fn": "geglu"},
+            "activation_fn 'geglu': only gelu-approximate is known",
+        ),
+        (
+            "transformer/config.json",
+            {"_class_name": "PixArtTransformer2DModel"},
+            "_class_name 'PixArtTransformer2DModel'",
+        ),
+        ("transformer/config.json", {"sample_size": 9}, "has patches of 2, its config.json says sample_size 9"),
+        ("transformer/config.json", {"num_attention_heads": "two"}, "num_attention_heads must be int"),
+        ("model_index.json", {"_class_name": "PixArtAlphaPipeline"}, "_class_name 'PixArtAlphaPipeline'"),
+        ("model_index.json", {"id2label": {"0": "tench"}}, "id2label of model_index.json has 1 labels, not 0 to 2"),
+        ("scheduler/scheduler_config.json", {"beta_schedule": "scaled_linear"}, "only linear is known here"),
+        ("scheduler/scheduler_config.json", {"prediction_type": "v_prediction"}, "prediction_type 'v_prediction'"),
+    ],
+)
+def test_folders_of_other_networks_are_refused_in_a_line(pipeline, tmp_path, name, change, message):
+    folder = edited(pipeline, tmp_path, name, lambda values: values.update(change))
+    with pytest.raises(UserError, match=message) as error:
+        import_official(folder, tmp_path / "ours.safetensors")
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_weights_are_refused_in_a_line(pipeline, tmp_path):
+    folder = edited(pipeline, tmp_path, "model_index.json", lambda values: None)
+    file = folder / "transformer" / "diffusion_pytorch_model.safetensors"
+    state, target = load_file(file), tmp_path / "ours.safetensors"
+    table = "transformer_blocks.2.norm1.emb.class_embedder.embedding_table.weight"
+    key = "transformer_blocks.1.attn1.to_k.weight"
+    for changed, message in (
+        (state | {table: state[table] + 1}, "its block 2 has another norm1.emb.class_embedder.* than its first"),
+        ({name: value for name, value in state.items() if name != key}, f"lacks {key}"),
+        (state | {key: state[key][1:]}, f"its {key} has another shape than the query's"),
+        (state | {"transformer_blocks.1.norm2.weight": torch.ones(16)}, "has blocks.1.norm2.weight, which no"),
+    ):
+        save_file(changed, file)
+        with pytest.raises(UserError, match=message):
+            import_official(folder, target)
+    with pytest.raises(UserError, match="whose path is ddpm-linear: leave out --path"):
+        import_official(folder, target, None, ImportOptions(path="linear"))
+    file.unlink()
+    with pytest.raises(UserError, match="holds no diffusion_pytorch_model.safetensors or .*bin: download all"):
+        import_official(folder, target)
+
+
+# ---- sampling
+
+
+def test_an_imported_dit_is_sampled_by_its_own_sampler(pipeline, tmp_path):
+    file = tmp_path / "ours.safetensors"
+    import_official(pipeline, file)
+    source = load(file).source(torch.device("cpu"))
+    (images,) = generate(source, Sampling("dit-ddpm", 3, 2.0, guidance_channels=3), range(2), [2, 1], 0, 2)
+    assert images.shape == (2, 4, 8, 8)
+    assert images.isfinite().all()
+    redescribe(file, latents=None)  # without an autoencoder, which no test can fetch
+    samples = Samples.from_options(file, SamplingOptions(steps=3))
+    assert samples.name == "ema_dit-ddpm3_w1.5_first3_seed0_random-labels"

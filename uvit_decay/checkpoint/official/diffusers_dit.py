@@ -1,0 +1,171 @@
+"""DiT as a folder of diffusers, such as facebook/DiT-XL-2-256: its names and copies, its configuration and labels.
+
+The folder has model_index.json, transformer/config.json and its weights, and scheduler/scheduler_config.json.
+diffusers' DiTTransformer2DModel holds the tensors of the official network under other names: query, key and value
+apart, and the embeddings of time and label once for each block. It computes another function of them: its time has the
+frequencies 10000^(-i/127), the official one 10000^(-i/128), and one of its two norms an epsilon of 1e-5. The tensors
+were trained with the official one, which the import makes of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from uvit_decay.checkpoint.official import sit
+from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
+from uvit_decay.nn.embed import sincos_positions
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.plain import read_json, typed
+
+FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
+CONFIG, INDEX, SCHEDULER = "config.json", "model_index.json", "scheduler_config.json"
+KNOWN: dict[str, tuple[object, ...]] = {  # values of transformer/config.json with the function of a DiT
+    "_class_name": ("DiTTransformer2DModel", "Transformer2DModel"),
+    "activation_fn": ("gelu-approximate",),
+    "norm_type": ("ada_norm_zero",),
+    "norm_elementwise_affine": (False,),
+    "attention_bias": (True,),
+}
+SCHEDULE: dict[str, tuple[object, ...]] = {  # of the scheduler's configuration: the path DDPMLinear, prediction eps
+    "num_train_timesteps": (1000,),
+    "beta_start": (1e-4,),
+    "beta_end": (0.02,),
+    "beta_schedule": ("linear",),
+    "trained_betas": (None,),
+    "prediction_type": ("epsilon",),
+    "rescale_betas_zero_snr": (False,),
+}
+NAMES = {  # (diffusers' name, official name) of the start of a name
+    "pos_embed.proj.": "x_embedder.proj.",
+    "proj_out_1.": "final_layer.adaLN_modulation.1.",
+    "proj_out_2.": "final_layer.linear.",
+}
+IN_BLOCK = {
+    "norm1.linear.": "adaLN_modulation.1.",
+    "attn1.to_out.0.": "attn.proj.",
+    "ff.net.0.proj.": "mlp.fc1.",
+    "ff.net.2.": "mlp.fc2.",
+}
+EMBEDDERS = {  # of each block, equal in all of them
+    "norm1.emb.timestep_embedder.linear_1.": "t_embedder.mlp.0.",
+    "norm1.emb.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
+    "norm1.emb.class_embedder.": "y_embedder.",
+}
+BLOCKS, POSITIONS = "transformer_blocks.", "pos_embed.pos_embed"
+NOTE = "it is the official network: diffusers' own embeds times at slightly other frequencies, and makes other images"
+
+
+def weights_file(folder: Path) -> Path | None:
+    """Return the weights in a pipeline's folder, or in that of its transformer; None if it is not of diffusers.
+
+    Raises:
+        UserError: there is a configuration, but no file of weights.
+    """
+    homes = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
+    for file in (home / name for home in homes for name in FILES):
+        if file.is_file():
+            return file
+    if homes:
+        raise UserError(f"{homes[0]} holds no {' or '.join(FILES)}: download all of it, in one file of weights")
+    return None
+
+
+def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
+    """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there.
+
+    Raises:
+        UserError: file, configurations or options do not fit.
+    """
+    config = _configuration(loaded.where.with_name(CONFIG), KNOWN)
+    pipeline = loaded.where.parents[1] if loaded.where.parent.name == "transformer" else loaded.where.parent
+    _configuration(pipeline / "scheduler" / SCHEDULER, SCHEDULE)
+    index = _configuration(pipeline / INDEX, {"_class_name": ("DiTPipeline",)})
+    if options.path not in (None, "ddpm-linear"):
+        raise UserError(f"{loaded.where} is a DiT of diffusers, whose path is ddpm-linear: leave out --path")
+    if options.heads is None and "num_attention_heads" in config:
+        options = replace(options, heads=typed(int, config["num_attention_heads"], "num_attention_heads"))
+    model = sit.recognise(_official(loaded, config), replace(options, path="ddpm-linear"))
+    autoencoder = pipeline / "vae"
+    notes = (NOTE, f"its autoencoder stays where it is: --vae {autoencoder}") if autoencoder.is_dir() else (NOTE,)
+    return replace(model, class_names=_class_names(index, model.net.num_classes), notes=notes)
+
+
+def _configuration(path: Path, known: Mapping[str, tuple[object, ...]]) -> dict[str, Any]:
+    """Return the values of a configuration, empty if there is none; values of a key of `known` must be among them."""
+    if not path.is_file():
+        return {}
+    values = read_json(path, dict[str, object])
+    for name, choices in known.items():
+        if name in values and values[name] not in choices:
+            listed = " or ".join(map(str, choices))
+            raise UserError(f"{path} has {name} {str(values[name])[:60]!r}: only {listed} is known here, as DiT's")
+    return values
+
+
+def _class_names(index: Mapping[str, Any], num_classes: int) -> tuple[str, ...] | None:
+    """Return the labels of model_index.json, in order; None if it has none."""
+    if "id2label" not in index:
+        return None
+    labels = typed(dict[str, str], index["id2label"], f"id2label of {INDEX}")
+    if set(labels) != {str(label) for label in range(num_classes)}:
+        raise UserError(f"id2label of {INDEX} has {len(labels)} labels, not 0 to {num_classes - 1} of the network")
+    return tuple(labels[str(label)] for label in range(num_classes))
+
+
+def _official(loaded: StateDict, config: Mapping[str, Any]) -> StateDict:
+    """Return the state_dict with the names of the official network; unknown names stay as they are."""
+    state: dict[str, Tensor] = {}
+    for name, value in loaded.state.items():
+        if name.startswith(BLOCKS):
+            number, _, rest = name.removeprefix(BLOCKS).partition(".")
+            state |= _of_block(loaded, number, rest, value)
+        else:
+            state[_renamed(name, NAMES)] = value
+    if POSITIONS in state:
+        state["pos_embed"] = state.pop(POSITIONS)
+    else:
+        state["pos_embed"] = _positions(loaded, config)
+    return replace(loaded, state=state)
+
+
+def _renamed(name: str, starts: Mapping[str, str]) -> str:
+    for theirs, official in starts.items():
+        if name.startswith(theirs):
+            return official + name.removeprefix(theirs)
+    return name
+
+
+def _of_block(loaded: StateDict, number: str, rest: str, value: Tensor) -> dict[str, Tensor]:
+    """Return what becomes of one entry of a block: the query stands for key and value, too."""
+    if rest.startswith(tuple(EMBEDDERS)):
+        first = loaded.state.get(f"{BLOCKS}0.{rest}")
+        if first is None or first.shape != value.shape or not torch.equal(first, value):
+            raise loaded.error(f"its block {number} has another {rest} than its first: a DiT has one for all")
+        return {_renamed(rest, EMBEDDERS): first}
+    kind, _, end = rest.rpartition(".")
+    if kind in ("attn1.to_k", "attn1.to_v"):
+        return {}
+    if kind == "attn1.to_q":
+        parts = [f"{BLOCKS}{number}.attn1.to_{part}.{end}" for part in "qkv"]
+        for part in parts:
+            if loaded.shape(part, value.ndim) != value.shape:
+                raise loaded.error(f"its {part} has another shape than the query's")
+        return {f"blocks.{number}.attn.qkv.{end}": torch.cat([loaded.state[part] for part in parts])}
+    return {f"blocks.{number}.{_renamed(rest, IN_BLOCK)}": value}
+
+
+def _positions(loaded: StateDict, config: Mapping[str, Any]) -> Tensor:
+    """Return the fixed positions, which newer files leave out, for the configured size."""
+    if "sample_size" not in config:
+        raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it says the size of its images")
+    dim, _, patch, _ = loaded.shape("pos_embed.proj.weight", 4)
+    size = typed(int, config["sample_size"], "sample_size")
+    if size % patch or not 0 < size <= 2**12:
+        raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} says sample_size {size}")
+    return sincos_positions(size // patch, dim)[None]

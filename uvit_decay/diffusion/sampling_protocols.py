@@ -1,0 +1,67 @@
+"""Table of the protocols by which papers sample for their FIDs: which networks they are for, sampler, steps, guidance.
+
+All of them draw labels at random, and none clips. The scale of guidance is the one of the best published number; names
+of results contain it, so that another one, such as 1 for none, is still the protocol.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.runtime.errors import UserError
+
+GUIDED = 3  # first channels that SiT and DiT guide
+UVIT_GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: ImageNet 256 and 512
+
+
+@dataclass(frozen=True)
+class SamplingProtocol:
+    """Entry of the table of protocols: the noise paths that it is for, and the sampling of a network.
+
+    `learned_variance`: it is for networks that have one.
+    """
+
+    paths: tuple[type[NoisePath], ...]
+    sampling: Callable[[DiffusionModel], Sampling]
+    learned_variance: bool = False
+
+
+def _uvit(model: DiffusionModel) -> Sampling:
+    """Return the sampling of U-ViT's configurations (their scale of guidance plus 1)."""
+    channels, size, _ = model.shape
+    if channels == 3 and size in (32, 64) and not model.num_classes:
+        return Sampling("uvit-em", 1000, clip=False)
+    sampler = "uvit-dpm++" if isinstance(model.path, SDDiscrete) else "uvit-dpm"
+    return Sampling(sampler, 50, UVIT_GUIDANCE.get((channels, size), 1.0), clip=False)
+
+
+SAMPLING_PROTOCOLS: dict[str, SamplingProtocol] = {
+    "sit": SamplingProtocol(
+        (Linear, GVP), lambda model: Sampling("sit-sde", 250, 1.5, clip=False, guidance_channels=GUIDED)
+    ),
+    "uvit": SamplingProtocol((VP, SDDiscrete), _uvit),
+    "dit": SamplingProtocol(
+        (DDPMLinear,), lambda model: Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED), True
+    ),
+}
+
+
+def protocol_sampling(name: str, model: DiffusionModel) -> Sampling:
+    """Return the sampling of a protocol for this network; without guidance if it cannot be guided.
+
+    Raises:
+        UserError: the protocol is for other networks.
+    """
+    protocol = SAMPLING_PROTOCOLS[name]
+    if not isinstance(model.path, protocol.paths):
+        known = " or ".join(path.__name__ for path in protocol.paths)
+        raise UserError(f"protocol {name} samples networks on the path {known}, not on {type(model.path).__name__}")
+    if protocol.learned_variance and not model.learned_variance:
+        raise UserError(f"protocol {name} samples networks with a learned variance, this one has none")
+    sampling = model.unguided(protocol.sampling(model))
+    if sampling.guidance == 1.0 or model.shape[0] <= GUIDED:
+        return replace(sampling, guidance_channels=None)
+    return sampling
