@@ -71,8 +71,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py <genexpr>: {TO_HOST}": 2,
-        f"probing.py _level: {TO_DEVICE}": 1,
-        f"probing.py _ranks: {TO_DEVICE}": 1,
+        f"probe_protocols.py paper: {TO_DEVICE}": 1,
+        f"probe_protocols.py _ranks: {TO_DEVICE}": 1,
         f"knn.py _nearest: {NUMBER}": cells,  # are there ties?
         f"knn.py _nearest: {SEEN}": 2 * cells,  # which
         f"knn.py predict: {NUMBER}": 1,

@@ -9,9 +9,10 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.nn.intermediates import Layer, pooled_features
 from uvit_decay.nn.resnet import ResNet
+from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.options import TIMES, Visualization, chosen_level
 from uvit_decay.representations.patch_features import PatchFeatures
-from uvit_decay.representations.probing import SCORES, Prober, Probing, check_probed, probed_images
+from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
 from uvit_decay.representations.visualize import draw_patches
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -69,7 +70,7 @@ def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
     assert (protocol["times"], protocol["input"], protocol["pool"]) == ([0.0], "clean images", "all")
     assert "label" not in protocol
     assert grid.summary()["t"] == 0.0
-    grid.save(tmp_path, "probes", {"step": 0})
+    grid.save(tmp_path, "probes", {"weights": "raw"})
     assert [line.split(",")[3] for line in (tmp_path / "probes.csv").read_text().splitlines()] == ["t", *["0.0"] * 3]
     assert (tmp_path / "probes.png").stat().st_size > 1000
 

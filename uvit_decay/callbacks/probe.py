@@ -119,7 +119,7 @@ class LinearProbes(Periodic):
         }
         metadata = {**grid.protocol, "weights": weights, "watched": grid.layers[number].name, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
-        grid.save(self.folder, f"Linear probe, test accuracy in % (step {trainer.global_step})")
+        grid.save(self.folder, f"step {trainer.global_step}")
         record(trainer, self.folder / PROBES, values, metadata, logged)
         over = "" if task.path is None else "mean over t: "
         rank_zero_info(

@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from uvit_decay.representations.options import Classification, Probing, Reconstruction, Visualization, chosen_level
+from uvit_decay.representations.options import (
+    Alignment,
+    Classification,
+    Probing,
+    Reconstruction,
+    Visualization,
+    chosen_level,
+)
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 
@@ -31,8 +38,9 @@ def probe(
     out: Path | None = None,
     loading: LoadingOptions,
     probing: Probing,
+    alignment: Alignment,
 ) -> None:
-    """Linear probes, nearest neighbours, rank: every layer and noise level.
+    """Probes of every layer and noise level, by published protocols.
 
     Args:
         ckpt: a .ckpt or .safetensors, timm's timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
@@ -40,11 +48,12 @@ def probe(
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
             elsewhere.
-        out: folder for probes.csv, .json, .png; default: in probes/, a telling name.
+        out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
     from uvit_decay.evaluation.open_by_name import picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
-    from uvit_decay.representations.probing import Prober, check_probed
+    from uvit_decay.representations.probing import Prober, check_probed, probed_images
+    from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed, remove_remains
     from uvit_decay.runtime.precision import chosen_precision
@@ -58,21 +67,23 @@ def probe(
         check_probed(judged.net, judged.path, images, probing)
         device = pick_device(loading.device, processes.local_rank)
         precision = chosen_precision(precision, device)
-        unusual = [kind for kind, usual in ((probing.pool, "mean"), (precision, "float32")) if kind != usual]
-        out = out or Path("probes") / "-".join([judged.name, images.name, *unusual])
+        reference = open_reference(judged, probing, alignment, loading.trust, device, precision)
+        out = out or Path("probes") / "-".join([judged.name, images.name, *_unusual(probing, precision)])
         check_writable(out, folder=True)
         about = {**judged.about, "pictures": picture_protocol(images)}
         with claimed(out, first=processes.is_main):
             if processes.is_main:
                 remove_remains(out, "probes.*")
-            grid = Prober(judged.net.to(device), judged.path, images, probing, device, precision).grid(processes, True)
+                remove_remains(out, "cknna.*")
+            test, most = probed_images(probing, images)[1], alignment.alignment_images
+            features = reference.features(images, test, most, processes) if reference else None
+            prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
+            grid = prober.grid(processes, True)
             if grid is not None:
-                grid.save(out, f"Linear probe of {judged.title}, test accuracy in %", about)
+                grid.save(out, judged.title, about)
     if grid is not None:
-        best = grid.summary()
-        print(f"best cell: {best['name']} at t = {best['t']:g}: test accuracy {best['test_accuracy']:.4f}")
-        print(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
-        print(f"wrote probes.csv, probes.json and probes.png in {out}")
+        print(grid.text(judged.about["weights"]))
+        print(f"wrote {', '.join(grid.files)} in {out}")
 
 
 def classify(
@@ -196,6 +207,13 @@ def check_shape(name: str, images: ImageSource, channels: int, side: int) -> Non
     if images.shape != (channels, side, side):
         c, h, w = images.shape
         raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
+
+
+def _unusual(probing: Probing, precision: Precision) -> list[str]:
+    """Return what is not the default and makes other numbers, for the names of results."""
+    draws = "1" if probing.draws == 1 else f"draws{probing.draws}"
+    pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "1"), (precision, "float32"))
+    return [kind for kind, usual in pairs if kind != usual]
 
 
 def _open_masks(folder: Path, images: ImageSource) -> Masks:

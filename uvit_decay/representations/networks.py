@@ -48,14 +48,17 @@ class Judged:
         return self.path is None
 
 
-def open_network(ckpt: Path, loading: LoadingOptions) -> Judged:
-    """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3."""
+def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -> Judged:
+    """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
+
+    `size` is the side of the images that a timm model takes, None its own.
+    """
     name = str(ckpt)
     if not name.startswith((TIMM, PIXELS)):
         return _checkpoint(ckpt, loading)
     if loading.weights is not None:
         raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
-    return _timm(name) if name.startswith(TIMM) else _pixels(name)
+    return _timm(name, size) if name.startswith(TIMM) else _pixels(name)
 
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
@@ -64,16 +67,23 @@ def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
 
     found = checkpoint.load(path, loading.weights, loading.trust)
     about = {"checkpoint": str(path), "step": found.step, "weights": str(found.weights)}
-    name = f"{path.stem}-step{found.step}-{slug(found.weights)}"
+    name = f"{_run(path)}{path.stem}-step{found.step}-{slug(found.weights)}"
     return Judged(found.net, name, path.name, about, found.path, found.data, found.latents)
 
 
-def _timm(ckpt: str) -> Judged:
+def _run(path: Path) -> str:
+    """Return name and version of the run that a checkpoint lies in, "digits-version_1-", empty if it lies elsewhere."""
+    folder = path.resolve().parent
+    run, version = folder.parent.parent.name, folder.parent.name
+    return f"{run}-{version}-" if folder.name == "checkpoints" and version.startswith("version_") else ""
+
+
+def _timm(ckpt: str, size: int | None) -> Judged:
     from uvit_decay.representations.timm_model import timm_vit
     from uvit_decay.runtime.files import at_home
 
     name, _, file = ckpt.removeprefix(TIMM).partition("=")
-    net = timm_vit(name, at_home(file) if file else None)
+    net = timm_vit(name, at_home(file) if file else None, size)
     about = {"checkpoint": ckpt, "weights": file or "pretrained", "model": f"timm {name}"}
     return Judged(net, f"{name}-{Path(file).stem}" if file else name, name, about)
 

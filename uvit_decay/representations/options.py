@@ -13,6 +13,7 @@ from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, See
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
+ProbeProtocolName = Literal["paper", "ddae", "repa"]
 ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
 
 
@@ -21,16 +22,21 @@ class Probing:
     """Probes of features.
 
     Args:
+        protocol: paper: linear probes of one noise an image, the best layer and noise level chosen on held-out training
+            images, nearest neighbours, rank; ddae: new noise in every pass, the best on test; repa: linear probes and
+            alignment with a reference, the best on test.
         times: comma-separated noise levels in (0, 1), of a denoiser; default:
             0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
         pool: mean of patch tokens, or of all tokens, or the class token.
         max_train: training images at most, a fixed random choice.
         max_test: test images at most, likewise.
-        neighbours: k of the nearest neighbours.
+        neighbours: k of the nearest neighbours of paper.
         uniform: one vote for each neighbour, instead of DINO's weights.
-        seed: of the noise.
+        seed: of the noise, and of the order and initial weights of ddae and repa.
         batch_size: images at a time on each device.
+        draws: noise draws of a denoiser's images, of whose results mean and standard deviation are reported.
+        epochs: passes of ddae and repa over the training images; default: 15 of ddae, 90 of repa.
     """
 
     times: tuple[float, ...] | None = None
@@ -42,23 +48,52 @@ class Probing:
     uniform: Annotated[bool, "--knn-uniform"] = False
     seed: Seed = 0
     batch_size: Most = 256
+    protocol: ProbeProtocolName = "paper"
+    draws: Annotated[int, Bounds(1, 1000)] = 1
+    epochs: Annotated[int, Bounds(1, 10_000)] | None = None
 
     def __post_init__(self) -> None:
         if self.times is not None:
             check_times(self.times)
+        if self.protocol == "paper" and self.epochs is not None:
+            raise UserError("--epochs are of the protocols ddae and repa: leave them out")
         check_bounds(type(self), vars(self))
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
         """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder.
 
         Raises:
-            UserError: times that were asked of an encoder.
+            UserError: times, several noise draws or fresh noise that were asked of an encoder.
         """
         if not encoder:
             return self.times or TIMES
-        if self.times is not None:
-            raise UserError("times are of denoisers, this network is an encoder and sees clean images: leave them out")
+        asked = {
+            "times are": self.times is not None,
+            "noise draws are": self.draws > 1,
+            "the passes of --protocol ddae, with new noise each, are": self.protocol == "ddae",
+        }
+        for what in (what for what, is_asked in asked.items() if is_asked):
+            raise UserError(f"{what} of denoisers, this network is an encoder and sees clean images: leave them out")
         return (0.0,)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Reference of --protocol repa.
+
+    Args:
+        reference: encoder of the same images: timm:NAME, timm:NAME=FILE, a checkpoint of an encoder, or raw pixels,
+            pixels:32x32x3.
+        reference_size: side of the images that a timm model sees; checkpoints have their own.
+        alignment_images: test images at most whose neighbours are compared, a fixed random choice; REPA has 10000.
+    """
+
+    reference: Path = Path("timm:vit_large_patch14_dinov2.lvd142m")
+    reference_size: Annotated[int, Bounds(1, 4096)] = 224
+    alignment_images: Annotated[int, Bounds(12, 2**31)] = 2000
+
+    def __post_init__(self) -> None:
+        check_bounds(type(self), vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)

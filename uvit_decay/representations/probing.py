@@ -1,9 +1,9 @@
-"""Probes of a network's features: linear classifiers, kNN and effective rank at every layer and noise level.
+"""Probes of a network's features at every layer and noise level, by the protocols of `probe_protocols`.
 
 The network is frozen, in eval mode. A denoiser gets the null label, so that no class leaks, and an image has one fixed
-noise for each level; an encoder sees clean images, the single level t = 0. One forward pass over the images gives all
-layers of a level (if they fit, see FEATURES); the classifiers of all layers are trained at once. Every choice, of an l2
-penalty or of the best cell, is made on held-out training images.
+noise for each level and draw, and for each pass of a protocol with fresh noise; an encoder sees clean images, the
+single level t = 0. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the
+classifiers of all layers are trained at once.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.nn.intermediates import HasIntermediates, check_pool, layer_indices, pooled_features
-from uvit_decay.representations.effective_rank import effective_rank
-from uvit_decay.representations.grid import SCORES, Grid
-from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.logistic import logistic_grid
+from uvit_decay.representations.alignment import NEIGHBOURS
+from uvit_decay.representations.grid import Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
+from uvit_decay.representations.probe_protocols import PROBE_PROTOCOLS, Cells, ProbeProtocol
 from uvit_decay.runtime.cost import estimated_seconds
 from uvit_decay.runtime.distributed import COMPARED, Processes, batches
 from uvit_decay.runtime.errors import UserError
@@ -39,11 +38,11 @@ if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
     from uvit_decay.data.batches import ImageSet
     from uvit_decay.diffusion.noise_path import NoisePath
+    from uvit_decay.representations.reference import Reference
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
 SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
 READING = Lock()  # image files are read by one thread at a time
-CHUNK = 4096  # training samples compared with the test samples at a time
 
 
 def network_inputs(
@@ -99,15 +98,19 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
-    if min(len(data.train), probing.max_train) < probing.neighbours:
+    protocol = PROBE_PROTOCOLS[probing.protocol]
+    if "knn_accuracy" in protocol.scores and min(len(data.train), probing.max_train) < probing.neighbours:
         raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
+    if protocol.aligned and min(len(data.test), probing.max_test) < NEIGHBOURS + 2:
+        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs {NEIGHBOURS + 2} test images or more")
 
 
 @dataclass(frozen=True)
 class Prober:
     """A network with the noise path of its input, the data to probe it on, and the precision of its features.
 
-    An encoder has no noise path: None means that it sees clean images.
+    An encoder has no noise path: None means that it sees clean images. A protocol that aligns needs a `reference`, the
+    features of another network.
     """
 
     net: HasIntermediates
@@ -116,37 +119,46 @@ class Prober:
     probing: Probing
     device: torch.device
     precision: Precision = "float32"
+    reference: Reference | None = None
 
     @property
     def times(self) -> tuple[float, ...]:
         """The noise levels; an encoder has one, 0."""
         return self.probing.levels(self.path is None)
 
+    @property
+    def by(self) -> ProbeProtocol:
+        """The protocol."""
+        return PROBE_PROTOCOLS[self.probing.protocol]
+
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
-        """Compute all cells, with the noise levels shared among the processes; return None on all but the first."""
-        levels = range(len(self.times))
+        """Compute all cells, with levels and draws shared among the processes; return None on all but the first."""
+        draws = self.probing.draws
+        jobs = range(len(self.times) * draws)  # the draws of the first level, then those of the next
         if processes.size > 1:
             processes.check_same(f"images of {self.data.name}, or options", self._content())
         rows = []
-        with tqdm(total=len(levels), unit="level", desc="probes", disable=not (show and processes.is_main)) as bar:
-            for row in self._rows(levels, processes):
+        unit = "level" if draws == 1 else "draw"
+        with tqdm(total=len(jobs), unit=unit, desc="probes", disable=not (show and processes.is_main)) as bar:
+            for row in self._rows(jobs, processes):
                 rows.append(row)
                 bar.update()
         if not processes.is_main:
             return None
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
-        scores = {name: torch.stack([row[k] for row in rows]) for k, name in enumerate(SCORES)}
-        return Grid(layers, self.times, scores, self.protocol())
+        found = torch.stack(rows).unflatten(0, (len(self.times), draws))  # (levels, draws, scores, layers)
+        mean, spread = (dict(zip(self.by.scores, side.unbind(1), strict=True)) for side in mean_and_spread(found))
+        return Grid(layers, self.times, mean, self.protocol(), spread if draws > 1 else {}, self.by.chosen_by)
 
-    def _rows(self, levels: range, processes: Processes) -> Iterator[Tensor]:
-        """Yield the scores of the levels on the first process; on a CPU idle cores compute others that are small."""
+    def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
+        """Yield the scores of the jobs on the first process; on a CPU idle cores compute others that are small."""
         room = SMALL // self._bytes(len(self._chosen_layers()))
-        threads = min(len(levels), free_threads(), room) if self.device.type == "cpu" and processes.size == 1 else 1
+        threads = min(len(jobs), free_threads(), room) if self.device.type == "cpu" and processes.size == 1 else 1
         if threads > 1:
             with computing(self.device, self.precision):  # a setting of all threads, which `_features` then leaves
-                yield from in_threads(self._level, levels, threads)
+                yield from in_threads(self._level, jobs, threads)
         else:
-            yield from processes.map_ordered(levels, self._level)
+            yield from processes.map_ordered(jobs, self._level)
 
     @torch.no_grad()
     def estimated_seconds(self, count: int) -> float:
@@ -163,17 +175,24 @@ class Prober:
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
         train, test = probed_images(self.probing, self.data)
+        options = asdict(self.probing)
+        del options["epochs"]  # the protocol has more to say
         return {
             "data": self.data.name,
             "train": len(train),
             "test": len(test),
-            **asdict(self.probing),
+            **options,
             "times": list(self.times),
-            **({"input": "clean images"} if self.path is None else {"label": "null"}),
+            **({"input": "clean images"} if self.path is None else {"label": "null", "noise": self._noise()}),
             **({} if self.precision == "float32" else {"precision": self.precision}),
-            "classifier": "logistic regression, l2 penalty chosen on a held-out fifth of the training images",
-            "knn": f"cosine, {'equal votes' if self.probing.uniform else 'votes exp(similarity / 0.07)'}",
+            **self.by.about(self.probing),
+            **({} if self.reference is None else {"reference": dict(self.reference.about)}),
         }
+
+    def _noise(self) -> str:
+        """Return how many noises an image has, in words."""
+        each = "new noise in every pass" if self.by.fresh else "one noise an image"
+        return each if self.probing.draws == 1 else f"{each}, in {self.probing.draws} draws, averaged"
 
     def _content(self) -> list[Any]:
         """Return values that are the same on another node if the images and the options are."""
@@ -181,24 +200,26 @@ class Prober:
         few = [images[subset(images, COMPARED, "compared")][0] for images in sets]
         return [self.protocol(), [zlib.crc32(images.cpu().contiguous().numpy()) for images in few]]
 
-    def _level(self, level: int) -> Tensor:
-        """Return the scores of one noise level, (scores, layers), float64."""
-        parts = []
-        for layers in self._groups():
-            train, labels, test, test_labels = self.features(level, layers)
-            linear = logistic_grid(train, labels, test, test_labels, device=self.device)
-            chunks = train.split(CHUNK, dim=1)
-            vote = {"k": self.probing.neighbours, "uniform": self.probing.uniform}
-            knn = knn_accuracy(chunks, labels, test.to(self.device), test_labels, **vote)
-            columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *self._ranks(test))
-            parts.append(torch.stack([column.double() for column in columns]))
-        return torch.cat(parts, dim=1)
+    def _level(self, job: int) -> Tensor:
+        """Return the scores of one draw of one noise level, (scores, layers), float64."""
+        level, draw = divmod(job, self.probing.draws)
+        judged = [self.by.judge(self._cells(level, draw, layers), self.probing) for layers in self._groups()]
+        return torch.stack([torch.cat([scores[name].double() for scores in judged]) for name in self.by.scores])
 
-    def _ranks(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the effective rank as the paper defines it, and as a number of dimensions."""
-        cells = cells.to("cpu" if self.device.type == "mps" else self.device)  # Apple's GPUs lack float64
-        literal = [effective_rank(cell) for cell in cells]
-        return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in cells])
+    def _cells(self, level: int, draw: int, layers: list[int]) -> Cells:
+        train, test = probed_images(self.probing, self.data)
+        labels = self.data.train.labels[train], self.data.test.labels[test]
+
+        def of_train(passed: int) -> Tensor:
+            return self._features(self.data.train, train, layers, level, *self._key("train", level, draw, passed))
+
+        of_test = self._features(self.data.test, test, layers, level, *self._key("test", level, draw))
+        return Cells(of_train, labels[0], of_test, labels[1], len(self.data.class_names), self.device, self.reference)
+
+    def _key(self, split: str, level: int, draw: int = 0, passed: int = 0) -> tuple[str | int, ...]:
+        """Return the key of the noise; that of the first draw in the first pass is what it was without either."""
+        key = (self.probing.seed, split, level)
+        return (*key, *(("draw", draw) if draw else ()), *(("pass", passed) if passed else ()))
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
@@ -219,13 +240,16 @@ class Prober:
         """
         train, test = probed_images(self.probing, self.data)
         layers = layers or self._chosen_layers()
-        train_features = self._features(self.data.train, train, "train", level, layers)
-        test_features = self._features(self.data.test, test, "test", level, layers)
-        return train_features, self.data.train.labels[train], test_features, self.data.test.labels[test]
+        of_train = self._features(self.data.train, train, layers, level, *self._key("train", level))
+        of_test = self._features(self.data.test, test, layers, level, *self._key("test", level))
+        return of_train, self.data.train.labels[train], of_test, self.data.test.labels[test]
 
     @torch.no_grad()
-    def _features(self, images: ImageSet, chosen: list[int], split: str, level: int, layers: list[int]) -> Tensor:
-        """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place."""
+    def _features(self, images: ImageSet, chosen: list[int], layers: list[int], level: int, *key: str | int) -> Tensor:
+        """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place.
+
+        The noise depends on `key` and the number of an image.
+        """
         out = torch.empty(len(layers), len(chosen), self.net.dim)
         jobs = batches(len(chosen), self.probing.batch_size, 1)
 
@@ -235,7 +259,7 @@ class Prober:
 
         def features(x: Tensor, rows: range) -> Tensor:
             x, part = self.data.network_input(x.to(self.device, non_blocking=True)), chosen[rows.start : rows.stop]
-            inputs = network_inputs(self.path, x, self.times[level], part, self.probing.seed, split, level)
+            inputs = network_inputs(self.path, x, self.times[level], part, *key)
             with computing(self.device, self.precision):
                 found = pooled_features(self.net, *inputs, pool=self.probing.pool)
             return torch.stack([found[layer] for layer in layers])  # a list as index would be copied to the device

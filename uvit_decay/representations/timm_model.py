@@ -63,8 +63,10 @@ class TimmViT(nn.Module):
             yield tokens
 
 
-def timm_vit(name: str, file: Path | None = None) -> TimmViT:
+def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> TimmViT:
     """Return timm's vision transformer `name` in eval mode, with pretrained weights or those of a file.
+
+    `size` is the side of the images that it takes, to which its positions are interpolated; None its own.
 
     Pretrained weights come from the cache of the hub, or are downloaded. A file may be a .safetensors or a file of
     torch.save, in which no code is executed: a timm state_dict, or an official MAE, whose decoder is left out.
@@ -81,12 +83,14 @@ def timm_vit(name: str, file: Path | None = None) -> TimmViT:
         model = timm.create_model(name, num_classes=0)
     if not isinstance(model, VisionTransformer):
         raise UserError(f"{name} is a {type(model).__name__}: features are read from timm's VisionTransformer alone")
+    if size is not None and size % model.patch_embed.patch_size[0]:
+        raise UserError(f"timm {name} has patches of {model.patch_embed.patch_size[0]}: {size} is no multiple of it")
     if file is not None:
-        model = timm.create_model(name, num_classes=0)
+        model = timm.create_model(name, num_classes=0, img_size=size)
         _load(model, name, file)
     else:
         with explained(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint="or name a file: =FILE"):
-            model = timm.create_model(name, pretrained=True, num_classes=0)
+            model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size)
         if licence := model.pretrained_cfg.get("license"):
             print(f"{name}: licence {licence}")
     return TimmViT(model.eval())

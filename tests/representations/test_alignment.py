@@ -1,0 +1,79 @@
+"""CKNNA against the formulas as they are printed, with matrices of all pairs, and what it must not depend on."""
+
+import pytest
+import torch
+
+from uvit_decay.representations import alignment
+from uvit_decay.representations.alignment import Neighbourhood, cknna
+from uvit_decay.runtime.errors import UserError
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def hsic(k, loss):
+    """Song et al. (2012), Eq. 5, with matrices whose diagonals are 0."""
+    n, ones = len(k), torch.ones(len(k), dtype=torch.float64)
+    trace = torch.trace(k @ loss)
+    sums = (ones @ k @ ones) * (ones @ loss @ ones) / ((n - 1) * (n - 2))
+    return (trace + sums - 2 * (ones @ k @ loss @ ones) / (n - 2)) / (n * (n - 3))
+
+
+def naive(a, b, k):
+    """CKNNA by loops over all pairs, in float64."""
+    kernels = []
+    for x in (a.double(), b.double()):
+        x = x / x.norm(dim=1, keepdim=True)
+        kernels.append(x @ x.T)
+    near = []
+    for kernel in kernels:
+        rows = [sorted((j for j in range(len(kernel)) if j != i), key=lambda j, i=i, kernel=kernel: -kernel[i, j])
+                for i in range(len(kernel))]  # fmt: skip
+        near.append([set(row[:k]) for row in rows])
+
+    def align(p, q):
+        masked = [torch.zeros_like(kernels[0]) for _ in range(2)]
+        for i in range(len(a)):
+            for j in near[p][i] & near[q][i]:
+                masked[0][i, j], masked[1][i, j] = kernels[p][i, j], kernels[q][i, j]
+        return hsic(*masked)
+
+    return float(align(0, 1) / ((align(0, 0) * align(1, 1)).sqrt() + 1e-6))
+
+
+def measured(a, b, k=10):
+    return float(cknna(Neighbourhood.of(a, k), Neighbourhood.of(b, k)))
+
+
+@pytest.mark.parametrize("k", [3, 10])
+def test_it_is_the_formula(k, monkeypatch):
+    a = normal(40, 6)
+    b = a @ normal(6, 9, seed=1) + 0.5 * normal(40, 9, seed=2)
+    expected = naive(a, b, k)
+    assert 0.02 < expected < 0.98
+    assert measured(a, b, k) == pytest.approx(expected, abs=1e-5)
+    monkeypatch.setattr(alignment, "SIMILARITIES", 7 * 40)  # seven rows at a time
+    assert measured(a, b, k) == pytest.approx(expected, abs=1e-5)
+
+
+def test_equal_features_are_aligned_and_independent_ones_are_not():
+    a, b = normal(600, 20), normal(600, 30, seed=1)
+    turn = torch.linalg.qr(normal(20, 20, seed=2)).Q
+    assert measured(a, a) == pytest.approx(1, abs=2e-3)
+    assert measured(a, 3 * a @ turn) == pytest.approx(measured(a, a), abs=1e-3)
+    assert abs(measured(a, b)) < 0.03
+    assert measured(a, b) == pytest.approx(measured(b, a), abs=1e-6)
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(3))
+    assert measured(a[order], b[order]) == pytest.approx(measured(a, b), abs=1e-6)
+
+
+def test_where_the_estimate_is_negative_it_is_zero():
+    ring = Neighbourhood(torch.arange(1, 51)[:, None] % 50, torch.ones(50, 1, dtype=torch.float64))  # none is mutual
+    assert ring.alignment(ring) < 0
+    assert float(cknna(ring, Neighbourhood.of(normal(50, 4), 1))) == 0.0
+
+
+def test_too_few_images_are_one_line():
+    with pytest.raises(UserError, match="10 nearest neighbours needs 12 images or more, got 11"):
+        Neighbourhood.of(normal(11, 3))

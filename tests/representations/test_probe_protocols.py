@@ -1,0 +1,181 @@
+"""Protocols of probes by name: what each measures, its noise, its averages over draws, and the names of its numbers."""
+
+import json
+from typing import get_args
+
+import pytest
+import torch
+from conftest import tiny_net
+from evaluations import evaluate, refused
+from runs import fit
+from small_mae import mae_task
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.representations.alignment import Neighbourhood, cknna
+from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing
+from uvit_decay.representations.probe_protocols import DDAE, PROBE_PROTOCOLS, REPA
+from uvit_decay.representations.probing import Prober, check_probed, probed_images
+from uvit_decay.representations.reference import Reference
+from uvit_decay.runtime.distributed import Processes
+
+CPU = torch.device("cpu")
+SMALL = {"times": (0.05, 0.4), "max_train": 200, "max_test": 60, "layers": ("1", "2")}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits()
+    data.setup()
+    return data
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """A checkpoint of a small MAE after a few steps, in the folder of a version of a run."""
+    folder = tmp_path_factory.mktemp("encoder") / "digits_mae" / "version_3"
+    fit(folder, max_steps=5, task=mae_task())
+    return folder / "checkpoints" / "last.ckpt"
+
+
+def grid_of(data, reference=None, **options):
+    return prober(data, reference, **options).grid(Processes())
+
+
+def prober(data, reference=None, **options):
+    return Prober(tiny_net().eval(), VP(), data, Probing(**SMALL, **options), CPU, reference=reference)
+
+
+def pixels(data, count=60, rows=None):
+    """The pixels of the test images that are probed, as a reference."""
+    rows = list(range(count)) if rows is None else rows
+    chosen = probed_images(Probing(**SMALL), data)[1]
+    x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()
+    return Reference(x, rows, {"checkpoint": "pixels"})
+
+
+def test_the_names_of_the_command_line_are_those_of_the_table():
+    assert get_args(ProbeProtocolName) == tuple(PROBE_PROTOCOLS)
+
+
+def test_every_pass_of_ddae_has_noise_of_its_own_and_the_first_is_that_of_the_others(digits):
+    cells = prober(digits, protocol="ddae")._cells(1, 0, [1, 2])
+    first, again, second = cells.train(0), cells.train(0), cells.train(1)
+    train, labels, test, _ = prober(digits).features(1)
+    assert torch.equal(first, train)
+    assert torch.equal(cells.test, test)
+    assert torch.equal(first, again)
+    assert (first - second).abs().mean() > 0.01
+    found = grid_of(digits, protocol="ddae", epochs=3).scores["test_accuracy"][1]
+    probe = type(DDAE)(3, DDAE.batch_size, DDAE.lr)
+    expected = probe.accuracies(cells.train, labels, test, cells.test_labels, 10, CPU)
+    assert torch.equal(found, expected)
+    assert (DDAE.epochs, REPA.epochs) == (15, 90)
+
+
+def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(digits):
+    rows = list(range(0, 60, 2))
+    reference = pixels(digits, rows=rows)
+    grid = grid_of(digits, reference, protocol="repa", epochs=4)
+    train, labels, test, test_labels = prober(digits).features(0)
+    probe = type(REPA)(4, REPA.batch_size, REPA.lr)
+    assert torch.equal(
+        grid.scores["test_accuracy"][0], probe.accuracies(lambda _: train, labels, test, test_labels, 10, CPU)
+    )
+    expected = [cknna(Neighbourhood.of(x[rows]), Neighbourhood.of(reference.features)) for x in test]
+    assert torch.equal(grid.scores["cknna"][0], torch.stack(expected))
+    assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
+
+
+@pytest.mark.parametrize("protocol", list(PROBE_PROTOCOLS))
+def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path):
+    options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 2})
+    reference = pixels(digits) if protocol == "repa" else None
+    three, one = (grid_of(digits, reference, draws=draws, **options) for draws in (3, 1))
+    each = torch.stack([prober(digits, reference, draws=3, **options)._level(job) for job in range(6)])
+    each = each.unflatten(0, (2, 3))  # levels, draws, scores, layers
+    for k, name in enumerate(PROBE_PROTOCOLS[protocol].scores):
+        assert torch.equal(one.scores[name], each[:, 0, k])
+        torch.testing.assert_close(three.scores[name], each[:, :, k].mean(dim=1))
+        torch.testing.assert_close(three.spread[name], each[:, :, k].std(dim=1))
+    assert not one.spread
+    assert three.spread[PROBE_PROTOCOLS[protocol].scores[-1]].max() > 0
+    three.save(tmp_path, "draws", {"weights": "ema"})
+    header = (tmp_path / "probes.csv").read_text().splitlines()[0]
+    assert header.endswith(f"{PROBE_PROTOCOLS[protocol].scores[-1]}_std")
+    assert "in 3 draws, averaged, seed 3" in json.loads((tmp_path / "probes.json").read_text())["number"]
+
+
+def test_a_number_that_is_chosen_on_test_is_called_so(digits):
+    grid = grid_of(digits, protocol="ddae", epochs=1)
+    summary = grid.summary()
+    assert summary["best_on_test_accuracy"] == float(grid.scores["test_accuracy"].max())
+    assert "test_accuracy" not in summary
+    assert grid.number("ema") == (
+        "linear probe, protocol ddae, ema weights, pool mean, t of 0.05,0.4, new noise in every pass, seed 0, "
+        "best of 4 cells on the test images (best_on_test)"
+    )
+    assert grid.protocol["best_cell_chosen_on"].startswith("test images")
+    assert "best on test: " in grid.text("ema")
+    of_paper = grid_of(digits)
+    assert of_paper.number("raw").endswith("best of 4 cells on held-out training images")
+    assert "test_accuracy" in of_paper.summary()
+
+
+def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path, monkeypatch, capsys):
+    options = ["--times", "0.05,0.3", "--max-train", 100, "--max-test", 60, "--layers", "1,2", "--epochs", 2]
+    options += ["--protocol", "repa", "--reference", encoder, "--alignment-images", 40, "--draws", 2]
+    evaluate(monkeypatch, tmp_path, "probe", "--ckpt", trained, *options)
+    folder = tmp_path / "probes" / "last-step12-ema-digits-repa-draws2"
+    report = json.loads((folder / "probes.json").read_text())
+    about = report["protocol"]["reference"]
+    assert (about["checkpoint"], about["images"], about["neighbours"]) == (str(encoder), 40, 10)
+    assert (report["protocol"]["protocol"], report["protocol"]["draws"], report["protocol"]["epochs"]) == ("repa", 2, 2)
+    assert len(report["cells"]) == 4
+    assert {"cknna", "cknna_std"} < set(report["cells"][0])
+    assert report["best"]["best_cknna_of_all_cells"] == max(cell["cknna"] for cell in report["cells"])
+    assert {path.name for path in folder.iterdir()} == {"probes.csv", "probes.json", "probes.png", "cknna.png"}
+    assert "largest CKNNA: " in capsys.readouterr().out
+
+
+def test_results_of_a_run_are_named_after_its_version(encoder, tmp_path, monkeypatch):
+    options = ["--data", "digits", "--max-train", 60, "--max-test", 30]
+    evaluate(monkeypatch, tmp_path, "probe", "--ckpt", encoder, *options)
+    (folder,) = (tmp_path / "probes").iterdir()
+    assert folder.name == "digits_mae-version_3-last-step5-ema-digits"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
+        (["--epochs", "3"], "--epochs are of the protocols ddae and repa"),
+        (
+            ["--reference", "pixels:8x8x1"],
+            "--reference, --reference-size and --alignment-images are of --protocol repa",
+        ),
+        (["--protocol", "repa", "--max-test", "11"], "an alignment by 10 nearest neighbours needs 12 test images"),
+        (["--protocol", "repa", "--alignment-images", "3"], "must be at least 12"),
+        (["--protocol", "repa", "--reference", "timm:no_model"], "timm has no model no_model"),
+        (["--protocol", "repa", "--reference", "timm:test_vit", "--reference-size", "33"], "33 is no multiple of it"),
+        (["--draws", "0"], "must be at least 1"),
+    ],
+)
+def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
+    assert message in refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", trained, *options)
+
+
+def test_a_denoiser_is_no_reference(trained, tmp_path, monkeypatch, capsys):
+    options = ["--ckpt", trained, "--protocol", "repa", "--reference", trained]
+    assert "encoders of clean pictures are references" in refused(monkeypatch, tmp_path, capsys, "probe", *options)
+
+
+@pytest.mark.parametrize("options", [{"draws": 2}, {"protocol": "ddae"}])
+def test_noise_is_of_denoisers(digits, options):
+    with pytest.raises(Exception, match="of denoisers, this network is an encoder"):
+        check_probed(mae_task().net, None, digits, Probing(**options))
+
+
+def test_the_defaults_of_a_reference_are_those_of_repa():
+    defaults = Alignment()
+    assert (str(defaults.reference), defaults.reference_size) == ("timm:vit_large_patch14_dinov2.lvd142m", 224)

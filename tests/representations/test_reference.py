@@ -1,0 +1,55 @@
+"""Features of references are timm's own, of the pictures that are probed."""
+
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from timm.models.vision_transformer import checkpoint_filter_fn
+
+from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.representations.networks import Judged
+from uvit_decay.representations.options import Alignment, Probing
+from uvit_decay.representations.reference import open_reference
+from uvit_decay.runtime.distributed import Processes
+
+CPU = torch.device("cpu")
+NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep
+
+
+def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
+    torch.manual_seed(0)
+    model = timm.create_model(NAME).eval()
+    for value in model.parameters():
+        torch.nn.init.normal_(value, std=0.05)
+    save_file(model.state_dict(), tmp_path / "vit.safetensors")
+    data = Digits()
+    data.setup()
+    judged = Judged(torch.nn.Identity(), "net", "net", {}, VP())
+    alignment = Alignment(Path(f"timm:{NAME}={tmp_path / 'vit.safetensors'}"), 48)
+    network = open_reference(judged, Probing(protocol="repa"), alignment, (), CPU, "float32")
+    chosen = list(range(40, 80))
+    reference = network.features(data, chosen, 25, Processes())
+    assert len(reference.rows) == 25
+    other = timm.create_model(NAME, img_size=48).eval()
+    other.load_state_dict(checkpoint_filter_fn(model.state_dict(), other))
+    x = data.test.images[[chosen[row] for row in reference.rows]].float().expand(-1, 3, -1, -1) / 127.5 - 1
+    x = torch.nn.functional.interpolate(x, size=(48, 48), mode="bicubic", antialias=True).clamp(-1, 1) / 2 + 0.5
+    config = timm.data.resolve_model_data_config(model)
+    mean, std = (torch.tensor(config[key])[:, None, None] for key in ("mean", "std"))
+    with torch.no_grad():
+        expected = other.forward_features((x - mean) / std)[:, other.num_prefix_tokens :].mean(dim=1)
+    torch.testing.assert_close(reference.features, expected, atol=1e-5, rtol=1e-4)
+    assert reference.about["pictures"].startswith("clean, 48 pixels")
+    few = network.features(data, chosen, 100, Processes())
+    assert few.rows == list(range(40))
+    torch.testing.assert_close(few.features[reference.rows], reference.features, atol=1e-5, rtol=1e-4)
+
+
+def test_other_protocols_need_none():
+    judged = Judged(torch.nn.Identity(), "net", "net", {}, VP())
+    assert open_reference(judged, Probing(), Alignment(), (), CPU, "float32") is None
+    with pytest.raises(Exception, match="are of --protocol repa"):
+        open_reference(judged, Probing(), Alignment(alignment_images=50), (), CPU, "float32")
