@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import tiny_net
+from dinov2_files import random_weights
 from record_ops import Waits
 from small_mae import small_mae
 
@@ -19,7 +20,7 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.metrics import Inception, SmallClassifier, inception_net
+from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.metrics.resize import RESIZE
@@ -137,6 +138,13 @@ def test_features_of_inception_never_wait(protocol, monkeypatch):
     found, features = waits_of(lambda: extractor(there(2, 1, 32, 32, dtype=torch.uint8)))
     assert [(part.device, part.shape[1]) for part in features] == [(META, 2048), (META, 1008), (META, 2023)]
     assert found == {}
+
+
+def test_features_of_dinov2_never_wait(tmp_path):
+    extractor = DINOv2(str(random_weights(tmp_path / "dinov2.pth")))
+    extractor.prepare(there(0, 3, 8, 8), there(0), META)
+    found, features = waits_of(lambda: extractor(there(2, 1, 32, 32, dtype=torch.uint8)))
+    assert (features.features.device, features.features.shape, found) == (META, (2, 128), {})
 
 
 def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_path):

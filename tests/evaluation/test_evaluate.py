@@ -15,9 +15,9 @@ from conftest import run_script
 from evaluations import digit_images, evaluate, refused
 from PIL import Image
 
+from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.image_io import save_npz, save_pngs
 from uvit_decay.metrics import SmallClassifier
-from uvit_decay.metrics.extractors import EXTRACTORS
 
 DIGITS = ["--reference", "digits:train", "--features", "digits"]
 

@@ -1,4 +1,4 @@
-"""The worked examples of docs/extending.md: their code, as it is, adds a metric and an extractor to every command."""
+"""The worked examples of docs/extending.md and CONTRIBUTING.md: their code, as it is, adds metrics and extractors."""
 
 import json
 import re
@@ -10,20 +10,20 @@ import torch
 from conftest import ROOT
 from evaluations import evaluate, refused
 
+from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.image_io import save_npz
-from uvit_decay.metrics.extractors import EXTRACTORS
 
 
 @pytest.fixture
 def extended():
-    """The tables with the entries of the page."""
+    """The tables with the entries of both pages."""
     before = dict(METRICS), dict(EXTRACTORS)
-    page = (ROOT / "docs" / "extending.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
-    for block in blocks:
-        exec(compile(block, "docs/extending.md", "exec"), {"__name__": "example"})
+    for page in ("docs/extending.md", "CONTRIBUTING.md"):
+        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        assert len(blocks) == 2
+        for block in blocks:
+            exec(compile(block, page, "exec"), {"__name__": "example"})
     yield
     for table, entries in zip((METRICS, EXTRACTORS), before, strict=True):
         table.clear()
@@ -55,15 +55,27 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
     assert "mean_distance 20" in capsys.readouterr().out
 
 
+def test_the_example_for_contributors_is_computed(extended, sides, tmp_path, monkeypatch):
+    black, bright = (torch.full((10, 1, 8, 8), value, dtype=torch.uint8) for value in (0, 7))
+    save_npz(tmp_path / "black.npz", [black], 10)
+    save_npz(tmp_path / "dark.npz", [bright], 10)
+    evaluate(monkeypatch, tmp_path, "generation", *sides, "--features", "pixels", "--metrics", "worst")
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["metrics"] == {"worst/dark-10_vs_black-10_pixels": 7}
+    assert "Worst mean" in (tmp_path / "report.html").read_text()
+
+
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
     base = ["generation", *sides, "--features", "colours", "--metrics"]
-    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
+    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean,worst" in refused(
+        monkeypatch, tmp_path, capsys, *base, "best"
+    )
     assert "--metrics is needs logits, which colours does not yield" in refused(
         monkeypatch, tmp_path, capsys, *base, "is"
     )
     assert "fid needs 49 or more" in refused(monkeypatch, tmp_path, capsys, *base, "fid")
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, "--features", "colour")
-    assert "none of inception, digits, colours" in line
+    assert "none of inception, digits, dinov2, colours, pixels" in line
 
 
 def test_the_table_is_in_the_help_without_torch():

@@ -6,8 +6,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
-from uvit_decay.evaluation.options import FeatureOptions, LikelihoodOptions
+from uvit_decay.evaluation.options import LikelihoodOptions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions
 

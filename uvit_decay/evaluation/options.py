@@ -1,15 +1,12 @@
-"""Options of evaluations, as groups of a command line; imports no torch."""
+"""Options of log-likelihoods, as a group of a command line; imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.sampling_options import MOST_IMAGES, Count, PrecisionOption, Seed
-
-if TYPE_CHECKING:
-    from uvit_decay.metrics.extractors import Extractor
 
 
 @dataclass(frozen=True)
@@ -36,31 +33,3 @@ class LikelihoodOptions:
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
-
-
-@dataclass(frozen=True)
-class FeatureOptions:
-    """Features in which images are compared.
-
-    Args:
-        features: an extractor by its name, such as inception or digits, or a TorchScript or .pt2 file.
-        protocol: how Inception's images are resized: pytorch-fid as U-ViT, adm as SiT.
-        inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
-        image_size: crop images of files to this size, as ADM does.
-        compile: torch.compile for Inception, and for the network of --ckpt.
-        feature_precision: of Inception; bf16 and tf32 are faster, but numbers of papers are in float32.
-    """
-
-    features: str = "inception"
-    protocol: Literal["pytorch-fid", "adm", "clean"] = "pytorch-fid"
-    inception_weights: str | None = None
-    image_size: Annotated[int, Bounds(1, 2**16)] | None = None
-    compile: bool = False
-    feature_precision: PrecisionOption = "float32"
-
-    def extractor(self, spatial: bool) -> Extractor:
-        """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
-        from uvit_decay.metrics.extractors import ExtractorOptions, create_extractor
-
-        inception = (self.inception_weights, self.protocol, spatial, self.compile, self.feature_precision)
-        return create_extractor(self.features, ExtractorOptions(*inception))

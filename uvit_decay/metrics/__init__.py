@@ -1,8 +1,9 @@
-"""Metrics on tensors: feature extractors, Frechet and kernel distances, Inception Score, precision and recall.
+"""Metrics on tensors: feature extractors, distances between features, Inception Score, precision and recall.
 
 Does not import Lightning.
 """
 
+from uvit_decay.metrics.dinov2 import DINOv2
 from uvit_decay.metrics.extractors import CustomExtractor, Inception, SmallClassifier
 
-__all__ = ["CustomExtractor", "Inception", "SmallClassifier"]
+__all__ = ["CustomExtractor", "DINOv2", "Inception", "SmallClassifier"]

@@ -1,7 +1,8 @@
 """Feature extractors for metrics: uint8 images to float32 features and class logits, independent of global settings.
 
-n = images, d = features, k = classes. An extractor is a class, and an entry of EXTRACTORS if commands may name it;
-docs/extending.md shows how to add one. Libraries are imported at first use: parsers of options import this module.
+n = images, d = features, k = classes. An extractor is a class, and an entry of EXTRACTORS in
+`uvit_decay/evaluation/feature_table.py` if commands may name it; docs/extending.md shows how to add one. Libraries are
+imported at first use: parsers of options import this module.
 """
 
 from __future__ import annotations
@@ -82,6 +83,10 @@ class Extractor(ABC):
         """Return a caveat for readers of metrics of these features, or None."""
         return f"features of {self.name}, not Inception's: no FID of papers compares"
 
+    def missing(self) -> str | None:
+        """Return the weights that `prepare` would have to download, in words, or None."""
+        return None
+
     def rgb(self, images: UInt8Images) -> UInt8[Tensor, "n 3 h w"]:
         """Return RGB images, grey ones repeated; raise a UserError for other numbers of channels."""
         if images.shape[1] not in (1, 3):
@@ -138,6 +143,12 @@ class Inception(Extractor):
         at_once = _AT_ONCE if images.device.type == "cpu" else max(len(images), 1)
         parts = zip(*(self.net(part) for part in self.rgb(images).split(at_once)), strict=True)
         return Features(*(None if part[0] is None else torch.cat(part) for part in parts))
+
+    def missing(self) -> str | None:
+        from uvit_decay.metrics.inception_net import cached_place
+
+        here = self.weights is not None or cached_place().exists()
+        return None if here else f"Inception's weights ({cached_place()})"
 
     def remark(self) -> str | None:
         if not self.sha256.startswith(PUBLISHED):
@@ -220,7 +231,7 @@ class CustomExtractor(Extractor):
 
     def __init__(self, path: str) -> None:
         if not Path(path).is_file():
-            raise UserError(f"the feature extractor {path}, none of {', '.join(EXTRACTORS)}, does not exist")
+            raise UserError(f"the feature extractor {path} does not exist")
         self.path = Path(path)
         self.name, self.widths = self.path.name, {}
         self._program: Program | None = None
@@ -250,27 +261,6 @@ class CustomExtractor(Extractor):
         if not all(x.isfinite().all() for x in parts):
             raise UserError(f"{self.path} gives features or logits that are not finite")
         return Features(*(x.float() for x in parts))
-
-
-class ExtractorOptions(NamedTuple):
-    """Options of commands for extractors; those that an extractor does not have are ignored."""
-
-    inception_weights: str | None = None
-    protocol: resize.Protocol = "pytorch-fid"
-    spatial: bool = False
-    compile: bool | str = False
-    precision: Precision = "float32"
-
-
-EXTRACTORS: dict[str, Callable[[ExtractorOptions], Extractor]] = {
-    "inception": lambda options: Inception(*options),
-    "digits": lambda options: SmallClassifier(),
-}
-
-
-def create_extractor(name: str, options: ExtractorOptions) -> Extractor:
-    """Return the extractor of a name in EXTRACTORS, or that in the file `name`, not yet loaded."""
-    return EXTRACTORS[name](options) if name in EXTRACTORS else CustomExtractor(name)
 
 
 def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:

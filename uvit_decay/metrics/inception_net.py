@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
 
 from uvit_decay.metrics.resize import RESIZE, Protocol
+from uvit_decay.metrics.weights import Network, check_state, read_state
 from uvit_decay.runtime.download import agrees, checksum, download
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.zips import check_records, is_zip
+from uvit_decay.runtime.errors import UserError
 
+INCEPTION = Network("Inception", "torch-fidelity")
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
 _TO_6D = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
@@ -132,37 +132,13 @@ def _fold(module: nn.Module) -> nn.Module:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, floating-point ones as float32; code in the file is not executed."""
-    with explained(f"the Inception weights {path} cannot be read", Exception):  # any: an unpickler can fail with any
-        mapped = is_zip(path)
-        if mapped:
-            check_records(path, whole=True)
-        with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused
-            state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    if not isinstance(state, dict):
-        raise _refused(path, f"it is no state_dict but a {type(state).__name__}")
-    for name, value in state.items():
-        if not isinstance(value, Tensor):
-            reason = f"a state_dict in a wrapping, {name!r} is a {type(value).__name__}: save the inner one alone"
-            raise _refused(path, reason)
-    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+    return read_state(path, INCEPTION)
 
 
 def _check_layout(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
     """Raise a UserError unless names and shapes are those of `expected` and all values are finite."""
     if any(name.startswith("AuxLogits.") for name in state):
-        raise _refused(path, f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}")
-    missing = [name for name in expected if name not in state and not name.endswith(".num_batches_tracked")]
-    unknown = [name for name in state if name not in expected]
-    for names, what in ((missing, "missing"), (unknown, "unknown")):
-        if names:
-            raise _refused(path, f"{len(names)} tensors are {what}, the first is {names[0]}")
-    for name, value in state.items():
-        if value.shape != expected[name].shape:
-            raise _refused(path, f"{name} is {tuple(value.shape)}, not {tuple(expected[name].shape)}")
-        if not value.isfinite().all():
-            raise _refused(path, f"{name} has values that are not finite")
-
-
-def _refused(path: Path, reason: str) -> UserError:
-    """Return the error for a file that does not hold the weights, with the reason."""
-    return UserError(f"{path} does not hold torch-fidelity's Inception weights: {reason}")
+        reason = f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}"
+        raise INCEPTION.refused(path, reason)
+    counts = [name for name in expected if name.endswith(".num_batches_tracked")]
+    check_state(state, expected, path, INCEPTION, optional=counts)

@@ -1,6 +1,7 @@
-"""Resizing of uint8 images to the 299x299 of Inception-v3, the only difference between the protocols of FID.
+"""Resizing of uint8 images to the size of a network, the only difference between the protocols of its features.
 
-n = images, h and w = their height and width. Outputs are float32 in [-1, 1].
+n = images, h and w = their height and width. For the 299x299 of Inception-v3 outputs are float32 in [-1, 1], for the
+224x224 of DINOv2 float32 pixels of about [0, 255].
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float32, UInt8
+from PIL import Image
 from torch import Tensor
 
 Protocol = Literal["pytorch-fid", "adm", "clean"]
+DINOv2Protocol = Literal["dinov2-edm2", "dinov2-dgm"]
 SIZE = 299
+DINOV2_SIZE = 224
 
 
 def resize_pytorch_fid(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 299"]:
@@ -47,8 +52,27 @@ def resize_clean(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 299 2
     return (x.clamp(0, 255) - 128) / 128
 
 
+def resize_edm2(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 224 224"]:
+    """Resize as EDM2's metrics: torch's antialiased bicubic filter, neither rounded nor clamped to [0, 255]."""
+    return F.interpolate(images.float(), (DINOV2_SIZE, DINOV2_SIZE), mode="bicubic", antialias=True)
+
+
+def resize_dgm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 224 224"]:
+    """Resize as dgm-eval (Stein et al., 2023): Pillow's antialiased bicubic filter on uint8, which rounds and clamps.
+
+    By Pillow itself, so on the CPU: images on a GPU are copied there and back.
+    """
+    pictures = map(Image.fromarray, images.permute(0, 2, 3, 1).cpu().numpy())
+    resized = [np.asarray(p.resize((DINOV2_SIZE, DINOV2_SIZE), Image.Resampling.BICUBIC)) for p in pictures]
+    return torch.from_numpy(np.stack(resized)).to(images.device).permute(0, 3, 1, 2).float().contiguous()
+
+
 RESIZE: dict[Protocol, Callable[[Tensor], Tensor]] = {
     "pytorch-fid": resize_pytorch_fid,
     "adm": resize_adm,
     "clean": resize_clean,
+}
+RESIZE_DINOV2: dict[DINOv2Protocol, Callable[[Tensor], Tensor]] = {
+    "dinov2-edm2": resize_edm2,
+    "dinov2-dgm": resize_dgm,
 }

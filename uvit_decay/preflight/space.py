@@ -18,8 +18,6 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.data import ImageData
 from uvit_decay.evaluation.feature_store import cache_folder
-from uvit_decay.metrics.extractors import Inception
-from uvit_decay.metrics.inception_net import cached_place
 from uvit_decay.preflight.plan import Run, gib
 from uvit_decay.preflight.report import Finding
 from uvit_decay.tasks import Task
@@ -101,9 +99,7 @@ def missing_weights(callback: Callback, data: ImageData) -> list[str]:
     """Return the networks that a callback needs and that are not on this machine."""
     if not isinstance(callback, GenerationMetrics):
         return []
-    extractor, missing = callback.extractor, []
-    if isinstance(extractor, Inception) and extractor.weights is None and not cached_place().exists():
-        missing.append(f"Inception's weights ({cached_place()})")
+    missing = [] if (name := callback.extractor.missing()) is None else [name]
     vae = data.latents.vae if data.latents else None
     if vae and not Path(vae).is_dir() and not isinstance(try_to_load_from_cache(vae, "config.json"), str):
         missing.append(f"the autoencoder {vae}")
@@ -115,7 +111,7 @@ def weights(run: Run) -> Iterator[Finding]:
     offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
     missing = {name: callback for callback in run.periodic for name in missing_weights(callback, run.data)}
     for name, callback in missing.items():
-        hub = offline and "autoencoder" in name
+        hub = offline and "Inception" not in name  # all others come from the Hugging Face hub
         text = f"{type(callback).__name__} needs {name}, not on this machine"
         text += ", and HF_HUB_OFFLINE is set" if hub else ": it is downloaded when the run starts"
         flag = "fetch it where there is a network, as docs/evaluation.md says, or remove the callback"

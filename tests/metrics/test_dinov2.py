@@ -1,0 +1,198 @@
+"""DINOv2 with random weights against the original's function, timm's own network and timm's own loading."""
+
+import hashlib
+
+import numpy as np
+import pytest
+import timm
+import torch
+from dinov2_files import DEPTH, HEADS, WIDTH, Original, random_weights
+from PIL import Image
+from safetensors.torch import save_file
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from torchvision.transforms import InterpolationMode
+from torchvision.transforms import functional as vision
+
+from uvit_decay.metrics import DINOv2, dinov2_net
+from uvit_decay.metrics.dinov2_net import positions_at
+from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2
+from uvit_decay.runtime.errors import UserError
+
+CPU = torch.device("cpu")
+NO_IMAGES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return random_weights(tmp_path_factory.mktemp("dinov2") / "dinov2_pretrain.pth")
+
+
+@pytest.fixture(scope="module")
+def photographs():
+    coarse = torch.rand(3, 3, 9, 9, generator=torch.Generator().manual_seed(1)) * 300 - 20
+    return torch.nn.functional.interpolate(coarse, (64, 48), mode="bicubic").round().clamp(0, 255).to(torch.uint8)
+
+
+def prepared(weights, protocol="dinov2-edm2", **options):
+    extractor = DINOv2(str(weights), protocol, **options)
+    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+    return extractor
+
+
+def standardised(pixels):
+    return vision.normalize(pixels / 255, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
+
+
+def pictures(images):
+    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+
+
+def by_torchvision(protocol, images):
+    """What dgm-eval does with a picture; and EDM2, by Pillow's filter on channels of floats."""
+    if protocol == "dinov2-dgm":
+        size = [DINOV2_SIZE, DINOV2_SIZE]
+        resized = [vision.resize(picture, size, InterpolationMode.BICUBIC) for picture in pictures(images)]
+        return torch.stack([standardised(255 * vision.to_tensor(picture)) for picture in resized])
+    channels = [[Image.fromarray(channel.float().numpy()) for channel in image] for image in images]
+    resized = [[np.asarray(c.resize((224, 224), Image.Resampling.BICUBIC)) for c in image] for image in channels]
+    return standardised(torch.from_numpy(np.array(resized)))
+
+
+@pytest.mark.parametrize("protocol", RESIZE_DINOV2)
+def test_features_are_those_of_the_original(protocol, weights, photographs):
+    extractor = prepared(weights, protocol)
+    actual = extractor(photographs)
+    assert (extractor.name, extractor.widths) == (f"{protocol}-{WIDTH}x{DEPTH}", {"features": WIDTH})
+    assert (actual.logits, actual.spatial) == (None, None)
+    expected = Original(weights)(by_torchvision(protocol, photographs))
+    assert (actual.features - expected).norm() < 1e-4 * expected.norm()
+    assert expected.std(dim=0).mean() > 0.01  # they depend on the pictures
+
+
+def test_protocols_differ_by_rounding_and_clamping(photographs):
+    edm2, dgm = (RESIZE_DINOV2[name](photographs) for name in ("dinov2-edm2", "dinov2-dgm"))
+    assert 0.1 < (edm2 - dgm).abs().mean() < 0.4  # grey levels
+    assert edm2.min() < 0  # as in EDM2, overshoot stays
+    assert torch.equal(dgm, dgm.round())
+    square = torch.randint(256, (2, 3, 224, 224), dtype=torch.uint8)
+    assert all(torch.equal(resize(square), square.float()) for resize in RESIZE_DINOV2.values())
+
+
+def timms_own(path, **overlay):
+    """timm's network with the weights of a file, read by timm."""
+    sizes = {"img_size": 224, "embed_dim": WIDTH, "depth": DEPTH, "num_heads": HEADS}
+    overlay = {"file": str(path), "hf_hub_id": None, "url": ""}
+    options = {"pretrained": True, "pretrained_cfg_overlay": overlay, "num_classes": 0}
+    return timm.create_model("vit_large_patch14_dinov2.lvd142m", **sizes, **options).eval()
+
+
+def test_a_file_of_timm_has_timms_features_and_the_hash_of_the_original(tmp_path, photographs):
+    original = random_weights(tmp_path / "dinov2.pth", side=16)
+    state = torch.load(original, weights_only=True)
+    del state["mask_token"]
+    save_file(state, tmp_path / "model.safetensors")
+    extractor = prepared(tmp_path / "model.safetensors", "dinov2-dgm")
+    with torch.no_grad():
+        expected = timms_own(original)(by_torchvision("dinov2-dgm", photographs))
+    actual = extractor(photographs).features
+    assert (actual - expected).norm() < 1e-4 * expected.norm()
+    content = b"".join(name.encode() + state[name].numpy().tobytes() for name in sorted(state))
+    assert extractor.sha256 == prepared(original).sha256 == hashlib.sha256(content).hexdigest()
+    assert extractor.fingerprint() == f"dinov2-dgm-{WIDTH}x{DEPTH}-{extractor.sha256[:12]}"
+    assert extractor.remark() == f"DINOv2's weights: sha256 {extractor.sha256} of names and values"
+
+
+def test_positions_are_sampled_as_the_original_does_and_not_as_timm_does(weights, photographs):
+    """Keys' cubic of a = -0.75 at (i + 1/2) 37 / 16.1 - 1/2, along each axis."""
+    positions = torch.load(weights, weights_only=True)["pos_embed"]
+    matrix = np.zeros((16, 37))
+    for i in range(16):
+        at = (i + 0.5) * 37 / 16.1 - 0.5
+        for j in range(int(np.floor(at)) - 1, int(np.floor(at)) + 3):
+            x = abs(at - j)
+            near, far = (1.25 * x - 2.25) * x * x + 1, ((-0.75 * x + 3.75) * x - 6) * x + 3
+            matrix[i, min(max(j, 0), 36)] += near if x <= 1 else far
+    grid = positions[0, 1:].double().numpy().reshape(37, 37, WIDTH)
+    expected = np.einsum("ij,kl,jld->ikd", matrix, matrix, grid).reshape(256, WIDTH)
+    actual = positions_at(positions, 16)
+    np.testing.assert_allclose(actual[0, 1:].numpy(), expected, atol=1e-5)
+    assert torch.equal(actual[:, :1], positions[:, :1])
+    assert positions_at(actual, 16) is actual
+    timms = timms_own(weights)
+    assert (timms.pos_embed - actual).norm() > 0.1 * actual.norm()
+    with torch.no_grad():
+        theirs = timms(by_torchvision("dinov2-edm2", photographs))
+        timms.pos_embed.copy_(actual)
+        replaced = timms(by_torchvision("dinov2-edm2", photographs))
+    features = prepared(weights)(photographs).features
+    assert (features - replaced).norm() < 1e-4 * replaced.norm()
+    assert (features - theirs).norm() > 1e-2 * theirs.norm()
+
+
+def test_grey_images_precisions_and_batches(weights, photographs, monkeypatch):
+    extractor = prepared(weights)
+    grey = photographs[:, :1]
+    assert torch.equal(extractor(grey).features, extractor(grey.expand(-1, 3, -1, -1)).features)
+    whole = extractor(photographs).features
+    monkeypatch.setattr("uvit_decay.metrics.dinov2._AT_ONCE", 2)
+    torch.testing.assert_close(extractor(photographs).features, whole)
+    compiled = prepared(weights, compile="eager")
+    torch.testing.assert_close(compiled(photographs).features, whole)
+    narrow = prepared(weights, precision="bf16")
+    assert narrow.name == f"dinov2-edm2-{WIDTH}x{DEPTH}-bf16"
+    difference = (narrow(photographs).features - whole).norm() / whole.norm()
+    assert 1e-6 < difference < 0.05
+    assert DINOv2(str(weights)).name == "dinov2-edm2"  # that of ViT-L, until the file is read
+
+
+def refused(path):
+    with pytest.raises(UserError) as error:
+        prepared(path)
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cls_token": None}, "its cls_token is missing, its pos_embed (1, 1370, 128)"),
+        ({"pos_embed": torch.zeros(1, 12, WIDTH)}, "its pos_embed (1, 12, 128)"),
+        ({"pos_embed": torch.zeros(1, 1, WIDTH)}, "its pos_embed (1, 1, 128)"),
+        ({"norm.weight": None}, "1 tensors are missing, the first is norm.weight"),
+        ({"register_tokens": torch.zeros(1, 4, WIDTH)}, "1 tensors are unknown, the first is register_tokens"),
+        ({"norm.bias": torch.zeros(3)}, "norm.bias is (3,), not (128,)"),
+        ({"norm.bias": torch.zeros(WIDTH, dtype=torch.int64)}, "norm.bias is torch.int64, not torch.float32"),
+        ({"norm.bias": torch.full((WIDTH,), torch.nan)}, "norm.bias has values that are not finite"),
+    ],
+)
+def test_what_is_no_dinov2_is_one_line(changes, message, weights, tmp_path):
+    state = {**torch.load(weights, weights_only=True), **changes}
+    torch.save({name: value for name, value in state.items() if value is not None}, tmp_path / "other.pth")
+    line = refused(tmp_path / "other.pth")
+    assert line.startswith(f"{tmp_path}/other.pth does not hold timm's or facebookresearch's DINOv2 weights: ")
+    assert message in line
+
+
+def test_files_that_are_missing_or_damaged_are_one_line(weights, tmp_path, monkeypatch):
+    assert refused(tmp_path / "none.pth") == f"the DINOv2 weights {tmp_path}/none.pth do not exist"
+    (tmp_path / "cut.pth").write_bytes(weights.read_bytes()[:5000])
+    assert refused(tmp_path / "cut.pth").startswith(f"the DINOv2 weights {tmp_path}/cut.pth cannot be read: ")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    extractor = DINOv2()
+    assert extractor.missing() == "DINOv2's weights (timm/vit_large_patch14_dinov2.lvd142m)"
+    with pytest.raises(UserError, match=r"^no DINOv2 weights: .* or name their file with --dinov2-weights PATH"):
+        extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+
+
+def test_timms_file_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, weights, photographs):
+    repository = tmp_path / "hub" / f"models--{dinov2_net.REPOSITORY.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    (repository / "snapshots" / "abc").mkdir(parents=True)
+    save_file(torch.load(weights, weights_only=True), repository / "snapshots" / "abc" / dinov2_net.FILE)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    extractor = DINOv2()
+    assert extractor.missing() is None
+    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+    assert torch.equal(extractor(photographs).features, prepared(weights)(photographs).features)

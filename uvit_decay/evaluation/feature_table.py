@@ -1,0 +1,131 @@
+"""The tables of features: a protocol is one entry of PROTOCOLS, an extractor one of EXTRACTORS.
+
+Commands and their help read the tables; docs/extending.md shows how to add an entry. Extractors are imported by the
+functions that create them, so that --help needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+from uvit_decay.runtime.command_line import Bounds
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import PrecisionOption
+
+if TYPE_CHECKING:
+    from uvit_decay.metrics.extractors import Extractor
+
+
+class Protocol(NamedTuple):
+    """A named way to turn images into features; the name is part of the name of every number.
+
+    Args:
+        features: name of the extractor in EXTRACTORS.
+        resize: how images are resized to the network's size.
+        reproduces: whose numbers it reproduces.
+    """
+
+    features: str
+    resize: str
+    reproduces: str
+
+
+PROTOCOLS = {  # the first of an extractor is its default, the first of all that of commands
+    "pytorch-fid": Protocol("inception", "bilinear between pixel centres", "FID of pytorch-fid and U-ViT"),
+    "adm": Protocol(
+        "inception", "bilinear of TensorFlow 1", "FID, sFID, IS, KID, precision, recall of ADM, SiT and torch-fidelity"
+    ),
+    "clean": Protocol("inception", "bicubic of Pillow, antialiased, in float", "FID of clean-fid"),
+    "dinov2-edm2": Protocol("dinov2", "bicubic of torch, antialiased, in float", "FDD of EDM2"),
+    "dinov2-dgm": Protocol("dinov2", "bicubic of Pillow, antialiased, in uint8", "FDD and KDD of dgm-eval"),
+}
+
+
+class Wanted(NamedTuple):
+    """Request of a command to an extractor: options, the name of a protocol if it has some, and spatial features."""
+
+    options: FeatureOptions
+    protocol: str | None
+    spatial: bool
+
+
+def _inception(wanted: Wanted) -> Extractor:
+    from uvit_decay.metrics import Inception
+
+    options = wanted.options
+    network = (options.compile, options.feature_precision)
+    return Inception(options.inception_weights, wanted.protocol, wanted.spatial, *network)
+
+
+def _digits(wanted: Wanted) -> Extractor:
+    from uvit_decay.metrics import SmallClassifier
+
+    return SmallClassifier()
+
+
+def _dinov2(wanted: Wanted) -> Extractor:
+    from uvit_decay.metrics import DINOv2
+
+    options = wanted.options
+    return DINOv2(options.dinov2_weights, wanted.protocol, options.compile, options.feature_precision)
+
+
+EXTRACTORS: dict[str, Callable[[Wanted], Extractor]] = {
+    "inception": _inception,
+    "digits": _digits,
+    "dinov2": _dinov2,
+}
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    __doc__ = f"""Features in which images are compared.
+
+    Args:
+        features: an extractor, one of {", ".join(EXTRACTORS)}, or a TorchScript or .pt2 file; default: the protocol's.
+        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
+            default: {next(iter(PROTOCOLS))}, or the first of --features.
+        inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
+        dinov2_weights: a file of timm or facebookresearch/dinov2; default: timm's in the cache, or download.
+        image_size: crop images of files to this size, as ADM does.
+        compile: torch.compile for Inception or DINOv2, and for the network of --ckpt.
+        feature_precision: of Inception and DINOv2; bf16 and tf32 are faster, but numbers of papers are in float32.
+    """
+
+    features: str | None = None
+    protocol: str | None = None
+    inception_weights: str | None = None
+    dinov2_weights: str | None = None
+    image_size: Annotated[int, Bounds(1, 2**16)] | None = None
+    compile: bool = False
+    feature_precision: PrecisionOption = "float32"
+
+    def __post_init__(self) -> None:
+        if self.protocol not in (None, *PROTOCOLS):
+            raise UserError(f"--protocol takes one of {', '.join(PROTOCOLS)}, got {self.protocol!r}")
+        own = self._own_protocols()
+        if self.protocol is not None and own and self.protocol not in own:
+            raise UserError(f"--protocol {self.protocol} is not of {self.name}, whose protocols are {', '.join(own)}")
+
+    @property
+    def name(self) -> str:
+        """Name of the extractor: of --features, else of the protocol."""
+        return self.features or PROTOCOLS[self.protocol or next(iter(PROTOCOLS))].features
+
+    def _own_protocols(self) -> list[str]:
+        """Return the protocols of the extractor; one without any ignores --protocol."""
+        return [name for name, protocol in PROTOCOLS.items() if protocol.features == self.name]
+
+    def extractor(self, spatial: bool) -> Extractor:
+        """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
+        if self.name in EXTRACTORS:
+            protocol = next((name for name in self._own_protocols() if self.protocol in (None, name)), None)
+            return EXTRACTORS[self.name](Wanted(self, protocol, spatial))
+        if not Path(self.name).is_file():
+            raise UserError(f"the feature extractor {self.name}, none of {', '.join(EXTRACTORS)}, does not exist")
+        from uvit_decay.metrics import CustomExtractor
+
+        return CustomExtractor(self.name)
