@@ -6,6 +6,7 @@
     uvit-decay evaluate probe --ckpt last.ckpt    metrics of images, probes, comparisons; evaluate --help lists them
     uvit-decay export last.ckpt model.safetensors   a training checkpoint as one file, or in another layout
     uvit-decay import FILE model.safetensors      an official file as one of this project
+    uvit-decay push FOLDER USER/NAME              a folder of export --to diffusers to the Hugging Face Hub
     uvit-decay encode images latents              images as latents of an autoencoder
     uvit-decay --version
 
@@ -69,6 +70,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "export": convert,
     "import": convert,
+    "push": convert,
     "encode": encode,
 }
 

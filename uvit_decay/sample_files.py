@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from uvit_decay.runtime.plain import read_json, write_json
 from uvit_decay.sampling_options import LARGEST_GRID
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
 
     from uvit_decay.runtime.distributed import Processes
@@ -81,8 +82,6 @@ def _counted(parts: Iterator[Tensor], bar: Any) -> Iterator[Tensor]:
 
 
 def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator[Tensor]) -> None:
-    import torch
-
     from uvit_decay import image_io
 
     if not out.suffix:
@@ -90,10 +89,19 @@ def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator
     elif out.suffix.lower() == ".npz":
         image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
     else:
-        columns = min(image_io.grid_columns(len(samples.classes)), len(numbers))
-        labels = [] if samples.at_random else samples.labels(range(columns)) or []
-        header = [samples.checkpoint.class_names[label] for label in labels]
-        image_io.save_image(out, image_io.labelled_grid(torch.cat(list(images)), columns, header))
+        image_io.save_image(out, grid(samples, images))
+
+
+def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
+    """Return a picture of samples, given in batches from the first one on; classes in turn have a column each."""
+    import torch
+
+    from uvit_decay.image_io import grid_columns, labelled_grid
+
+    images = torch.cat(list(batches))
+    columns = min(grid_columns(len(samples.classes)), len(images))
+    labels = [] if samples.at_random else samples.labels(range(columns)) or []
+    return labelled_grid(images, columns, [samples.checkpoint.class_names[label] for label in labels])
 
 
 def _check_folder(folder: Path) -> None:

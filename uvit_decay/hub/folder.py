@@ -10,8 +10,12 @@ from safetensors import SafetensorError
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_of
 from uvit_decay.hub.code import HOME, INDEX
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
+from uvit_decay.hub.grid import write_grid
+from uvit_decay.hub.measured import run_of
+from uvit_decay.hub.options import CardOptions
 from uvit_decay.hub.pipeline import DecayPipeline
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import check_writable, claimed, refilling
@@ -20,7 +24,13 @@ from uvit_decay.weights import Weights
 KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser in (UViTDenoiser, SiTDenoiser)}
 
 
-def export_folder(source: Path, target: Path, weights: Weights | None = None, vae: str | None = None) -> str:
+def export_folder(
+    source: Path,
+    target: Path,
+    weights: Weights | None = None,
+    vae: str | None = None,
+    card: CardOptions = CardOptions(),  # noqa: B008  frozen
+) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 
     Args:
@@ -28,6 +38,7 @@ def export_folder(source: Path, target: Path, weights: Weights | None = None, va
         target: the folder: a new one, an empty one, or one of an earlier export, whose other files stay.
         weights: set to write; default: EMA if the run kept them.
         vae: autoencoder of a checkpoint of latents, hub id or folder; default: the one that made them.
+        card: what README.md says and shows.
 
     Returns:
         The lines of Python that load it.
@@ -37,11 +48,16 @@ def export_folder(source: Path, target: Path, weights: Weights | None = None, va
     checkpoint.check_denoiser()
     if vae is not None and not checkpoint.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
+    measured, settings = evaluations(source, checkpoint, card.metrics), settings_of(run_of(source))
     autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", "vae")) as folder, full:
+    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", "vae", GRID)) as folder, full:
         pipeline.save_pretrained(folder)
+        if card.grid:
+            write_grid(folder / GRID, source, checkpoint, vae)
+        name, grid = target.resolve().name, GRID if card.grid else None
+        model_card(checkpoint, name, measured, settings, grid, card.license).save(folder / README)
     return _lines(target, checkpoint)
 
 
