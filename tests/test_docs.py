@@ -83,6 +83,7 @@ def smaller(words: list[str]) -> list[str]:
         return [*words, *TINY, "--trainer.max_steps=62"] if "fit" in words else [*words, *TINY]
     if "train.py" in words:
         tiny = TINY_MAE if any("mae" in word for word in words) else TINY
+        tiny = tiny[2:] if "--model.init_from" in words else tiny  # sizes are those of the file
         return [*words, *tiny, "--trainer.fast_dev_run=2", "--data.batch_size=4", "--trainer.accelerator=cpu"]
     if "likelihood" in words:
         return [*words, "--num=8", "--steps=4"]

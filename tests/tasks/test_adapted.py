@@ -76,7 +76,7 @@ def classes(folder, image_size=8, channels=1):
 def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, started):
     fresh, theirs = tiny_net(3), load(trained, "ema").net
     net, line = started(DiffusionTask(tiny_net(3), init_from=str(trained)), classes(pictures))
-    assert "(UViT, ema weights of step 12); label_emb.weight of 2 of 3 classes, by their names and of the null" in line
+    assert "(UViT, ema weights of step 12); label_emb.weight of 2 of 3 classes (by name) and the null" in line
     assert line.endswith("; new: nothing")
     for ours, before in ((0, 3), (1, 7), (3, 10)):
         y = torch.full((3,), ours), torch.full((3,), before)
@@ -102,7 +102,7 @@ def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_p
     assert torch.equal(unnamed(10, Digits(32))[0].label_emb.weight, theirs)
     net, line = unnamed(3, classes(pictures))
     assert torch.equal(net.label_emb.weight, torch.cat([tiny_net(3).label_emb.weight[:3], theirs[10:]]))
-    assert "label_emb.weight of 0 of 3 classes, as the file names none and of the null label" in line
+    assert "; label_emb.weight of the null label; new: nothing" in line
 
 
 def test_positions_of_another_image_size(trained, sit, pictures, started):

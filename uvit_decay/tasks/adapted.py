@@ -119,14 +119,15 @@ def _labels(
             yield layers.label_bias, bias, "plus the vector of the null label"
         return
     rows, how = _known_classes(stored, net.num_classes, class_names)
-    note = f"of {len(rows)} of {net.num_classes} classes, {how}" if len(rows) < net.num_classes else ""
+    parts = [f"{len(rows)} of {net.num_classes} classes ({how})"] if 0 < len(rows) < net.num_classes else []
+    complete = len(rows) == net.num_classes
     if net.null_label and theirs.null_label:
         rows[net.num_classes] = theirs.num_classes
-        note += " and of the null label" if note else ""
+        parts.append("the null label")
     if rows:
         value = net.state_dict()[layers.labels].clone()
         value[list(rows)] = table[list(rows.values())]
-        yield layers.labels, value, note
+        yield layers.labels, value, "" if complete else f"of {' and '.join(parts)}"
     else:
         yield layers.labels, None, ""
 
@@ -139,9 +140,9 @@ def _known_classes(stored: StoredModel, count: int, class_names: Sequence[str]) 
     card = stored.card
     if card.class_hash is not None:
         known = {name: row for row, name in enumerate(card.class_names)}
-        return {row: known[name] for row, name in enumerate(class_names) if name in known}, "by their names"
+        return {row: known[name] for row, name in enumerate(class_names) if name in known}, "by name"
     same = len(card.class_names) == count
-    return {row: row for row in range(count if same else 0)}, "as the file names none"
+    return {row: row for row in range(count if same else 0)}, "by number"
 
 
 def _other_training(stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> Iterator[str]:
