@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 
 from uvit_decay.image_io import (
+    LINE,
     grid_columns,
     labelled_grid,
     save_npz,
@@ -185,3 +186,14 @@ def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
 def test_a_name_is_written_smaller_before_it_is_cut():
     whole, cut = (labelled_grid(random_images(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))
+
+
+def test_a_name_of_several_words_takes_two_lines_before_it_is_cut():
+    images, name = random_images(2, 3, 64), "great white shark"
+    grids = [np.asarray(labelled_grid(images, 2, names)) for names in (["cat", name], ["cat", "cat"])]
+    two, one = (grid[: len(grid) - 64 - 2 * GAP] for grid in grids)
+    assert (len(two), len(one)) == (HEADER + LINE, HEADER)
+    ink = (two[HEADER:, GAP + 64 + GAP :] < 128).any()
+    assert ink
+    assert np.array_equal(two[:HEADER, : GAP + 64], one[:, : GAP + 64])
+    assert not (two[HEADER:, : GAP + 64] < 128).any()

@@ -20,6 +20,8 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.threads import in_threads
 
+LINE = 12  # pixels from a line of a heading to the next
+
 
 def to_float(images: Tensor) -> Tensor:
     """Convert uint8 in [0, 255] to float32 in [-1, 1]."""
@@ -48,11 +50,13 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
     Args:
         images: the images, all of one size and square.
         columns: number of columns.
-        names: headings of the columns; they are shortened to fit.
+        names: headings of the columns, of one or two lines; they are shortened to fit.
         cell: images smaller than this, in pixels, are enlarged by a whole factor, up to this size.
     """
     scale = max(1, cell // images.shape[-1])
-    side, gap, header = images.shape[-1] * scale, 4, 22 if names else 0
+    side, gap = images.shape[-1] * scale, 4
+    headings = [_heading(name, side) for name in names[:columns]]
+    header = 22 + LINE * (max(len(lines) for lines, _ in headings) - 1) if headings else 0
     rows = -(-len(images) // columns)
     canvas = Image.new("RGB", (columns * (side + gap) + gap, header + rows * (side + gap) + gap), "white")
     for i, image in enumerate(images):
@@ -60,13 +64,33 @@ def labelled_grid(images: Tensor, columns: int, names: Sequence[str] = (), cell:
         tile = to_pil(image).resize((side, side), Image.Resampling.NEAREST)
         canvas.paste(tile, (gap + column * (side + gap), header + gap + row * (side + gap)))
     draw = ImageDraw.Draw(canvas)
-    for column, name in enumerate(names[:columns]):
-        sizes = (ImageFont.load_default(size=size) for size in range(14, 8, -1))
-        font = next((font for font in sizes if font.getlength(name) <= side), ImageFont.load_default(size=9))
-        while font.getlength(name) > side:  # a smaller font would not be legible
-            name = name[:-1]
-        draw.text((gap + column * (side + gap) + side // 2, header - 4), name, fill="black", font=font, anchor="ms")
+    for column, (lines, font) in enumerate(headings):
+        for i, line in enumerate(lines):
+            place = gap + column * (side + gap) + side // 2, 18 + LINE * i
+            draw.text(place, line, fill="black", font=font, anchor="ms")
     return canvas
+
+
+def _heading(name: str, width: int) -> tuple[list[str], ImageFont.FreeTypeFont]:
+    """Return a name as one line, or two if it needs them and has words, in the largest font in which it fits.
+
+    What does not fit in the smallest font that is legible is cut.
+    """
+    words = name.split()
+    halves = [[" ".join(words[:i]), " ".join(words[i:])] for i in range(1, len(words))]
+    forms = [[name], *([min(halves, key=lambda lines: max(map(len, lines)))] if halves else [])]
+    for lines in forms:
+        for size in range(14 if len(lines) == 1 else LINE - 1, 8, -1):
+            font = ImageFont.load_default(size=size)
+            if all(font.getlength(line) <= width for line in lines):
+                return lines, font
+    return [_cut(line, width, font) for line in lines], font
+
+
+def _cut(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+    while font.getlength(line) > width:
+        line = line[:-1]
+    return line
 
 
 def grid_columns(classes: int, about: int = 10) -> int:

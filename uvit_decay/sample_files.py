@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uvit_decay.class_names import in_words
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
@@ -101,7 +102,8 @@ def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
     images = torch.cat(list(batches))
     columns = min(grid_columns(len(samples.classes)), len(images))
     labels = [] if samples.at_random else samples.labels(range(columns)) or []
-    return labelled_grid(images, columns, [samples.checkpoint.class_names[label] for label in labels])
+    words = in_words(samples.checkpoint.class_names) if labels else ()
+    return labelled_grid(images, columns, [words[label] for label in labels])
 
 
 def _check_folder(folder: Path) -> None:

@@ -77,7 +77,7 @@ class Samples:
         sampling = replace(model.unguided(recommended), **options.changes(recommended.sampler))
         model.check(sampling)
         sampling = model.in_precision(sampling)
-        classes = options.chosen_classes(model.num_classes)
+        classes = options.chosen_classes(checkpoint.class_names)
         at_random = sampling.method.paper if options.labels is None else options.labels == "random"
         samples = cls(model, sampling, checkpoint.weights, classes, at_random, options.seed)
         samples = replace(samples, checkpoint=checkpoint, file=file)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+from uvit_decay.class_names import class_numbers
 from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
 from uvit_decay.weights import Weights
@@ -38,7 +39,8 @@ class SamplingOptions(LoadingOptions):
     """Sampling from a checkpoint.
 
     Args:
-        classes: comma-separated class numbers; default: all, the first 10 in a grid.
+        classes: comma-separated numbers or names of classes, ImageNet's in words, too (tench); default: all, the first
+            10 in a grid.
         labels: classes in turn, or drawn at random, a function of seed and number of the image; default: balanced in a
             grid and while training, random with the papers' samplers, as for their FID, else balanced.
         guidance: scale w of uncond + w (cond - uncond); 1 is none.
@@ -56,7 +58,7 @@ class SamplingOptions(LoadingOptions):
             elsewhere.
     """
 
-    classes: tuple[int, ...] | None = None
+    classes: tuple[str, ...] | None = None
     labels: Literal["balanced", "random"] | None = None
     guidance: float | None = None
     guidance_interval: tuple[float, float] | None = None
@@ -72,19 +74,15 @@ class SamplingOptions(LoadingOptions):
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
 
-    def chosen_classes(self, num_classes: int) -> list[int]:
-        """Return the classes to sample, by default all; empty for an unconditional network.
+    def chosen_classes(self, names: Sequence[str]) -> list[int]:
+        """Return the numbers of the classes to sample, of these names, by default all; empty if there are none.
 
         Raises:
             UserError: a class that does not exist, or classes or labels for an unconditional network.
         """
-        if not num_classes and (self.classes or self.labels):
+        if not names and (self.classes or self.labels):
             raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if self.classes else 'labels'}")
-        classes = self.classes or range(num_classes)
-        if not all(0 <= label < num_classes for label in classes):
-            listed = ",".join(map(str, classes))
-            raise UserError(f"--classes {listed}: this checkpoint has the classes 0 to {num_classes - 1}")
-        return list(classes)
+        return class_numbers(self.classes, names) if self.classes else list(range(len(names)))
 
     def changes(self, recommended: str) -> dict[str, Any]:
         """Return the fields of `Sampling` that the options change; `recommended` is the sampler of the checkpoint."""

@@ -162,6 +162,12 @@ def test_up_to_a_hundred_classes_have_a_bar_each(tmp_path):
     assert "Classes by coverage" not in page.texts
 
 
+def test_classes_of_imagenet_are_named_in_words(tmp_path):
+    page = Page(written(tmp_path, replace(REPORT, coverage={"n01440764": 0.5, "cat": 0.2})))
+    assert names(page) == ["cat", "n01440764, tench, Tinca tinca"]
+    assert "tench" in page.texts
+
+
 def test_a_thousand_classes_are_both_ends_and_a_histogram(tmp_path):
     coverage = {f"class {i}": i / 999 for i in range(1000)}
     text = written(tmp_path, replace(REPORT, coverage=coverage))

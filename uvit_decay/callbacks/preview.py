@@ -8,6 +8,7 @@ from lightning.pytorch import Trainer
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.pictures import save_picture
 from uvit_decay.callbacks.sampling import PeriodicSampling
+from uvit_decay.class_names import in_words
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.runtime.distributed import Processes, batches
@@ -69,5 +70,6 @@ class Preview(PeriodicSampling):
             jobs = batches(self.rows * columns, self.batch_size, processes.size)
             parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))
         if processes.is_main:
-            grid = labelled_grid(torch.cat(parts), columns, names * (columns // max(1, len(names))))
+            headings = in_words(names) * (columns // max(1, len(names)))
+            grid = labelled_grid(torch.cat(parts), columns, headings)
             save_picture(trainer, self.folder, self.picture, grid)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from uvit_decay.class_names import in_words
 from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.generation import Comparison
@@ -115,7 +116,8 @@ def _columns(images: ImageSource) -> tuple[tuple[str, ...], int]:
     columns = grid_columns(count) if 0 < count <= 10 else 10
     if not torch.equal(shown, torch.arange(len(shown)) % columns % max(count, 1)):
         return (), 10
-    return tuple(images.class_names[i % count] for i in range(columns)), columns
+    names = in_words(images.class_names)
+    return tuple(names[i % count] for i in range(columns)), columns
 
 
 def _neighbours(

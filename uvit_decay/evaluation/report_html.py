@@ -17,6 +17,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
+from uvit_decay.class_names import in_words, synonyms
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.image_io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
@@ -50,7 +51,8 @@ class Report:
         columns: number of columns of the grid.
         class_names: titles of the columns; may be empty.
         neighbours: images of the memorisation check; None leaves it out.
-        coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out.
+        coverage: class name -> share in [0, 1] of its reference images that are covered; None leaves it out. The page
+            shows names in words.
     """
 
     title: str
@@ -125,7 +127,11 @@ def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
 def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
     """Return bars of all classes, least covered first; of many, both ends and a histogram of `BINS` bins of [0, 1]."""
     ranked = sorted(coverage.items(), key=lambda item: item[1])
-    bars = [{"name": name, "percent": f"{100 * share:.1f}"} for name, share in ranked]
+    words = in_words([name for name, _ in ranked])
+    bars = [
+        {"name": word, "title": ", ".join(dict.fromkeys((name, *synonyms(name)))), "percent": f"{100 * share:.1f}"}
+        for word, (name, share) in zip(words, ranked, strict=True)
+    ]
     mean = sum(coverage.values()) / len(coverage)
     result: dict[str, Any] = {"mean": f"{100 * mean:.1f}", "count": len(bars), "histogram": []}
     if len(bars) <= ALL_CLASSES:

@@ -15,6 +15,7 @@ import torch
 from sklearn.manifold import TSNE
 from torch import Tensor
 
+from uvit_decay.class_names import in_words
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import distinct, image_table, scatter
 from uvit_decay.representations.options import Visualization
@@ -63,7 +64,8 @@ def draw_patches(
             columns |= _clusters(options, states[k], name, truth)
     if truth is not None:
         columns["mask"] = _painted(truth[:ROWS], truth)
-    rows = [images.class_names[int(images.labels[i])] if images.labels is not None else str(i) for i in shown]
+    words = in_words(images.class_names)
+    rows = [words[int(images.labels[i])] if images.labels is not None else str(i) for i in shown]
     about = f"{features.title}, {images.name}, {features.level}"
     image_table(options.out, columns, rows[:ROWS], about)
     print(f"wrote {options.out}: {len(rows[:ROWS])} images of {images.name}")
@@ -155,7 +157,7 @@ def draw_tsne(
         for (i, layer), x in zip(layers.items(), pooled, strict=True)
     }
     out = tsne_file(options.out)
-    names = [images.class_names[label] for label in classes]
+    names = in_words([images.class_names[label] for label in classes])
     title = f"t-SNE of mean patch features: {features.title}\n{len(points)} of {images.name}, {features.level}"
     scatter(out, panels, labels, names, title)
     print(f"wrote {out}: {len(points)} images of {len(classes)} classes, perplexity {perplexity:g}")

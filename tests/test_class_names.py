@@ -1,0 +1,65 @@
+"""Names of classes: WordNet ids in words, and classes that are given by names."""
+
+import pytest
+import torch
+
+from uvit_decay.class_names import class_numbers, in_words, synonyms
+from uvit_decay.data.classes import class_list
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.samples import Samples
+from uvit_decay.sampling_options import SamplingOptions
+
+IMAGENET = class_list("imagenet-1k")
+
+
+def test_ids_of_wordnet_are_said_in_words_and_other_names_as_they_are():
+    assert synonyms("n01440764") == ("tench", "Tinca tinca")
+    assert in_words(["n01440764", "cat", "n99999999", "3", "tench, Tinca tinca"]) == (
+        "tench n01440764",
+        "cat",
+        "n99999999",
+        "3",
+        "tench tench, Tinca tinca",
+    )
+    assert in_words(["cat", "dog, hound"]) == ("cat", "dog")
+
+
+def test_all_classes_of_imagenet_have_different_words():
+    words = in_words(IMAGENET)
+    assert len(set(words)) == 1000
+    assert (words[0], words[2], words[134], words[999]) == (
+        "tench",
+        "great white shark",
+        "crane n02012849",
+        "toilet tissue",
+    )
+
+
+def test_classes_are_given_by_number_id_or_word():
+    wanted = ["Tinca tinca", "5", "n01443537", "GREAT WHITE SHARK", "999"]
+    assert class_numbers(wanted, IMAGENET) == [0, 5, 1, 2, 999]
+    assert class_numbers(["7", "3"], "0123456789") == [7, 3]
+    assert class_numbers(["1"], ["5", "1", "0"]) == [1], "a number is never a name"
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("tenhc", "it has no 'tenhc', did you mean tench"),
+        ("crane", r"2 classes are called so, give a number: 134 \(n02012849, crane\), 517 \(n03126707, crane\)"),
+        ("xyzzy", "it has no 'xyzzy', but tench, goldfish, great white shark, tiger shark, hammerhead ..."),
+        ("1000", "--classes 1000: this checkpoint has the classes 0 to 999"),
+    ],
+)
+def test_a_class_that_is_unknown_or_not_alone_is_refused_with_others(word, message):
+    for words in ([word], ["tench", word]):
+        with pytest.raises(UserError, match=message):
+            class_numbers(words, IMAGENET)
+
+
+def test_a_checkpoint_of_imagenet_samples_classes_by_their_words(trained, tmp_path):
+    contents = torch.load(trained, weights_only=True)
+    contents["uvit_decay"]["class_names"] = list(IMAGENET[:10])
+    torch.save(contents, tmp_path / "imagenet.ckpt")
+    options = SamplingOptions(classes=("tench", "7", "goldfish"), steps=2, device="cpu")
+    assert Samples.from_options(tmp_path / "imagenet.ckpt", options).classes == [0, 7, 1]

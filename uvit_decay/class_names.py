@@ -1,0 +1,87 @@
+"""Names of classes for people: WordNet ids, as ImageNet's classes are called, in words; classes by their names.
+
+Imports no torch; the words are those of timm, which is imported only where a class has such an id.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import TYPE_CHECKING
+
+from uvit_decay.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from timm.data import ImageNetInfo
+
+WORDNET = re.compile(r"n\d{8}")
+NUMBER = re.compile(r"-?\d+")
+SHOWN = 5  # classes that an error lists
+
+
+def synonyms(name: str) -> tuple[str, ...]:
+    """Return the words for a class: of the WordNet id n01440764 "tench" and "Tinca tinca", else its name.
+
+    A name may itself be a list of words, separated by ", ".
+    """
+    return tuple((_described(name) if WORDNET.fullmatch(name) else name).split(", "))
+
+
+def in_words(names: Sequence[str]) -> tuple[str, ...]:
+    """Return the first word for each class; with its name, too, if another class is called the same."""
+    words = [synonyms(name)[0] for name in names]
+    counts = Counter(words)
+    return tuple(f"{word} {name}" if counts[word] > 1 else word for word, name in zip(words, names, strict=True))
+
+
+def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
+    """Return the numbers of the classes that are given by number, by name or by one of their words in any case.
+
+    Raises:
+        UserError: a class that does not exist, or a word for several.
+    """
+    if all(NUMBER.fullmatch(word) for word in wanted):
+        numbers = [int(word) for word in wanted]
+        if not all(0 <= number < len(names) for number in numbers):
+            raise UserError(f"--classes {','.join(wanted)}: this checkpoint has the classes 0 to {len(names) - 1}")
+        return numbers
+    known: dict[str, list[int]] = {}
+    for number, name in enumerate(names):
+        for word in {name.casefold(), str(number), *(word.casefold() for word in synonyms(name))}:
+            known.setdefault(word, []).append(number)
+    return [_number(word, names, known) for word in wanted]
+
+
+def _number(word: str, names: Sequence[str], known: dict[str, list[int]]) -> int:
+    """Return the number of the class of this word; `known` are the classes of each word, in lower case."""
+    if NUMBER.fullmatch(word):
+        return class_numbers([word], names)[0]
+    found = known.get(word.casefold(), [])
+    if len(found) == 1:
+        return found[0]
+    if found:
+        listed = ", ".join(
+            f"{number} ({', '.join(dict.fromkeys((names[number], *synonyms(names[number]))))})" for number in found
+        )
+        raise UserError(f"--classes {word}: {len(found)} classes are called so, give a number: {listed}")
+    close = get_close_matches(word.casefold(), known, SHOWN)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"but {', '.join(in_words(names)[:SHOWN])} ..."
+    raise UserError(f"--classes takes numbers, or names of the checkpoint's classes: it has no {word!r}, {hint}")
+
+
+@cache
+def _wordnet() -> ImageNetInfo:
+    from timm.data import ImageNetInfo  # takes seconds to import
+
+    return ImageNetInfo()
+
+
+def _described(name: str) -> str:
+    """Return the words of a WordNet id, separated by ", ", or the id if it is none of a noun of ImageNet's."""
+    try:
+        return _wordnet().label_name_to_description(name)
+    except KeyError:
+        return name
