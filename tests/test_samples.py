@@ -99,6 +99,41 @@ def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_pa
     assert (Image.open(tmp_path / "grid.png").size == (10 * 68 + 4, 22 + 2 * 68 + 4)) is in_columns, "named columns"
 
 
+@pytest.mark.parametrize(
+    ("flags", "name", "protocol"),
+    [
+        ([], "ema_protocol-uvit_uvit-dpm50_w1_seed0_random-labels", "uvit"),
+        (["--labels", "balanced"], "ema_protocol-uvit-balanced_uvit-dpm50_w1_seed0", "uvit-balanced"),
+        (["--guidance", "2", "--seed", "3"], "ema_protocol-uvit_uvit-dpm50_w2_seed3_random-labels", "uvit"),
+        (
+            ["--steps", "9", "--clip", "--labels", "balanced"],
+            "ema_protocol-uvit-other-steps-clip-balanced_uvit-dpm9_w1_clip_seed0",
+            "uvit-other-steps-clip-balanced",
+        ),
+        (
+            ["--sampler", "ddim", "--steps", "50", "--no-clip"],
+            "ema_protocol-uvit-other-sampler_ddim50_w1_noclip_seed0_random-labels",
+            "uvit-other-sampler",
+        ),
+    ],
+)
+def test_a_protocol_is_in_the_name_with_what_was_changed(trained, options, flags, name, protocol):
+    sampled = Samples.from_options(trained, options("--sampling-protocol", "uvit", *flags))
+    assert sampled.name == name
+    assert sampled.metadata()["sampling_protocol"] == protocol
+    without = Samples.from_options(trained, options("--sampler", "uvit-dpm", "--guidance", "1", "--seed", "3"))
+    assert "sampling_protocol" not in without.metadata()
+    if "3" in flags:
+        assert sampled.labels(range(50)) == without.labels(range(50)), "functions of the seed and the number alone"
+
+
+def test_a_protocol_for_other_networks_is_refused(trained, tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        sample(monkeypatch, tmp_path, "--ckpt", trained, "--sampling-protocol", "sit", "--out", "a.npz")
+    assert stopped.value.code == 2
+    assert "protocol sit samples networks on the path Linear or GVP, not on VP" in capsys.readouterr().err
+
+
 def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):
     sampled = Samples.from_options(trained, options())
     lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]

@@ -17,6 +17,7 @@ from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.diffusion.compiled import CompiledNet
 from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
+from uvit_decay.diffusion.sampling_protocols import marked_protocol, protocol_sampling
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError
@@ -44,6 +45,7 @@ class Samples:
         checkpoint: contents of the checkpoint; None for a network in training.
         file: path of the checkpoint.
         compiled: whether torch.compile makes the network faster, after a minute or so, and for any batch size.
+        protocol: protocol of a paper by which `sampling` was chosen; None if it was not.
     """
 
     model: DiffusionModel
@@ -58,6 +60,7 @@ class Samples:
     checkpoint: Checkpoint | None = None
     file: Path | None = None
     compiled: bool = False
+    protocol: str | None = None
 
     def __post_init__(self) -> None:
         self.shape = self.shape or self.model.shape
@@ -73,14 +76,12 @@ class Samples:
         """
         checkpoint = load(file, options.weights, options.trust)
         model = checkpoint.source(pick_device(options.device, local_rank))
-        recommended = checkpoint.sampling
-        sampling = replace(model.unguided(recommended), **options.changes(recommended.sampler))
-        model.check(sampling)
-        sampling = model.in_precision(sampling)
+        sampling, protocol = _chosen_sampling(model, checkpoint.sampling, options), options.sampling_protocol
         classes = options.chosen_classes(checkpoint.class_names)
-        at_random = sampling.method.paper if options.labels is None else options.labels == "random"
+        by_paper = sampling.method.paper or protocol is not None
+        at_random = by_paper if options.labels is None else options.labels == "random"
         samples = cls(model, sampling, checkpoint.weights, classes, at_random, options.seed)
-        samples = replace(samples, checkpoint=checkpoint, file=file)
+        samples = replace(samples, checkpoint=checkpoint, file=file, protocol=protocol)
         if not checkpoint.latents:
             if options.vae is not None:
                 raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
@@ -120,8 +121,10 @@ class Samples:
         if self.checkpoint is not None:
             origin = {"checkpoint": str(self.file), "step": self.checkpoint.step, "data": self.checkpoint.data}
             origin["vae"] = self.vae
+        protocol = {} if self.protocol is None else {"sampling_protocol": self._marked_protocol()}
         return {
             **origin,
+            **protocol,
             "weights": str(self.weights),
             **self.sampling.metadata(),
             "clip": self.model.clips(self.sampling),
@@ -132,7 +135,8 @@ class Samples:
     @property
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
-        parts = [slug(self.weights), self.sampling.name, f"seed{self.seed}"]
+        protocol = [] if self.protocol is None else [f"protocol-{self._marked_protocol()}"]
+        parts = [slug(self.weights), *protocol, self.sampling.name, f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():
@@ -142,6 +146,11 @@ class Samples:
         if self.vae and self.vae != self.checkpoint.latents.vae:
             parts.append(f"vae-{Path(self.vae).name}")
         return "_".join(parts)
+
+    def _marked_protocol(self) -> str:
+        """Return the protocol with what was changed of it; labels in turn are a change, too."""
+        balanced = "-balanced" if self.classes and not self.at_random else ""
+        return marked_protocol(self.protocol, self.model, self.sampling) + balanced
 
     def _all_classes(self) -> bool:
         return list(self.classes) == list(range(self.model.num_classes))
@@ -158,3 +167,14 @@ class Samples:
         """Limit tiny networks to one CPU thread; more are up to 3 times slower on a busy machine."""
         tiny = self.model.device.type == "cpu" and self.model.pixels
         return cpu_threads(1 if tiny and sum(p.numel() for p in self.model.net.parameters()) < TINY else None)
+
+
+def _chosen_sampling(model: DiffusionModel, recommended: Sampling, options: SamplingOptions) -> Sampling:
+    """Return the sampling of the protocol among the options, or else the recommended one, with their changes."""
+    if options.sampling_protocol is None:
+        base = model.unguided(recommended)
+    else:
+        base = protocol_sampling(options.sampling_protocol, model, options.guidance)
+    sampling = replace(base, **options.changes(base.sampler))
+    model.check(sampling)
+    return model.in_precision(sampling)

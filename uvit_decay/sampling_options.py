@@ -39,6 +39,8 @@ class SamplingOptions(LoadingOptions):
     """Sampling from a checkpoint.
 
     Args:
+        sampling_protocol: sampler, steps, guidance and labels as a paper samples for its FID, see docs/sampling.md;
+            names of results contain it, and what other options change of it.
         classes: comma-separated numbers or names of classes, ImageNet's in words, too (tench); default: all, the first
             10 in a grid.
         labels: classes in turn, or drawn at random, a function of seed and number of the image; default: balanced in a
@@ -50,7 +52,7 @@ class SamplingOptions(LoadingOptions):
             uvit-em, sit-ode, sit-sde, sit-sde-heun, dit-ddpm (DiT's networks only).
         clip: clamp the denoised image to [-1, 1] at every step; default: the checkpoint's, else pixels are clipped, but
             not by the papers' samplers.
-        steps: steps; default: the checkpoint's, or another sampler's own.
+        steps: default: the checkpoint's, or another sampler's own.
         seed: of the noise and of random labels.
         batch_size: images at a time; changes no image.
         vae: autoencoder that decodes latents, hub id or folder; default: the checkpoint's.
@@ -58,6 +60,7 @@ class SamplingOptions(LoadingOptions):
             elsewhere.
     """
 
+    sampling_protocol: Literal["sit", "uvit", "dit"] | None = None
     classes: tuple[str, ...] | None = None
     labels: Literal["balanced", "random"] | None = None
     guidance: float | None = None

@@ -49,8 +49,13 @@ SAMPLING_PROTOCOLS: dict[str, SamplingProtocol] = {
 }
 
 
-def protocol_sampling(name: str, model: DiffusionModel) -> Sampling:
+def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None = None) -> Sampling:
     """Return the sampling of a protocol for this network; without guidance if it cannot be guided.
+
+    Args:
+        name: a name in `SAMPLING_PROTOCOLS`.
+        model: the network with its noise path.
+        guidance: scale of guidance; None means the published one.
 
     Raises:
         UserError: the protocol is for other networks.
@@ -62,6 +67,24 @@ def protocol_sampling(name: str, model: DiffusionModel) -> Sampling:
     if protocol.learned_variance and not model.learned_variance:
         raise UserError(f"protocol {name} samples networks with a learned variance, this one has none")
     sampling = model.unguided(protocol.sampling(model))
+    sampling = sampling if guidance is None else replace(sampling, guidance=guidance)
     if sampling.guidance == 1.0 or model.shape[0] <= GUIDED:
         return replace(sampling, guidance_channels=None)
     return sampling
+
+
+def marked_protocol(name: str, model: DiffusionModel, sampling: Sampling) -> str:
+    """Return the name of a protocol for results of `sampling`, with what it changes, such as `sit-other-steps`.
+
+    Scale of guidance and precision are no change: names of results have them anyway.
+    """
+    published, guided = protocol_sampling(name, model, sampling.guidance), sampling.guidance != 1.0
+    changed = {
+        "sampler": sampling.sampler != published.sampler,
+        "steps": sampling.num_steps != published.num_steps,
+        "clip": model.clips(sampling) != model.clips(published),
+        "guidance-channels": guided and sampling.guidance_channels != published.guidance_channels,
+        "guidance-interval": guided and sampling.guidance_interval is not None,
+    }
+    others = [what for what, is_changed in changed.items() if is_changed]
+    return "-".join([name, "other", *others] if others else [name])
