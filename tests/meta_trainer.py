@@ -15,12 +15,12 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from record_ops import Waits
 from torch.optim import Optimizer
 
-from uvit_decay.callbacks import EMA, LastCheckpoint
+from uvit_decay.callbacks import EMA, LastCheckpoint, Progress
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.tasks import Task, base
 
 META = torch.device("meta")
-OPTIONS = dict(enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0)
+OPTIONS = dict(enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0)
 
 
 class _MetaAccelerator(Accelerator):
@@ -71,7 +71,12 @@ def waits_of_steps(
     """Return what each of the first three steps of a run waits for, counted; the second one is logged."""
     waits = Waits()
     counted = _Steps(waits)
-    callbacks = [*([EMA(0.9, extra_decays=[0.99])] if ema else []), LastCheckpoint(every_n_steps=save_at), counted]
+    callbacks = [
+        *([EMA(0.9, extra_decays=[0.99])] if ema else []),
+        LastCheckpoint(every_n_steps=save_at),
+        Progress(line_every=0),
+    ]
+    callbacks.append(counted)
     strategy = SingleDeviceStrategy(META, accelerator=_MetaAccelerator())
     options = {**OPTIONS, "logger": False, "log_every_n_steps": 2, **options}
     trainer = Trainer(

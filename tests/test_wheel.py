@@ -100,6 +100,6 @@ def test_the_wheel_samples_in_an_empty_folder(wheel, tmp_path):
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     assert "usage: uvit-decay sample" in result.stdout
-    assert "torchrun --nproc_per_node P -m uvit_decay sample --num" in result.stdout
+    assert "torchrun --nproc_per_node P -m -- uvit_decay sample --num" in result.stdout
     assert "sample.py" not in result.stdout
     assert Image.open(tmp_path / "samples.png").size[0] == 4 * 68 + 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 import threading
 import traceback
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import yaml
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -41,14 +43,16 @@ from uvit_decay.tasks.sharding import Sharded, check_nodes, spare_copies
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
+# Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
+USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
 def _hush() -> None:
     """Suppress messages of Lightning and torch that users of this project cannot act on."""
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
-    advertisements = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    advertisements.addFilter(lambda record: "Tip: For seamless" not in record.getMessage())
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
+        logging.getLogger(name).addFilter(lambda record: not USELESS.match(record.getMessage()))
     shown = threading.excepthook
     # TensorBoard's writing thread keeps its error for the main thread's next flush, which ends the run with one line.
     threading.excepthook = lambda args: None if isinstance(args.thread, _AsyncWriterThread) else shown(args)
@@ -167,6 +171,7 @@ class CLI(LightningCLI):
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
         self._default_precision()
+        options = self._with_progress(options)
         try:
             trainer = finishing(by_name(super().instantiate_trainer(**options), self._begin))
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
@@ -176,6 +181,16 @@ class CLI(LightningCLI):
             if folder is not None:
                 check_writable(Path(folder), folder=True)
         return trainer
+
+    def _with_progress(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a trainer with our progress bar, unless the user has another or wants none."""
+        trainer = self._get(self.config_init, "trainer")
+        given = options.get("callbacks", trainer.callbacks) or []
+        chosen = given if isinstance(given, list) else [given]
+        shown = options.get("enable_progress_bar", trainer.enable_progress_bar)
+        if shown is False or any(isinstance(callback, ProgressBar) for callback in chosen):
+            return options
+        return {**options, "callbacks": [*chosen, callbacks.Progress()]}
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""

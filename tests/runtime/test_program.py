@@ -22,6 +22,6 @@ def test_a_script_is_a_script(monkeypatch, program):
 def test_a_command_of_the_package_is_one(monkeypatch, program):
     monkeypatch.setattr(sys, "argv", [program])
     assert from_package()
-    wanted = "uvit-decay train fit; torchrun --nproc_per_node 8 -m uvit_decay evaluate probe; "
+    wanted = "uvit-decay train fit; torchrun --nproc_per_node 8 -m -- uvit_decay evaluate probe; "
     assert localised(TEXT) == wanted + "accelerate launch \\\n    -m uvit_decay sample --num 4"
     assert localised("/home/me/train.py, evaluate.py: --test") == "/home/me/train.py, uvit-decay evaluate: --test"

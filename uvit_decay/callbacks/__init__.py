@@ -6,6 +6,7 @@ from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.preview import Preview
 from uvit_decay.callbacks.probe import LinearProbes
+from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.reconstruction import Reconstructions
 from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
@@ -18,6 +19,7 @@ __all__ = [
     "LastCheckpoint",
     "LinearProbes",
     "Preview",
+    "Progress",
     "Reconstructions",
     "Rollback",
     "RunLogger",

@@ -193,7 +193,9 @@ class Processes:
 def _commands(count: int | str) -> str:
     """Return the commands that start this script on `count` processes."""
     script = Path(sys.argv[0]).name
-    torchrun, accelerate = (f"-m {MODULE} {sys.argv[1]}",) * 2 if from_package() else (f"-- {script}", script)
+    torchrun, accelerate = f"-- {script}", script
+    if from_package():
+        torchrun, accelerate = (f"-m {dashes}{MODULE} {sys.argv[1]}" for dashes in ("-- ", ""))
     return (
         f"`torchrun --nproc_per_node {count} {torchrun} ...` or `accelerate launch --multi_gpu "
         f"--num_processes {count} --num_machines 1 --mixed_precision no --dynamo_backend no {accelerate} ...`"

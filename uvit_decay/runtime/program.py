@@ -29,4 +29,4 @@ def _command(script: re.Match[str]) -> str:
     before, name = script[1] or "", script[2]
     if before in ("", "python "):
         return f"{PROGRAM} {name}"
-    return f"{before.removeprefix('-- ')}-m {MODULE} {name}"
+    return f"-m -- {MODULE} {name}" if before == "-- " else f"{before}-m {MODULE} {name}"

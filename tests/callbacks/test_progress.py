@@ -1,0 +1,184 @@
+"""The bar on a terminal, the lines where there is none, and who gets them."""
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+from conftest import ROOT, tiny_task, train
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.utilities import rank_zero_info
+
+from uvit_decay.callbacks import Progress
+from uvit_decay.cli import CLI
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+
+RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
+
+
+class Terminal(io.StringIO):
+    """What a terminal of 120 columns and 40 rows is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def shown(self) -> list[str]:
+        """The bars that were drawn, one after another."""
+        return [text.strip() for text in re.split(r"[\r\n]+", self.getvalue()) if text.strip()]
+
+
+def terminal_of(monkeypatch) -> Terminal:
+    """A terminal in place of standard error; to be called in the test, where pytest has put its own."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (120, 40))
+    return stream
+
+
+def fit(folder, *callbacks, max_steps=10, **options):
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        log_every_n_steps=4,
+        default_root_dir=folder,
+        max_steps=max_steps,
+        callbacks=list(callbacks),
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        **{"limit_val_batches": 0, "num_sanity_val_steps": 0, **options},
+    )
+    task = tiny_task()
+    trainer.fit(task, Digits(32))
+    return trainer, task
+
+
+def test_a_terminal_gets_one_bar_for_the_whole_run(tmp_path, monkeypatch, capsys):
+    terminal = terminal_of(monkeypatch)
+    epochs = fit(tmp_path, Progress(every=0), limit_train_batches=3)[0].current_epoch
+    assert epochs == 4
+    loss = r"loss \d(\.\d+)?, lr 0\.\d+, [\d,]+ images/s"
+    assert re.fullmatch(rf"step 10/10 \|[#█]+\| \d\d:\d\d<00:00, {loss}", terminal.shown[-1])
+    steps = [int(step) for step in re.findall(r"step (\d+)/10", terminal.getvalue())]
+    assert steps == sorted(steps)
+    assert not any("loss" in bar for bar in terminal.shown if re.search("step [1-4]/10", bar))  # none is known yet
+    left = [line.split("\r")[-1] for line in terminal.getvalue().split("\n")]
+    assert sum(line.startswith("step") for line in left) == 1
+    assert "v_num" not in terminal.getvalue()
+    assert capsys.readouterr().out == ""
+
+
+def test_validation_is_told_before_the_bar(tmp_path, monkeypatch):
+    terminal = terminal_of(monkeypatch)
+    trainer, task = fit(tmp_path, Progress(every=0), limit_val_batches=2, val_check_interval=5)
+    assert any(bar.startswith("validation 2/2, step 5/10 |") for bar in terminal.shown)
+    assert any(re.match(r"step 6/10 .*, val/loss \d", bar) for bar in terminal.shown)
+    trainer.validate(task, Digits(32), verbose=False)
+    assert terminal.shown[-1].startswith("validation 2/2 |")
+
+
+def test_messages_stand_above_the_bar(tmp_path, monkeypatch):
+    terminal, logger = terminal_of(monkeypatch), logging.getLogger("lightning.pytorch")
+    handler = logging.StreamHandler(terminal)
+    logger.addHandler(handler)
+    before = list(logger.handlers)
+
+    class Speaker(Callback):
+        def on_train_batch_end(self, trainer, *_):
+            rank_zero_info(f"a message after step {trainer.global_step}")
+
+    try:
+        fit(tmp_path, Progress(every=0), Speaker(), max_steps=3)
+        assert logger.handlers == before
+    finally:
+        logger.removeHandler(handler)
+    for step in (1, 2, 3):
+        assert f"a message after step {step}" in terminal.shown
+
+
+def test_an_error_closes_the_bar(tmp_path, monkeypatch):
+    terminal = terminal_of(monkeypatch)
+
+    class Broken(Callback):
+        def on_train_batch_start(self, *_):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(tmp_path, Progress(every=0), Broken())
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
+    with caplog.at_level("INFO", RANK_ZERO):
+        fit(tmp_path, Progress())
+    lines = [line for line in caplog.messages if line.startswith("step ")]
+    assert len(lines) == 2  # the first loss, and the end
+    loss = r"loss \d(\.\d+)?, lr 0\.\d+, [\d,]+ images/s"
+    for line, step in zip(lines, (5, 10), strict=True):
+        assert re.fullmatch(rf"step {step}/10 after \d\d:\d\d, \d\d:\d\d left, {loss}", line)
+    caplog.clear()
+    with caplog.at_level("INFO", RANK_ZERO):
+        fit(tmp_path, Progress(line_every=0))
+    assert sum(line.startswith("step ") for line in caplog.messages) == 10
+
+
+def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, caplog):
+    with caplog.at_level("INFO", RANK_ZERO):
+        fit(tmp_path, Progress(), max_steps=-1, max_time={"seconds": 1})
+    assert any(re.match(r"step \d+ after \d\d:\d\d, loss", line) for line in caplog.messages)
+
+
+def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, caplog):
+    terminal = terminal_of(monkeypatch)
+    progress = Progress(every=0)
+    progress.disable()
+    with caplog.at_level("INFO", RANK_ZERO):
+        fit(tmp_path, progress, max_steps=5)
+    assert terminal.shown == []
+    assert not [line for line in caplog.messages if line.startswith("step ")]
+
+
+def test_seconds_are_checked():
+    with pytest.raises(UserError, match="line_every takes seconds from 0, got nan"):
+        Progress(line_every=float("nan"))
+
+
+def bars_of(monkeypatch, folder, *flags):
+    """The progress bars of the trainer that train.py makes."""
+    monkeypatch.chdir(folder)
+    made = []
+
+    class Built(CLI):
+        def _run_subcommand(self, subcommand):
+            made.extend(callback for callback in self.trainer.callbacks if isinstance(callback, ProgressBar))
+
+    Built.run(["fit", "--config", str(ROOT / "configs" / "digits.yaml"), "--trainer.logger=false", *flags])
+    return made
+
+
+def test_it_is_the_default_but_a_user_may_have_another_or_none(monkeypatch, tmp_path):
+    assert [type(bar) for bar in bars_of(monkeypatch, tmp_path)] == [Progress]
+    assert not bars_of(monkeypatch, tmp_path, "--trainer.enable_progress_bar=false")
+    other = f"--trainer.callbacks+={TQDMProgressBar.__module__}.TQDMProgressBar"
+    assert [type(bar) for bar in bars_of(monkeypatch, tmp_path, other)] == [TQDMProgressBar]
+    (own,) = bars_of(monkeypatch, tmp_path, "--trainer.callbacks+=Progress", "--trainer.callbacks.line_every=7")
+    assert own.line_every == 7
+
+
+def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog):
+    flags = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.callbacks=Summary"]
+    with caplog.at_level("INFO", "lightning.pytorch"):
+        train(monkeypatch, tmp_path, "fit", *flags, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1")
+    said = "\n".join(caplog.messages)
+    assert "global batch 32 = 1 x 32 images" in said
+    assert "step 2/2 after" in said
+    assert "run folder: runs/digits/version_0" in said
+    for noise in ("GPU available", "TPU", "stopped: `max_steps", "Tip:"):
+        assert noise not in said
+    settings = (tmp_path / "runs/digits/version_0/config.yaml").read_text()
+    assert "callbacks.Summary" in settings
+    assert "Progress" not in settings
