@@ -11,9 +11,9 @@ from torch import Tensor, nn
 WIDTH, DEPTH, HEADS = 128, 2, 2
 
 
-def random_weights(path: Path, side: int = 37, seed: int = 0) -> Path:
+def random_weights(path: Path, side: int = 37, width: int = WIDTH, depth: int = DEPTH) -> Path:
     """Write the file, of side x side positions, and return its path; all parts of the network change its features."""
-    g, d = torch.Generator().manual_seed(seed), WIDTH
+    g, d = torch.Generator().manual_seed(0), width
 
     def drawn(*shape: int, std: float = 0.5, mean: float = 0.0) -> Tensor:
         return mean + std * torch.randn(*shape, generator=g)
@@ -26,7 +26,7 @@ def random_weights(path: Path, side: int = 37, seed: int = 0) -> Path:
 
     state = {"cls_token": drawn(1, 1, d), "pos_embed": drawn(1, 1 + side**2, d), "mask_token": drawn(1, d)}
     state |= {"patch_embed.proj.weight": drawn(d, 3, 14, 14, std=0.05), "patch_embed.proj.bias": drawn(d)}
-    for i in range(DEPTH):
+    for i in range(depth):
         block = f"blocks.{i}"
         state |= {**norm(f"{block}.norm1"), **linear(f"{block}.attn.qkv", d, 3 * d), **norm(f"{block}.norm2")}
         state |= {**linear(f"{block}.attn.proj", d, d), f"{block}.ls1.gamma": drawn(d), f"{block}.ls2.gamma": drawn(d)}

@@ -13,6 +13,7 @@ import torch
 from bytewise import Mutation
 from conftest import tiny_task, tiny_trainer
 from containers import SAFETENSORS
+from dinov2_files import random_weights
 from documents import JSON
 from kind import Kind, Sources, anything_valid
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
@@ -29,7 +30,7 @@ from uvit_decay.data.latents.shards import check_shard, read_sums
 from uvit_decay.evaluation.feature_store import FeatureStore
 from uvit_decay.evaluation.open_by_name import open_images, open_reference
 from uvit_decay.evaluation.statistics import save_statistics
-from uvit_decay.metrics import Inception, SmallClassifier
+from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.metrics.inception_net import read_weights
 from uvit_decay.runtime.errors import UserError
@@ -206,6 +207,21 @@ def read_inception(folder: Path, file: Path) -> Any:
     return read_weights(file)
 
 
+def make_dinov2(folder: Path, sources: Sources) -> None:
+    random_weights(folder / "dinov2.pth", side=2, width=64, depth=1)
+
+
+def make_timms_dinov2(folder: Path, sources: Sources) -> None:
+    make_dinov2(folder, sources)
+    save_file(torch.load(folder / "dinov2.pth", weights_only=True), folder / "model.safetensors")
+
+
+def read_dinov2(folder: Path, file: Path) -> Any:
+    extractor = DINOv2(str(file))
+    extractor.prepare(torch.zeros(0, 3, 8, 8), torch.zeros(0), torch.device("cpu"))
+    return extractor.net
+
+
 def make_autoencoder(folder: Path, sources: Sources) -> None:
     shutil.copytree(sources.vae, folder / "vae")
 
@@ -233,6 +249,8 @@ TENSOR_KINDS = {
     "samples .npz": Kind(make_samples, read_samples, "*.npz", ZIP),
     "folder of samples: description": Kind(make_sample_folder, read_sample_folder, "samples/*.json", JSON),
     "Inception weights": Kind(make_inception, read_inception, "*.pth", TORCH),
+    "DINOv2 weights, .pth": Kind(make_dinov2, read_dinov2, "*.pth", TORCH),
+    "DINOv2 weights, .safetensors": Kind(make_timms_dinov2, read_dinov2, "*.saf*", SAFETENSORS, anything_valid),
     "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", SAFETENSORS, anything_valid),
     "autoencoder: configuration": Kind(make_autoencoder, read_autoencoder, "vae/*.json", JSON, anything_valid),
 }
