@@ -86,8 +86,8 @@ class FeatureOptions:
 
     Args:
         features: an extractor, one of {", ".join(EXTRACTORS)}, or a TorchScript or .pt2 file; default: the protocol's.
-        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says;
-            default: {next(iter(PROTOCOLS))}, or the first of --features.
+        protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says,
+            which other features ignore; default: {next(iter(PROTOCOLS))}, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
         dinov2_weights: a file of timm or facebookresearch/dinov2; default: timm's in the cache, or download.
         image_size: crop images of files to this size, as ADM does.
