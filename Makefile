@@ -1,4 +1,4 @@
-.PHONY: install test fast lint docs links bench faults digits
+.PHONY: install test fast lowest audit lint docs links bench faults digits
 
 install:  ## with everything that development needs
 	pip install -e ".[test,dev]" && pre-commit install
@@ -6,6 +6,10 @@ test:  ## all tests
 	pytest
 fast:  ## without the slow ones
 	pytest -m "not slow"
+lowest:  ## the fast ones on the lowest versions that pyproject.toml allows, in an environment of their own; needs a network
+	.ci/lowest
+audit:  ## are vulnerabilities of the installed versions known? needs PyPI's lists of them
+	pip freeze --exclude-editable | pip-audit --strict --no-deps --disable-pip -r /dev/stdin
 lint:  ## what pre-commit checks
 	ruff format . && ruff check --fix .
 docs:  ## the documentation as a site, docs/_build/html/index.html; runs its notebooks
