@@ -57,6 +57,8 @@ EMBEDDERS = {  # of each block, equal in all of them
     "norm1.emb.timestep_embedder.linear_2.": "t_embedder.mlp.2.",
     "norm1.emb.class_embedder.": "y_embedder.",
 }
+RANKS = {"weight": 2, "bias": 1}
+LARGEST = 256  # patches across, of positions that are computed; published are 16 and 32
 BLOCKS, POSITIONS = "transformer_blocks.", "pos_embed.pos_embed"
 NOTE = "it is the official network: diffusers' own embeds times at slightly other frequencies, and makes other images"
 
@@ -149,12 +151,12 @@ def _of_block(loaded: StateDict, number: str, rest: str, value: Tensor) -> dict[
             raise loaded.error(f"its block {number} has another {rest} than its first: a DiT has one for all")
         return {_renamed(rest, EMBEDDERS): first}
     kind, _, end = rest.rpartition(".")
-    if kind in ("attn1.to_k", "attn1.to_v"):
+    if end in RANKS and kind in ("attn1.to_k", "attn1.to_v"):
         return {}
-    if kind == "attn1.to_q":
+    if end in RANKS and kind == "attn1.to_q":
         parts = [f"{BLOCKS}{number}.attn1.to_{part}.{end}" for part in "qkv"]
         for part in parts:
-            if loaded.shape(part, value.ndim) != value.shape:
+            if loaded.shape(part, RANKS[end]) != value.shape:
                 raise loaded.error(f"its {part} has another shape than the query's")
         return {f"blocks.{number}.attn.qkv.{end}": torch.cat([loaded.state[part] for part in parts])}
     return {f"blocks.{number}.{_renamed(rest, IN_BLOCK)}": value}
@@ -166,6 +168,6 @@ def _positions(loaded: StateDict, config: Mapping[str, Any]) -> Tensor:
         raise UserError(f"{loaded.where} holds no positions, and no {CONFIG} beside it says the size of its images")
     dim, _, patch, _ = loaded.shape("pos_embed.proj.weight", 4)
     size = typed(int, config["sample_size"], "sample_size")
-    if size % patch or not 0 < size <= 2**12:
+    if size % patch or not 0 < size // patch <= LARGEST:
         raise UserError(f"{loaded.where} has patches of {patch}, its {CONFIG} says sample_size {size}")
     return sincos_positions(size // patch, dim)[None]
