@@ -11,6 +11,7 @@ from sample_script import sample
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.evaluation.generated import GeneratedImages
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import SamplingOptions
@@ -120,7 +121,9 @@ def test_the_papers_samplers_draw_labels_but_for_a_grid(trained, options, tmp_pa
 def test_a_protocol_is_in_the_name_with_what_was_changed(trained, options, flags, name, protocol):
     sampled = Samples.from_options(trained, options("--sampling-protocol", "uvit", *flags))
     assert sampled.name == name
-    assert sampled.metadata()["sampling_protocol"] == protocol
+    reported = GeneratedImages(sampled, 4, 1)
+    assert reported.metadata()["sampling_protocol"] == protocol
+    assert reported.name == f"last-step12_{name}_nfe{9 if '9' in flags else 50}"
     without = Samples.from_options(trained, options("--sampler", "uvit-dpm", "--guidance", "1", "--seed", "3"))
     assert "sampling_protocol" not in without.metadata()
     if "3" in flags:

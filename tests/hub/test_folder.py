@@ -13,7 +13,7 @@ from small_mae import small_mae
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder
 from uvit_decay.nn import SiT, UViT
@@ -174,3 +174,16 @@ def test_options_of_folders_are_for_folders(flags, tmp_path):
 def test_a_network_of_pixels_has_no_autoencoder(tmp_path):
     with pytest.raises(UserError, match="nothing to decode"):
         export_folder(BUNDLED, tmp_path / "folder", vae="x")
+
+
+def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
+    sizes = dict(dim=16, depth=2, heads=2, num_classes=2, learn_sigma=True, time="dit", learned_variance=True)
+    sampling = Sampling("dit-ddpm", 6, 2.0, guidance_channels=1)
+    file = write_denoiser(
+        tmp_path / "dit.safetensors", SiT(8, 2, 3, **sizes), DDPMLinear(), "eps", sampling, ("a", "b")
+    )
+    folder = tmp_path / "folder"
+    export_folder(file, folder)
+    pictures = stacked(opened(folder)(class_labels=[0, 1, 0], generator=seeded(4)).images)
+    assert (pictures == sampled(file, range(3), seed=4, labels="balanced")).all()
+    assert pictures.std() > 10
