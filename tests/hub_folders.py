@@ -13,10 +13,11 @@ from conftest import ROOT
 from diffusers.utils import dynamic_modules_utils
 from torch import nn
 
-from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.autoencoder import Autoencoder, LatentSpace
 from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.diffusion.noise_path import NoisePath
+from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn import SiT
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.samples import Samples
@@ -52,6 +53,15 @@ def write_denoiser(
     card = ModelCard(**specs, **about, prediction=prediction, sampling=sampling)
     save_tensors(file, net.state_dict(), {KEY: json.dumps(card.to_dict())})
     return file
+
+
+def write_latent_sit(file: Path, vae: Path) -> Path:
+    """A SiT for the latents of the tiny autoencoder; its recommended sampling has fields of all kinds."""
+    space = Autoencoder(str(vae)).space
+    net = SiT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.8, wiring="decayed")
+    sampling = Sampling("sit-sde", 3, 1.5, guidance_channels=3, guidance_interval=(0.2, 0.9))
+    names = ("cat", "dog, domestic dog")
+    return write_denoiser(file, net, Linear(), "velocity", sampling, names, space)
 
 
 def sampled(file: Path, numbers: range, **options) -> np.ndarray:

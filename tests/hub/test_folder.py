@@ -6,17 +6,16 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from diffusers import DiffusionPipeline
-from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser  # noqa: F401
+from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 
-from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder
-from uvit_decay.nn import SiT, UViT
+from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
 
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
@@ -36,14 +35,9 @@ def digits(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def latent_sit(vae, tmp_path):
-    """A SiT for the latents of the tiny autoencoder; its recommended sampling has fields of all kinds."""
-    space = Autoencoder(str(vae)).space
-    net = SiT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.8, wiring="decayed")
-    sampling = Sampling("sit-sde", 3, 1.5, guidance_channels=3, guidance_interval=(0.2, 0.9))
-    names = ("cat", "dog, domestic dog")
-    return write_denoiser(tmp_path / "sit.safetensors", net, Linear(), "velocity", sampling, names, space)
+@pytest.fixture(scope="module")
+def latent_sit(vae, tmp_path_factory):
+    return write_latent_sit(tmp_path_factory.mktemp("sit") / "sit.safetensors", vae)
 
 
 def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):

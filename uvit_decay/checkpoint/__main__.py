@@ -19,6 +19,7 @@ def export_as(
     weights: Weights | None = None,
     *,
     to: Literal["timm", "diffusers"] | None = None,
+    standalone: bool = False,
     vae: str | None = None,
     card: CardOptions,
 ) -> str:
@@ -30,6 +31,7 @@ def export_as(
         weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
             diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.
+        standalone: put our code into that folder, which then needs torch and diffusers only.
         vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
 
     Returns:
@@ -38,8 +40,9 @@ def export_as(
     if to == "diffusers":
         from uvit_decay.hub.folder import export_folder
 
-        return export_folder(source, target, weights, vae, card)
-    given = {"--vae": vae is not None, "--license": card.license, "--metrics": card.metrics, "--no-grid": not card.grid}
+        return export_folder(source, target, weights, vae, standalone, card)
+    of_folder = {"--standalone": standalone, "--vae": vae is not None}
+    given = {**of_folder, "--license": card.license, "--metrics": card.metrics, "--no-grid": not card.grid}
     for option in (option for option, value in given.items() if value):
         raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
     return export(source, target, weights, to=to)

@@ -11,12 +11,13 @@ from safetensors import SafetensorError
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_of
-from uvit_decay.hub.code import HOME, INDEX
+from uvit_decay.hub.code import HOME, INDEX, place
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.grid import write_grid
 from uvit_decay.hub.measured import run_of
 from uvit_decay.hub.options import CardOptions
 from uvit_decay.hub.pipeline import DecayPipeline
+from uvit_decay.hub.standalone import standalone
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import check_writable, claimed, refilling
 from uvit_decay.weights import Weights
@@ -29,6 +30,7 @@ def export_folder(
     target: Path,
     weights: Weights | None = None,
     vae: str | None = None,
+    alone: bool = False,
     card: CardOptions = CardOptions(),  # noqa: B008  frozen
 ) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
@@ -38,6 +40,7 @@ def export_folder(
         target: the folder: a new one, an empty one, or one of an earlier export, whose other files stay.
         weights: set to write; default: EMA if the run kept them.
         vae: autoencoder of a checkpoint of latents, hub id or folder; default: the one that made them.
+        alone: put our code into the folder, so that it works without this package.
         card: what README.md says and shows.
 
     Returns:
@@ -54,6 +57,8 @@ def export_folder(
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
     with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", "vae", GRID)) as folder, full:
         pipeline.save_pretrained(folder)
+        if alone:
+            place(folder, standalone(type(pipeline)), standalone(type(pipeline.denoiser)))
         if card.grid:
             write_grid(folder / GRID, source, checkpoint, vae)
         name, grid = target.resolve().name, GRID if card.grid else None

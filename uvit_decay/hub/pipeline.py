@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from diffusers import DiffusionPipeline, ImagePipelineOutput, ModelMixin
-from PIL.Image import Image
+from PIL import Image
 from torch import Tensor
 
 from uvit_decay.hub.code import COMPONENT, code_of, place
@@ -58,7 +58,7 @@ class DecayPipeline(DiffusionPipeline):
         generator: torch.Generator | Sequence[torch.Generator] | None = None,
         output_type: OutputType = "pil",
         return_dict: bool = True,
-    ) -> ImagePipelineOutput | tuple[list[Image] | Tensor | np.ndarray]:
+    ) -> ImagePipelineOutput | tuple[list[Image.Image] | Tensor | np.ndarray]:
         """Sample images; what is not given is the sampling that the checkpoint recommends.
 
         Image i is a function of (seed, i, class i): that of `sample.py --seed` for the same number and class.
@@ -177,7 +177,7 @@ def is_fresh(generator: torch.Generator) -> bool:
     return torch.equal(seeded.get_state(), generator.get_state())
 
 
-def converted(images: Tensor, output_type: OutputType) -> list[Image] | Tensor | np.ndarray:
+def converted(images: Tensor, output_type: OutputType) -> list[Image.Image] | Tensor | np.ndarray:
     """Return float images (b, c, h, w) of about [-1, 1] as the type that the user asks for."""
     if output_type == "latent":
         return images
