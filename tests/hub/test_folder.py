@@ -1,10 +1,13 @@
 """Export of checkpoints as folders that diffusers loads."""
 
+import re
 import shutil
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT
 from diffusers import DiffusionPipeline
 from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 from safetensors.torch import load_file, save_file
@@ -48,6 +51,18 @@ def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
     scope = {}
     exec("\n".join(lines[1:-1]), scope)  # the lines that the command prints
     assert stacked([scope["image"]]).shape == (1, 8, 8, 1)
+
+
+def test_the_lines_in_the_documentation_run(digits, tmp_path, monkeypatch):
+    (block,) = re.findall(
+        r"^```py\n(.*?)^```", (ROOT / "docs" / "checkpoints.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("digits").symlink_to(digits)
+    scope = {}
+    exec(block, scope)
+    assert (stacked(scope["images"]) == sampled(BUNDLED, range(2), classes=(3, 4), guidance=2.0, steps=25)).all()
+    assert scope["latents"].shape == (1, 1, 8, 8)
 
 
 @pytest.mark.parametrize("guidance", [None, 1.0])
