@@ -13,11 +13,12 @@ from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_de
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 
+from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.folder import export_folder
+from uvit_decay.hub.folder import export_folder, pipeline_of
 from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
 
@@ -61,7 +62,7 @@ def test_the_lines_in_the_documentation_run(digits, tmp_path, monkeypatch):
     Path("digits").symlink_to(digits)
     scope = {}
     exec(block, scope)
-    assert (stacked(scope["images"]) == sampled(BUNDLED, range(2), classes=(3, 4), guidance=2.0, steps=25)).all()
+    assert (stacked(scope["images"]) == sampled(BUNDLED, range(2), classes=("3", "4"), guidance=2.0, steps=25)).all()
     assert scope["latents"].shape == (1, 1, 8, 8)
 
 
@@ -106,9 +107,13 @@ def test_an_unconditional_network(tmp_path):
         pipeline(class_labels=[0])
 
 
-def test_classes_have_names(latent_sit, tmp_path):
-    export_folder(latent_sit, tmp_path / "folder")
-    assert opened(tmp_path / "folder").config.id2label == {"0": "cat", "1": "dog, domestic dog"}
+def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
+    card = replace(load(latent_sit), class_names=("n02979186", "dog, Domestic dog, cassette player"))
+    pipeline = pipeline_of(card, Autoencoder(card.latents.vae))
+    assert pipeline.config.id2label["0"] == "cassette player, n02979186"
+    assert [pipeline._named(name) for name in ("N02979186", "domestic dog")] == [0, 1]
+    with pytest.raises(UserError, match=r"'cassette player' is the name of the classes \[0, 1\]"):
+        pipeline("cassette player")
 
 
 def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.class_names import synonyms
 from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_of
 from uvit_decay.hub.code import HOME, INDEX, place
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
@@ -85,8 +86,14 @@ def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) 
     denoiser.eval()
     if autoencoder is not None:
         autoencoder.net.register_to_config(_name_or_path=latents["vae"])
-    names = {str(number): name for number, name in enumerate(checkpoint.class_names)}
-    return DecayPipeline(denoiser, autoencoder and autoencoder.net, names, asdict(checkpoint.sampling))
+    labels = {str(number): _label(name) for number, name in enumerate(checkpoint.class_names)}
+    return DecayPipeline(denoiser, autoencoder and autoencoder.net, labels, asdict(checkpoint.sampling))
+
+
+def _label(name: str) -> str:
+    """Return all names of a class, as diffusers' pipelines have them: "tench, Tinca tinca, n01440764"."""
+    words = ", ".join(synonyms(name))
+    return words if words == name else f"{words}, {name}"
 
 
 def _public(vae: str) -> str:

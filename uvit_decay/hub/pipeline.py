@@ -130,13 +130,16 @@ class DecayPipeline(DiffusionPipeline):
         return int(label)
 
     def _named(self, name: str) -> int:
-        """Return the number of the class with this name, or with this one among its names."""
-        names = self.config.id2label.items()
-        found = [number for number, label in names if label == name]
-        found = found or [number for number, label in names if name in label.split(", ")]
-        if len(found) != 1:
-            raise UserError(f"class_labels: {len(found)} classes are named {name!r}; id2label has the names")
-        return int(found[0])
+        """Return the number of the class with this name, or with this one among its names, in any case."""
+        labels = {int(number): label.casefold() for number, label in self.config.id2label.items()}
+        name = name.casefold()
+        found = [number for number, label in labels.items() if label == name]
+        found = found or [number for number, label in labels.items() if name in label.split(", ")]
+        if len(found) > 1:
+            raise UserError(f"class_labels: {name!r} is the name of the classes {found}, give a number")
+        if not found:
+            raise UserError(f"class_labels: no class is named {name!r}; pipe.config.id2label has the names")
+        return found[0]
 
     def _count(self, labels: list[int] | None, num_images: int | None) -> int:
         """Return the number of images."""
