@@ -56,6 +56,16 @@ def features_of(path, name, batch_size=64, time=0.2):
     return open_patch_features(open_network(path, options), options, CPU)
 
 
+def test_features_are_taken_in_the_chosen_precision_which_titles_say(trained):
+    options = {"ckpt": trained, "images": "digits:test", "time": 0.2}
+    exact, half = (Visualization(**options, precision=precision) for precision in ("float32", "bf16"))
+    exact, half = (open_patch_features(open_network(trained, chosen), chosen, CPU) for chosen in (exact, half))
+    (expected,), (actual,) = (features.states([5, 2], [2]) for features in (exact, half))
+    assert not torch.equal(actual, expected)
+    assert (actual - expected).abs().mean() < 0.02 * expected.abs().mean()
+    assert (exact.level, half.level) == ("t = 0.2", "t = 0.2, bf16")
+
+
 def drawn(path):
     with Image.open(path) as image:
         return np.asarray(image.convert("RGB"))

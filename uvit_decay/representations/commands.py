@@ -188,6 +188,7 @@ def open_patch_features(judged: Judged, options: Visualization, device: torch.de
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.representations.patch_features import PatchFeatures
     from uvit_decay.representations.probing import check_network
+    from uvit_decay.runtime.precision import chosen_precision
 
     net = judged.net
     check_network(net, judged.path)
@@ -199,7 +200,8 @@ def open_patch_features(judged: Judged, options: Visualization, device: torch.de
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
     settings = (chosen_level(options.time, judged.is_encoder), options.seed, options.batch_size)
-    return PatchFeatures(net.to(device), judged.path, images, device, *settings, judged.title, autoencoder)
+    about = judged.title, autoencoder, chosen_precision(options.precision, device)
+    return PatchFeatures(net.to(device), judged.path, images, device, *settings, *about)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

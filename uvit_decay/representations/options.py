@@ -7,14 +7,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from uvit_decay.runtime.command_line import Bounds, check_bounds
+from uvit_decay.runtime.command_line import Bounds, Elsewhere, check_bounds
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Seed
+from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, PrecisionOption, Seed
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
 ProbeProtocolName = Literal["paper", "ddae", "repa"]
 ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
+IN1K_LINEAR = Elsewhere(
+    "in1k-linear", "it augments, so it is a training: train.py fit --config configs/imagenet1k_mae_b_linear.yaml"
+)
 
 
 @dataclass(frozen=True)
@@ -115,6 +118,7 @@ class Visualization(LoadingOptions):
         seed: of noise, k-means and t-SNE.
         batch_size: images at a time.
         vae: autoencoder that encodes for latents; default: the checkpoint's.
+        precision: of the network; in titles unless float32.
         out: t-SNE's has _tsne in its name.
     """
 
@@ -132,6 +136,7 @@ class Visualization(LoadingOptions):
     seed: Seed = 0
     batch_size: Count = 64
     vae: str | None = None
+    precision: PrecisionOption = "float32"
     out: Path = Path("features.png")
 
     def __post_init__(self) -> None:
@@ -163,7 +168,7 @@ class Classification:
         batch_size: images at a time on each device.
     """
 
-    protocol: tuple[ProtocolName, ...] = ("in100-linear", "logistic", "knn")
+    protocol: Annotated[tuple[ProtocolName, ...], IN1K_LINEAR] = ("in100-linear", "logistic", "knn")
     pool: Literal["mean", "all", "cls"] | None = None
     layer: str | None = None
     time: float | None = None

@@ -14,6 +14,7 @@ from torch import Tensor
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.representations.probing import network_inputs
+from uvit_decay.runtime.precision import Precision, computing
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.autoencoder import Autoencoder
@@ -35,6 +36,7 @@ class PatchFeatures:
         batch_size: images at a time.
         title: name of the network in titles.
         autoencoder: encoder of the images for a network of latents, which takes the posterior's mean; None for pixels.
+        precision: of the network.
     """
 
     net: HasIntermediates
@@ -46,11 +48,13 @@ class PatchFeatures:
     batch_size: int
     title: str
     autoencoder: Autoencoder | None = None
+    precision: Precision = "float32"
 
     @property
     def level(self) -> str:
-        """The noise level in words, for titles."""
-        return "clean images" if self.path is None else f"t = {self.time:g}"
+        """The noise level, and the precision unless it is float32, in words for titles."""
+        precision = "" if self.precision == "float32" else f", {self.precision}"
+        return ("clean images" if self.path is None else f"t = {self.time:g}") + precision
 
     def states(self, indices: Sequence[int], layers: Sequence[int]) -> Iterator[Float[Tensor, "layers b p d"]]:
         """Yield float32 patch states of these layers (ascending) on the CPU, batchwise; later ones never run."""
@@ -60,10 +64,11 @@ class PatchFeatures:
     @torch.no_grad()
     def _batch(self, part: list[int], layers: Sequence[int]) -> Float[Tensor, "layers b p d"]:
         x = self._input(self.images.read(part))
-        states = self.net.forward_intermediates(*network_inputs(self.path, x, self.time, part, self.seed, "pictures"))
+        inputs = network_inputs(self.path, x, self.time, part, self.seed, "pictures")
         first = self.net.num_prefix_tokens
-        up_to_last = zip(range(layers[-1] + 1), states, strict=False)
-        return torch.stack([state[:, first:].float().cpu() for i, state in up_to_last if i in layers])
+        with computing(self.device, self.precision):
+            up_to_last = zip(range(layers[-1] + 1), self.net.forward_intermediates(*inputs), strict=False)
+            return torch.stack([state[:, first:].float().cpu() for i, state in up_to_last if i in layers])
 
     def _input(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         if self.autoencoder is None:
