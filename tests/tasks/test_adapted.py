@@ -1,12 +1,14 @@
 """Denoisers and masked autoencoders that start from a file: other classes, channels, image sizes; refusals."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from conftest import state, tiny_net, tiny_task, tiny_trainer, train
+from official_files import tiny_sit
 from PIL import Image
 from runs import fit
 from small_mae import mae_task, small_mae
@@ -14,11 +16,15 @@ from timm.layers import resample_abs_pos_embed
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.convert import import_official
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.data import Digits, Images
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask, MAETask
+from uvit_decay.tasks.adapted import read_initial
 
 X, T = torch.rand(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])
 
@@ -48,9 +54,9 @@ def sit(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory) -> Path:
-    """Pictures of the classes 3, 7 and x."""
+    """Pictures of the classes 3, 7 and tench."""
     folder = tmp_path_factory.mktemp("pictures")
-    for i, name in enumerate("37x" * 3):
+    for i, name in enumerate(["3", "7", "n01440764"] * 3):
         (folder / name).mkdir(exist_ok=True)
         Image.new("L", (16, 16), 20 * i).save(folder / name / f"{i}.png")
     return folder
@@ -198,6 +204,46 @@ def test_averages_start_from_the_file(trained, tmp_path):
     theirs = load(trained, "ema").net.state_dict()
     assert all(torch.equal(value, theirs[name]) for name, value in ema.shadow.items())
     assert torch.equal(state(task)["net.pos_embed"], theirs["pos_embed"])
+
+
+def test_an_official_file_is_read_as_it_is(tmp_path):
+    with torch.device("meta"):
+        net = SiT(**SIT_SIZES["sit-s"], num_classes=10, learn_sigma=False)
+        layout = SiT(**SIT_SIZES["sit-s"], num_classes=1000).state_dict()
+    weights = {name: torch.zeros(value.shape, dtype=torch.bfloat16) for name, value in layout.items()}
+    del weights["alphas"]
+    torch.save(weights, tmp_path / "SiT-S-2.pt")
+    function = DiffusionTask(net, Linear(), "velocity").function()
+    stored = read_initial(tmp_path / "SiT-S-2.pt", net, function)
+    assert stored.card.prediction == "velocity"
+    assert stored.notes[0].startswith("recognised sit-s/2 (6 heads, 32,9")
+    torch.save(tiny_sit(), tmp_path / "tiny.pt")
+    with pytest.raises(UserError, match=r"--heads \(options are those of python -m uvit_decay.checkpoint import\)"):
+        read_initial(tmp_path / "tiny.pt", net, function)
+    torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
+    with pytest.raises(UserError, match="no official U-ViT, SiT or MAE, it looks like a file of another program"):
+        read_initial(tmp_path / "other.pt", net, function)
+
+
+def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
+    (tmp_path / "classes.txt").write_text("tench, Tinca tinca\n7\ncat\n")
+    torch.save(tiny_sit(), tmp_path / "official.pt")
+    options = ImportOptions(heads=2, classes=str(tmp_path / "classes.txt"))
+    import_official(tmp_path / "official.pt", tmp_path / "ours.safetensors", options=options)
+    theirs = load(tmp_path / "ours.safetensors").net
+    assert load(tmp_path / "ours.safetensors").class_names == ("7", "cat", "tench, Tinca tinca")
+    net = SiT(**{**theirs.config, "channels": 1})
+    net, line = started(
+        DiffusionTask(net, Linear(), "velocity", init_from=str(tmp_path / "ours.safetensors")), classes(pictures)
+    )
+    table, before = (one.y_embedder.embedding_table.weight for one in (net, theirs))
+    assert torch.equal(table[[1, 2, 3]], before[[0, 2, 3]])
+    assert "y_embedder.embedding_table.weight of 2 of 3 classes (by name) and the null label" in line
+    assert "relearned: the checkpoint was trained on latents, pictures0 has pixels" in line
+    with pytest.raises(UserError, match=r"official.pt has 3 classes, --classes imagenet-1k names 1000"):
+        import_official(
+            tmp_path / "official.pt", tmp_path / "b.safetensors", options=replace(options, classes="imagenet-1k")
+        )
 
 
 def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monkeypatch, caplog):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -54,13 +54,13 @@ class Family(NamedTuple):
 
 
 ENCODER = ("heads", "alpha_min", "pixels", "wiring", "decoder_heads", "norm_pix")
-DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "wiring", "vae")
+DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "wiring", "vae", "classes")
 FAMILIES = {  # by `looks_like`
     UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
     SIT: Family("SiT", SiT, sit.recognise, DENOISER),
     DIFFUSERS_DIT: Family("DiT of diffusers", SiT, diffusers_dit.recognise, DENOISER),
     MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
-    VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes"), mae.ENTRY),
+    VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes", "classes"), mae.ENTRY),
 }
 OFFICIAL_FILES: dict[Kind, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 # Arguments of networks that their weights may not determine.
@@ -143,10 +143,17 @@ def import_official(
         A summary of the file for the user to verify, and notes on it, each a line.
     """
     with _target(source, target, (".safetensors",)):
-        return _import_official(source, target, weights, options)
+        stored = read_official(source, weights, options)
+        _write(target, stored.card, stored.state)
+        return "\n".join(stored.notes)
 
 
-def _import_official(source: Path, target: Path, weights: Weights | None, options: ImportOptions) -> str:
+def read_official(
+    source: Path,
+    weights: Kind | None = None,
+    options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
+) -> StoredModel:
+    """Read an official file as a checkpoint of this project; see `import_official`."""
     if weights is None and source.name == OFFICIAL_FILES["raw"]:
         weights = "raw"
     file = _weights_file(source, weights or "ema") if source.is_dir() else source
@@ -154,15 +161,35 @@ def _import_official(source: Path, target: Path, weights: Weights | None, option
     contents, options = mae.opened(contents, options, file)
     if isinstance(contents, Mapping):
         check_weights(file, {name: value for name, value in contents.items() if isinstance(value, Tensor)})
-    model = recognise(contents, options, file)
+    model = _named(recognise(contents, options, file), options, file)
     if (source / "step.pth").is_file():
         step = unpickle(source / "step.pth")
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     alphas = torch.tensor(model.net.shortcuts.alphas)  # which a loader compares
-    card = model.card(source.name, step, weights)
-    _write(target, card, {**model.state, "alphas": alphas})
-    return "\n".join([f"recognised {model.summary()}, {card.weights} weights of step {step}", *model.notes])
+    card = replace(model.card(source.name, step, weights), class_hash=_hash(model.class_names))
+    summary = f"recognised {model.summary()}, {card.weights} weights of step {step}"
+    return StoredModel(source, card, {**model.state, "alphas": alphas}, notes=(summary, *model.notes))
+
+
+def _named(model: RecognisedModel, options: ImportOptions, where: Path) -> RecognisedModel:
+    """Return the model with the names of its classes in the list of the options, if there is one."""
+    if options.classes is None:
+        return model
+    from uvit_decay.data.classes import class_list  # whose package imports Lightning
+
+    names, count = class_list(options.classes), model.net.num_classes
+    if len(names) != count:
+        raise UserError(f"{where} has {count} classes, --classes {options.classes} names {len(names)}")
+    return replace(model, class_names=names)
+
+
+def _hash(names: Sequence[str] | None) -> str | None:
+    if names is None:
+        return None
+    from uvit_decay.data.classes import class_hash  # whose package imports Lightning
+
+    return class_hash(names)
 
 
 def _weights_file(folder: Path, weights: Weights) -> Path:

@@ -101,14 +101,22 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     )
 
 
+class ThirdParty(UserError):
+    """A file is intact, but was not written by this project."""
+
+
 @dataclass(frozen=True)
 class StoredModel:
-    """One set of weights in the file `where`, and its card; `not_averaged` names raw ones among EMA weights."""
+    """One set of weights in the file `where`, and its card.
+
+    `not_averaged` names raw ones among EMA weights; `notes` are lines for the user on how an official file was read.
+    """
 
     where: Path
     card: ModelCard
     state: dict[str, Tensor]
     not_averaged: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def network(self, trusted: Sequence[str] = ()) -> nn.Module:
         """Build the network that the card describes, check that the weights fit it, and return it without them.
@@ -151,7 +159,7 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
 def _read_exported(path: Path) -> StoredModel:
     metadata, state = _read_safetensors(path)
     if KEY not in metadata:
-        raise UserError(f"{path} was not exported by this project, it looks like {looks_like(state)}")
+        raise ThirdParty(f"{path} was not exported by this project, it looks like {looks_like(state)}")
     card = ModelCard.from_dict(parse(metadata[KEY], path), path)
     if card.weights is None:
         raise UserError(f"the model card in {path} does not say which weights these are: it is damaged")
@@ -182,7 +190,7 @@ def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
         raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
     contents = unpickle(path, whole)
     if not isinstance(contents, dict) or KEY not in contents:
-        raise UserError(f"{path} was not written by this project, it looks like {looks_like(contents)}")
+        raise ThirdParty(f"{path} was not written by this project, it looks like {looks_like(contents)}")
     return contents
 
 

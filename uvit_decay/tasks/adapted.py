@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.io import StoredModel, read
+from uvit_decay.checkpoint.io import StoredModel
+from uvit_decay.class_names import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.initial import summary
+from uvit_decay.tasks.initial import read_weights, summary
 from uvit_decay.tasks.resume import check_data, part_differences
 from uvit_decay.tasks.settings import Change, refusal
 
@@ -34,14 +35,14 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
     """Read the weights from which `net` is to start, EMA weights if the file has them.
 
     Args:
-        file: a .ckpt or .safetensors of this project.
+        file: a .ckpt or .safetensors of this project, or an official file of U-ViT, SiT, DiT or MAE.
         net: the network.
         function: what the task trains, see `Task.function`.
 
     Raises:
         UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
     """
-    stored = read(file, None)
+    stored = read_weights(file)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
@@ -77,7 +78,7 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     new = [name for name in own if name not in (*taken, *notes, "alphas", "betas")]
     net.load_state_dict(taken, strict=False)
     left_out, how = stored.state.keys() - own.keys(), [f"{name} {note}" for name, note in notes.items()]
-    return [*_other_training(stored, function, data), summary(stored, taken, new, left_out, how)]
+    return [*stored.notes, *_other_training(stored, function, data), summary(stored, taken, new, left_out, how)]
 
 
 def _pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:
@@ -135,12 +136,16 @@ def _labels(
 def _known_classes(stored: StoredModel, count: int, class_names: Sequence[str]) -> tuple[dict[int, int], str]:
     """Return the rows of classes that a file knows, {ours: its}, and how they were found.
 
-    Classes are those of equal names. An imported file has only numbers: its classes are ours if they are as many.
+    Classes are those of equal names, or words for ImageNet's ids. An official file may have only numbers: its classes
+    are ours if they are as many.
     """
     card = stored.card
     if card.class_hash is not None:
-        known = {name: row for row, name in enumerate(card.class_names)}
-        return {row: known[name] for row, name in enumerate(class_names) if name in known}, "by name"
+        known: dict[str | tuple[str, ...], int] = {}
+        for row, name in enumerate(card.class_names):
+            known |= {name: row, synonyms(name): row}
+        keys = (name if name in known else synonyms(name) for name in class_names)
+        return {row: known[key] for row, key in enumerate(keys) if key in known}, "by name"
     same = len(card.class_names) == count
     return {row: row for row in range(count if same else 0)}, "by number"
 

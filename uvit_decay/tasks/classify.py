@@ -50,8 +50,8 @@ class ClassifyTask(Task):
         net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
         frozen: train the classifier alone, on features of a frozen encoder (a linear probe); all else is in evaluation
             mode. A batch norm in the classifier is trained, too.
-        init_from: a .ckpt or .safetensors of this project, whose encoder the network starts from; see `start_from`.
-            train.py does not read it when a run resumes.
+        init_from: a .ckpt or .safetensors of this project, or an official file, whose encoder the network starts from;
+            see `start_from`. train.py does not read it when a run resumes.
         drop_path: stochastic depth: probability that a residual branch of the last block is dropped for an image, in
             [0, 1); it rises from 0 linearly over the blocks.
         mixup: Beta parameter of Mixup, see `Mixing`; 0 for none.

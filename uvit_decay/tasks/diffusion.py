@@ -34,8 +34,8 @@ class DiffusionTask(Task):
         optim: optimizer and learning rate.
         compile: see `Task`.
         seed: seed of noise, times and label dropout.
-        init_from: a .ckpt or .safetensors of this project whose weights the network starts from; see `adapt`. Classes,
-            channels and image size may be others. train.py does not read it when a run resumes.
+        init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
+            from; see `adapt`. Classes, channels and image size may be others. Not read when a run resumes.
     """
 
     def __init__(

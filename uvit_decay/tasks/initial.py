@@ -1,4 +1,4 @@
-"""Weights that a classifier starts from: those of an encoder, of this project's checkpoints, by name."""
+"""Weights that a run starts from, and the classifier that takes those of an encoder by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 from torch import nn
 
 from uvit_decay.checkpoint.card import ModelCard
-from uvit_decay.checkpoint.io import StoredModel, read
+from uvit_decay.checkpoint.convert import read_official
+from uvit_decay.checkpoint.io import StoredModel, ThirdParty, read
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
 
@@ -35,13 +36,13 @@ def start_from(net: nn.Module, file: Path) -> str:
 
     Args:
         net: a classifier with `linear_head` and `config`.
-        file: a .ckpt or .safetensors of this project, of an MAE or of a network of the class of `net`; EMA weights if
-            it has them.
+        file: a .ckpt or .safetensors of this project, of an MAE or of a network of the class of `net`, EMA weights if
+            it has them, or an official file.
 
     Raises:
         UserError: a file that cannot be read, of another architecture or another decay.
     """
-    stored = read(file, None)
+    stored = read_weights(file)
     _check_architecture(stored, net)
     own, head = net.state_dict(), head_module(net)
     taken = {name: v for name, v in stored.state.items() if name in own and name.partition(".")[0] != head}
@@ -56,7 +57,24 @@ def start_from(net: nn.Module, file: Path) -> str:
         what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
         raise UserError(f"{file} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
     net.load_state_dict(taken, strict=False)  # checks the alphas
-    return summary(stored, taken, new, stored.state.keys() - taken.keys())
+    return "\n".join([*stored.notes, summary(stored, taken, new, stored.state.keys() - taken.keys())])
+
+
+def read_weights(path: Path) -> StoredModel:
+    """Read a checkpoint of this project, EMA weights if it has them, or an official file that needs no options."""
+    if path.is_dir():
+        return _published(path)
+    try:
+        return read(path, None)
+    except ThirdParty:
+        return _published(path)
+
+
+def _published(path: Path) -> StoredModel:
+    try:
+        return read_official(path)
+    except UserError as error:
+        raise UserError(f"{error} (options are those of python -m uvit_decay.checkpoint import)") from error
 
 
 def head_module(net: nn.Module) -> str:

@@ -23,8 +23,8 @@ class MAETask(Task):
             warmup_epochs 40 and the cosine schedule.
         compile: see `Task`.
         seed: seed of the masks.
-        init_from: a .ckpt or .safetensors of this project whose weights the network starts from; see `adapt`. Channels
-            and image size may be others. train.py does not read it when a run resumes.
+        init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
+            from; see `adapt`. Channels and image size may be others. Not read when a run resumes.
 
     Raises:
         UserError: a mask_ratio out of range, or one that leaves no patch or removes none.

@@ -60,6 +60,7 @@ class ImportOptions:
         decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
         norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
         pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
+        classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
     """
 
     heads: int | None = None
@@ -72,6 +73,7 @@ class ImportOptions:
     decoder_heads: int | None = None
     norm_pix: bool | None = None
     pixels: Pixels | None = None
+    classes: str | None = None
 
 
 def on_meta(kind: type[Net], **config: Any) -> Net:
@@ -199,9 +201,7 @@ class StateDict:
     def image_layout(self, patches: str, num_prefix_tokens: int) -> dict[str, int]:
         """Return the image and patch arguments of the network.
 
-        Args:
-            patches: name of the convolution that embeds patches as tokens.
-            num_prefix_tokens: number of prefix tokens, which have positions too.
+        The convolution `patches` embeds patches as tokens; prefix tokens have positions, too.
         """
         dim, channels, patch_size, _ = self.shape(f"{patches}.weight", 4)
         tokens = self.shape("pos_embed", 3)[1] - num_prefix_tokens
