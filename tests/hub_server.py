@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 TOKEN = "hf_of_the_tests"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -103,7 +103,10 @@ class Handler(BaseHTTPRequestHandler):
         self.download(body=False)
 
     def do_GET(self) -> None:
-        self.download(body=True)
+        if self.path.startswith("/api/models/"):  # of a repository; huggingface_hub before 1.0 asks before an upload
+            self.answer({"id": "/".join(self.path.split("/")[3:5]), "sha": COMMIT, "xetEnabled": False})
+        else:
+            self.download(body=True)
 
     def download(self, body: bool) -> None:
         user, name, _, revision, *parts = self.path.partition("?")[0].strip("/").split("/")
@@ -147,13 +150,12 @@ def serving() -> Hub:
 
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    """The stand-in, and huggingface_hub as HF_ENDPOINT, HF_HOME, HF_TOKEN and HF_HUB_DISABLE_XET=1 would set it."""
+    """The stand-in, and huggingface_hub as HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET=1 would set it."""
     with serving() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}"
-        )
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        address = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
+        monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", address, raising=False)  # before 1.0
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", TOKEN)

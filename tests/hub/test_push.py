@@ -95,10 +95,10 @@ def test_without_a_network(hub, folder, monkeypatch):  # noqa: F811
         push(folder, "me/digits")
 
 
-def test_a_network_goes_to_the_hub_and_back(hub, folder):  # noqa: F811
+def test_a_network_goes_to_the_hub_and_back(hub, folder, tmp_path):  # noqa: F811
     net = UViT.from_pretrained(folder)
     net.push_to_hub("me/net", token=TOKEN)
     assert hub.of("me/net").keys() == {"README.md", "config.json", "model.safetensors"}
-    loaded = UViT.from_pretrained("me/net")
+    loaded = UViT.from_pretrained("me/net", cache_dir=tmp_path / "cache")
     assert loaded.config == net.config
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in loaded.state_dict().items())

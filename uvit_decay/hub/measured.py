@@ -14,9 +14,12 @@ from uvit_decay.history import GENERATION, PROBES, read
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.plain import flat, read_json, typed
 
+BEST_ON_TEST = "best_on_test_accuracy"  # biased; shown only where the protocol chooses the cell by it
 PROBED = {  # values of the best cell of the probes: title and decimals
     "test_accuracy": ("Accuracy of the linear probe", 4),
+    BEST_ON_TEST: ("Accuracy of the linear probe, of the cell that is best on the test images", 4),
     "knn_accuracy": ("Accuracy of the nearest neighbours", 4),
+    "cknna": ("CKNNA", 4),
     "effective_rank": ("Effective rank", 4),
 }
 SPREAD = "_std"
@@ -67,13 +70,15 @@ def run_of(file: Path) -> Path | None:
 def of_run(run: Path, checkpoint: Checkpoint) -> list[Evaluation]:
     """Return what the run has measured with the weights of its `checkpoint`, at the same step."""
     found = []
-    for history, parsed, place in ((GENERATION, _generation, "samples"), (PROBES, _probe, None)):
+    for history, place in ((GENERATION, "samples"), (PROBES, None)):
         for measurement in read(run / history):
-            metadata = {"step": measurement.step, **measurement.metadata}
-            about = metadata.get(place) if place else metadata
+            where, metadata = f"{run / history}, step {measurement.step}", {"step": measurement.step}
+            metadata |= measurement.metadata
+            about = metadata if place is None else metadata.get(place)
             same = isinstance(about, dict) and about.get("weights") == str(checkpoint.weights)
-            if same and measurement.step == checkpoint.step:
-                found.append(parsed(measurement.values, metadata, f"{run / history}, step {measurement.step}"))
+            if not same or measurement.step != checkpoint.step:
+                continue
+            found.append(_generation(measurement.values, metadata, where) if place else _probe(metadata, where))
     return found
 
 
@@ -92,7 +97,7 @@ def of_report(file: Path, checkpoint: Checkpoint) -> Evaluation:
         raise UserError(f"--metrics {file}: it is of {theirs[1]} weights of step {theirs[0]}, not {ours[1]}, {ours[0]}")
     if generated:
         return _generation(content["values"], {**protocol, "remarks": content.get("remarks", [])}, str(file))
-    return _probe({}, {**protocol, "best": content["best"]}, str(file))
+    return _probe({**protocol, "best": content["best"]}, str(file))
 
 
 def _generation(values: Any, metadata: Mapping[str, Any], where: str) -> Evaluation:
@@ -106,12 +111,14 @@ def _generation(values: Any, metadata: Mapping[str, Any], where: str) -> Evaluat
     return Evaluation("generation", data, tuple(_numbers(values, shown)), public(protocol), remarks)
 
 
-def _probe(values: Any, metadata: Mapping[str, Any], where: str) -> Evaluation:
+def _probe(metadata: Mapping[str, Any], where: str) -> Evaluation:
     best = typed(dict[str, object], metadata.get("best"), f"{where}: best")
     cell = {name: best[name] for name in ("layer", "kind", "t") if name in best}
     protocol = {"features after": best.get("name"), **cell}
     protocol |= {name: value for name, value in metadata.items() if name not in ("best", "watched")}
-    numbers = _numbers({name: best[name] for name in PROBED if name in best}, PROBED)
+    hidden = BEST_ON_TEST if "test_accuracy" in best else ""
+    values = {name: best[name] for name in best if name.removesuffix(SPREAD) in PROBED.keys() - {hidden}}
+    numbers = _numbers(values, PROBED)
     return Evaluation("probe", str(metadata.get("data", "")), tuple(numbers), public(protocol))
 
 

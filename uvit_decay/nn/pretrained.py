@@ -76,11 +76,15 @@ class Pretrained(
         force_download: bool,
         local_files_only: bool,
         token: str | bool | None,
+        proxies: dict[str, str] | None = None,  # this and the next are given by huggingface_hub before 1.0
+        resume_download: bool | None = None,
         **arguments: Any,
     ) -> nn.Module:
         """Return the network of a local folder or of a repository; `arguments` replace those of its config.json."""
         if config is None:
             raise UserError(f"{model_id} has no {CONFIG_NAME}: it was not written by save_pretrained")
+        if proxies or resume_download:
+            raise UserError("proxies are set by HTTPS_PROXY, and downloads always resume: leave out both arguments")
         spec = Spec.of(cls, config | arguments)
         with torch.device("meta"):
             net = construct(cls, spec.init_args, spec.is_from(HOME), f"{CONFIG_NAME} of {model_id}")
