@@ -70,6 +70,15 @@ def test_a_setting_or_a_group_or_all_may_be_allowed():
     assert same_run(before, now, ["model.optim"])
 
 
+@pytest.mark.parametrize("name", ["model.init_from", "model.net.zero_init"])
+def test_a_run_that_began_otherwise_is_another_but_goes_on_if_it_is_named(name):
+    before = {"model.optim.lr": 1.0, name: None}
+    assert not decides(name)
+    assert same_run(before, dict(before))
+    assert not same_run(before, {**before, name: "true"})
+    assert same_run(before, {**before, name: "true"}, [name])
+
+
 def test_an_option_that_came_later_had_its_default():
     before = {"trainer.callbacks.EMA.class_path": "uvit_decay.callbacks.EMA", "trainer.callbacks.EMA.decay": 0.9}
     now = {**before, "trainer.callbacks.EMA.ramp": True}

@@ -29,6 +29,8 @@ FREE = re.compile(
     r"data\.(path|test_path|download|num_workers|device_batch_size|memory_gb|verify|test_crop)"
     r"|model\.(compile|init_from|optim\.skip_non_finite|sampling\b.*|net\.(init|zero_init|skip_zero_init|checkpointing))"
 )
+# A run that has begun no longer needs these, but of two runs they make different ones.
+BEGINNING = re.compile(r"model\.(init_from|net\.(init|zero_init|skip_zero_init))")
 
 
 def decides(name: str) -> bool:
@@ -47,7 +49,8 @@ def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bo
     Without settings, as in runs that another program than train.py started, there is nothing to compare.
     """
     changes = differences(renamed(before), now) if before and now else []
-    return not any(decides(change.name) and not allows(allowed, change.name) for change in changes)
+    others = (name for name in (change.name for change in changes) if decides(name) or BEGINNING.fullmatch(name))
+    return all(allows(allowed, name) for name in others)
 
 
 @dataclass(frozen=True)
