@@ -72,9 +72,9 @@ def test_random_labels_are_functions_of_seed_and_number(trained, options, classe
 
 def test_another_sampler_than_the_checkpoints_clips_as_it_does(options):
     stored = Sampling("dpm++", 4, 2.0, clip=True)
-    given = options("--sampler", "uvit-dpm").changes(stored.sampler)
-    assert replace(stored, **given).name == "uvit-dpm50_w2"
-    assert replace(stored, **options("--steps", "5").changes(stored.sampler)).clip is True
+    given = options("--sampler", "uvit-dpm").changes()
+    assert stored.changed(**given).name == "uvit-dpm50_w2"
+    assert stored.changed(**options("--steps", "5").changes()).clip is True
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,6 @@ def _chosen_sampling(model: DiffusionModel, recommended: Sampling, options: Samp
         base = model.unguided(recommended)
     else:
         base = protocol_sampling(options.sampling_protocol, model, options.guidance)
-    sampling = replace(base, **options.changes(base.sampler))
+    sampling = base.changed(**options.changes())
     model.check(sampling)
     return model.in_precision(sampling)

@@ -87,10 +87,7 @@ class SamplingOptions(LoadingOptions):
             raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if self.classes else 'labels'}")
         return class_numbers(self.classes, names) if self.classes else list(range(len(names)))
 
-    def changes(self, recommended: str) -> dict[str, Any]:
-        """Return the fields of `Sampling` that the options change; `recommended` is the sampler of the checkpoint."""
+    def changes(self) -> dict[str, Any]:
+        """Return the fields of `Sampling` that the options give."""
         names = ("sampler", "steps", "guidance", "guidance_channels", "guidance_interval", "clip", "precision")
-        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.sampler in (None, recommended):
-            return given
-        return {"steps": None, "clip": None, "sde": None, **given}  # the recommended ones are of another sampler
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
