@@ -31,19 +31,20 @@ myst_heading_anchors = 3  # links to headings, as code-hosting sites make them
 myst_update_mathjax = False
 nb_execution_mode, nb_execution_raise_on_error, nb_execution_timeout = "force", True, 600
 nb_execution_in_temp = True  # notebooks write runs into their folder
-nb_merge_streams = True
+nb_merge_streams, nb_output_stderr = True, "remove"  # progress bars, and warnings of what is not installed
 
 autosummary_generate = True
 autodoc_inherit_docstrings = False  # those of Lightning are not ours
 templates_path = ["_templates"]
 autodoc_member_order = "bysource"
-autodoc_class_signature = "separated"
+add_module_names = False
 DOCUMENTED = "decay|nn|diffusion|data|metrics|representations|evaluation|tasks|callbacks|checkpoint"
 nitpick_ignore_regex = [
     ("py:.*", rf"(?!uvit_decay\.({DOCUMENTED})\.).*"),  # other libraries' inventories would need a network
     ("py:.*", r".*\._\w+"),  # private
     ("py:class", r".*\.(State|Net)"),  # names for types
 ]
+suppress_warnings = ["ref.python"]  # short names that two modules have; names that nothing has are still reported
 
 
 def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
