@@ -50,6 +50,8 @@ def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
     assert line.metadata["mind_projections"] == 1024
     with pytest.raises(UserError, match="takes some of fid,is,kid,prc,sfid,mind,fdd,kdd, got 'best'"):
         GenerationMetrics(SmallClassifier(), metrics=["best"])
+    with pytest.raises(UserError, match="--metrics fdd is not of small-cnn, whose metrics are fid,is,kid,prc,mind"):
+        GenerationMetrics(SmallClassifier(), metrics=["fdd"])
 
 
 def test_previews_and_probes_work_on_latents(encoded, tmp_path):

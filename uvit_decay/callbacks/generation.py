@@ -83,6 +83,7 @@ class GenerationMetrics(PeriodicSampling):
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size
         self.reference, self.max_reference = reference, max_reference
         self.options = MetricOptions(None if metrics is None else tuple(metrics), allow_few=allow_few)
+        self.options.check_names(extractor)
         self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
         self._size = 0  # height and width of the samples, in pixels

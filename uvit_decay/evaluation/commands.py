@@ -81,6 +81,7 @@ def generation(
     with Processes.launched() as processes:
         device = pick_device(sampling.device, processes.local_rank)
         extractor = features.extractor(metrics.spatial)
+        metrics.check_names(extractor)
         channels = extractor.channels or GREY
         if ckpt is None:
             images = open_images(samples, channels, features.image_size)

@@ -213,6 +213,15 @@ class MetricOptions:
         """Return whether a chosen metric needs spatial features, which extractors yield on request only."""
         return any(METRICS[name].needs == "spatial" for name in self.metrics or ())
 
+    def check_names(self, extractor: Extractor) -> None:
+        """Raise a UserError for a chosen metric that is not of features of this family; the weights may be absent."""
+        for name in self.metrics or ():
+            if not _is_named_for(METRICS[name], extractor):
+                others = {key: other.needs for key, other in METRICS.items() if _is_named_for(other, extractor)}
+                known = extractor.widths or others.values()  # those of a user's file are known once it is loaded
+                own = ",".join(key for key, needs in others.items() if needs in known)
+                raise UserError(f"--metrics {name} is not of {extractor.name}, whose metrics are {own}")
+
     def chosen(self, extractor: Extractor, images: int) -> tuple[str, ...]:
         """Return the names of the chosen metrics, else of all by default that are possible.
 
@@ -221,14 +230,10 @@ class MetricOptions:
         Raises:
             UserError: a chosen metric that is not of this extractor's features.
         """
+        self.check_names(extractor)
         for name in self.metrics or ():
-            metric = METRICS[name]
-            if not _is_named_for(metric, extractor):
-                others = {key: other for key, other in METRICS.items() if _is_named_for(other, extractor)}
-                own = ",".join(key for key, other in others.items() if other.needs in extractor.widths)
-                raise UserError(f"--metrics {name} is not of {extractor.name}, whose metrics are {own}")
-            if metric.needs not in extractor.widths:
-                raise UserError(f"--metrics {name} needs {metric.needs}, which {extractor.name} does not yield")
+            if METRICS[name].needs not in extractor.widths:
+                raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
         return self.metrics or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
 
     def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
