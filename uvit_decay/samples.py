@@ -14,6 +14,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.checkpoint.folders import weights_file
 from uvit_decay.diffusion.compiled import CompiledNet
 from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
@@ -81,7 +82,7 @@ class Samples:
         by_paper = sampling.method.paper or protocol is not None
         at_random = by_paper if options.labels is None else options.labels == "random"
         samples = cls(model, sampling, checkpoint.weights, classes, at_random, options.seed)
-        samples = replace(samples, checkpoint=checkpoint, file=file, protocol=protocol)
+        samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol)
         if not checkpoint.latents:
             if options.vae is not None:
                 raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")

@@ -19,7 +19,7 @@ from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder, pipeline_of
-from uvit_decay.nn import UViT
+from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.errors import UserError
 
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"

@@ -22,6 +22,7 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.averages import averages
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import looks_like
+from uvit_decay.checkpoint.folders import AUTOENCODER, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
@@ -51,6 +52,7 @@ class Checkpoint:
     step: int
     weights: Weights  # the set that was loaded
     latents: LatentSpace | None
+    card: ModelCard  # of these weights
 
     def check_denoiser(self) -> None:
         """Raise a UserError if the network makes no images."""
@@ -68,10 +70,10 @@ class Checkpoint:
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
-    """Load a checkpoint of either format.
+    """Load a checkpoint of any format.
 
     Args:
-        path: a .ckpt or a .safetensors file.
+        path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
         weights: the set to load: ema, raw, or `WeightSet("ema:0.999")`, one of several averages; None takes EMA weights
             if the file has them, else raw ones.
         trusted: qualified names of classes outside uvit_decay that the file may name as its network.
@@ -97,7 +99,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
     noise_path, sampling = card.noise_path(), card.sampling
     return Checkpoint(
-        net.eval(), noise_path, card.prediction, sampling, names, card.data, card.step, card.weights, latents
+        net.eval(), noise_path, card.prediction, sampling, names, card.data, card.step, card.weights, latents, card
     )
 
 
@@ -144,15 +146,18 @@ class StoredModel:
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
-    """Read a checkpoint of either format; check types, checksums and finiteness, but not the fit to the network.
+    """Read a checkpoint of any format; check types, checksums and finiteness, but not the fit to the network.
 
     checkpoints/digits.safetensors is that of the package where the working folder has no such file.
     """
     path, weights = or_bundled(path), None if weights is None else WeightSet(weights)
-    stored = _read_exported(path) if path.suffix == ".safetensors" else _read_training(path, weights)
+    file = weights_file(path)
+    stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
+    if file != path:
+        stored = _of_folder(stored, path)
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
-    check_weights(path, stored.state)
+    check_weights(file, stored.state)
     return stored
 
 
@@ -164,6 +169,14 @@ def _read_exported(path: Path) -> StoredModel:
     if card.weights is None:
         raise UserError(f"the model card in {path} does not say which weights these are: it is damaged")
     return StoredModel(path, card, state)
+
+
+def _of_folder(stored: StoredModel, folder: Path) -> StoredModel:
+    """Return the network in a folder's denoiser, with the folder's own autoencoder."""
+    card, vae = stored.card, folder / AUTOENCODER
+    if card.latents and vae.is_dir():
+        card = replace(card, latents=replace(card.latents, vae=str(vae.absolute())))
+    return replace(stored, card=card, state={name.removeprefix("net."): value for name, value in stored.state.items()})
 
 
 def _read_training(path: Path, weights: WeightSet | None) -> StoredModel:

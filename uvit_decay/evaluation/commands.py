@@ -57,7 +57,7 @@ def generation(
 
     Args:
         samples: folder, zip, tar, .npz or data set of images.
-        ckpt: a .ckpt or .safetensors, in place of --samples: its samples, made now.
+        ckpt: a .ckpt, .safetensors or exported folder, in place of --samples: its samples, made now.
         reference: images or statistics to compare with.
         out: report.json, with report.html beside it; default: a telling name.
         num: samples of --ckpt; default: 50,000.

@@ -17,6 +17,7 @@ from huggingface_hub import ModelCard as Readme
 from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.checkpoint.official.common import IMPORTED
+from uvit_decay.class_names import in_words
 from uvit_decay.hub.measured import CONFIGURATION, Evaluation, of_report, of_run, public, run_of
 from uvit_decay.runtime.plain import read_yaml
 
@@ -167,7 +168,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _classes(checkpoint: Checkpoint) -> str:
-    names = checkpoint.class_names
+    names = in_words(checkpoint.class_names)
     if not names:
         return "none"
     return f"{len(names)}: {', '.join(names) if len(names) <= FEW else 'named in model_index.json (id2label)'}"

@@ -12,8 +12,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+from uvit_decay.checkpoint.folders import INDEX
+
 HOME = "uvit_decay"
-INDEX = "model_index.json"  # of every folder of diffusers
 COMPONENT = "denoiser"
 
 

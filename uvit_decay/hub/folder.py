@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 
 from uvit_decay.autoencoder import Autoencoder, decoder
-from uvit_decay.checkpoint import Checkpoint, load
+from uvit_decay.checkpoint import Checkpoint, ModelCard, load
+from uvit_decay.checkpoint.card import KEY
+from uvit_decay.checkpoint.folders import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_of
-from uvit_decay.hub.code import HOME, INDEX, place
+from uvit_decay.hub.code import HOME, place
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.grid import write_grid
 from uvit_decay.hub.measured import run_of
@@ -21,6 +24,7 @@ from uvit_decay.hub.pipeline import DecayPipeline
 from uvit_decay.hub.standalone import standalone
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import check_writable, claimed, refilling
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.weights import Weights
 
 KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser in (UViTDenoiser, SiTDenoiser)}
@@ -56,15 +60,22 @@ def export_folder(
     autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", "vae", GRID)) as folder, full:
+    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", AUTOENCODER, GRID)) as folder, full:
         pipeline.save_pretrained(folder)
+        _add_card(folder / WEIGHTS, replace(checkpoint.card, latents=pipeline.denoiser.space))
         if alone:
             place(folder, standalone(type(pipeline)), standalone(type(pipeline.denoiser)))
         if card.grid:
             write_grid(folder / GRID, source, checkpoint, vae)
         name, grid = target.resolve().name, GRID if card.grid else None
-        model_card(checkpoint, name, measured, settings, grid, card.license).save(folder / README)
+        model_card(checkpoint, name, measured, settings, grid, card.license, alone).save(folder / README)
     return _lines(target, checkpoint)
+
+
+def _add_card(file: Path, card: ModelCard) -> None:
+    """Add the card, by which a folder is a checkpoint of this project, and checksums to a file of weights."""
+    metadata, state = load_tensors(file, verify=False)
+    save_tensors(file, state, {**metadata, KEY: json.dumps(card.to_dict())})
 
 
 def _check_target(target: Path) -> None:

@@ -12,9 +12,10 @@ from huggingface_hub.constants import CONFIG_NAME, SAFETENSORS_SINGLE_FILE
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 
+from uvit_decay.checkpoint.folders import INDEX
 from uvit_decay.runtime.errors import UserError, explained
 
-EXPORTS = (("model_index.json",), (CONFIG_NAME, SAFETENSORS_SINGLE_FILE))  # files of a pipeline, of a network alone
+EXPORTS = ((INDEX,), (CONFIG_NAME, SAFETENSORS_SINGLE_FILE))  # files of a pipeline, of a network alone
 IGNORED = [".*", "*/.*", "__pycache__/*", "*/__pycache__/*"]
 README = "README.md"
 DENIED = {

@@ -43,7 +43,8 @@ def probe(
     """Probes of every layer and noise level, by published protocols.
 
     Args:
-        ckpt: a .ckpt or .safetensors, timm's timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
+        ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
+            pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
@@ -99,7 +100,8 @@ def classify(
     """Published protocols on frozen features: linear, kNN, few-shot.
 
     Args:
-        ckpt: a .ckpt or .safetensors, timm's timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
+        ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
+            pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
         precision: of the network; default: tf32 on CUDA GPUs, float32 elsewhere.

@@ -38,7 +38,7 @@ def sample(
     """Sample images from a checkpoint.
 
     Args:
-        ckpt: a .ckpt or .safetensors; default: the bundled digits.
+        ckpt: a .ckpt, .safetensors or exported folder; default: the bundled digits.
         num: images; default: 10 for each class, 64 without.
         out: .png, .npz or a folder.
         processes: refuse any other number; default: that of the launcher, where known.

@@ -11,6 +11,7 @@ from torch import nn
 
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.convert import read_official
+from uvit_decay.checkpoint.folders import is_folder
 from uvit_decay.checkpoint.io import StoredModel, ThirdParty, read
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
@@ -62,7 +63,7 @@ def start_from(net: nn.Module, file: Path) -> str:
 
 def read_weights(path: Path) -> StoredModel:
     """Read a checkpoint of this project, EMA weights if it has them, or an official file that needs no options."""
-    if path.is_dir():
+    if path.is_dir() and not is_folder(path):
         return _published(path)
     try:
         return read(path, None)
