@@ -19,7 +19,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.data import Digits, Images
-from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
@@ -223,6 +223,17 @@ def test_an_official_file_is_read_as_it_is(tmp_path):
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match="no official U-ViT, SiT or MAE, it looks like a file of another program"):
         read_initial(tmp_path / "other.pt", net, function)
+
+
+def test_a_dit_starts_to_train_without_its_variance(tmp_path):
+    torch.save(tiny_sit(learn_sigma=True), tmp_path / "official.pt")
+    options = ImportOptions(heads=2, path="ddpm-linear")
+    import_official(tmp_path / "official.pt", tmp_path / "dit.safetensors", options=options)
+    config = load(tmp_path / "dit.safetensors").net.config
+    assert config["learned_variance"]
+    net = SiT(**{**config, "learned_variance": False})
+    function = DiffusionTask(net, DDPMLinear()).function()
+    assert read_initial(tmp_path / "dit.safetensors", net, function).card.prediction == "eps"
 
 
 def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
