@@ -121,7 +121,7 @@ def _call(owner: Any, given: Mapping[str, Any]) -> Callable[[], Any]:
 
 def _documented(owner: Any) -> tuple[str, dict[str, str]]:
     """Return the docstring without its sections, and the documentation of each parameter, inherited fields included."""
-    texts = [inspect.cleandoc(part.__doc__ or "") for part in reversed(getattr(owner, "__mro__", [owner]))]
+    texts = [localised(inspect.cleandoc(part.__doc__ or "")) for part in reversed(getattr(owner, "__mro__", [owner]))]
     entries = [entry for text in texts for entry in ENTRY.findall(text.partition("\nArgs:\n")[2])]
     about = re.split(r"\n(?:Args|Raises):\n", texts[-1])[0].strip()
     return about, {name: " ".join(words.split()).removesuffix(".") for name, words in entries}
