@@ -72,3 +72,12 @@ def test_evaluations_change_no_loss_and_no_weight(tmp_path):
         "probes.csv",
     ):
         assert (tmp_path / "evaluated" / name).stat().st_size > 0
+
+
+def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
+    previews = [Preview(at_end=False) for _ in range(2)]
+    probes = [LinearProbes(times=(0.1,), at_end=False) for _ in range(3)]
+    with caplog.at_level("INFO"):
+        tiny_trainer(tmp_path, *previews, *probes, max_steps=1).fit(tiny_task(), Digits(32))
+    (warning,) = [text for text in caplog.messages if text.startswith("warning")]
+    assert warning.endswith("at the same step, the second replaces the first in probes.jsonl")

@@ -64,8 +64,15 @@ class Periodic(Callback):
         return chosen_precision(asked, device or task.device)
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training for a precision that the device lacks; the network is moved there later."""
+        """Raise a UserError before training for a precision that the device lacks; the network is moved there later.
+
+        Warn of a callback with the same history, which has one line for each step.
+        """
         self.precision(task, trainer.strategy.root_device)
+        periodic = [other for other in trainer.callbacks if isinstance(other, Periodic)]
+        if self.history_file and [c for c in periodic if c.history_file == self.history_file][1:2] == [self]:
+            what = f"{type(self).__name__} is there twice"
+            rank_zero_info(f"warning: {what}: at the same step, the second replaces the first in {self.history_file}")
 
     def ready(self, trainer: Trainer, task: Task) -> None:
         """Check and load what `evaluate` needs before training, apart from long work, which extends `on_fit_start`."""
