@@ -38,7 +38,7 @@ autodoc_inherit_docstrings = False  # those of Lightning are not ours
 templates_path = ["_templates"]
 autodoc_member_order = "bysource"
 add_module_names = False
-DOCUMENTED = "decay|nn|diffusion|data|metrics|representations|evaluation|tasks|callbacks|checkpoint"
+DOCUMENTED = "decay|nn|diffusion|data|metrics|representations|evaluation|tasks|callbacks|checkpoint|hub"
 nitpick_ignore_regex = [
     ("py:.*", rf"(?!uvit_decay\.({DOCUMENTED})\.).*"),  # other libraries' inventories would need a network
     ("py:.*", r".*\._\w+"),  # private
