@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 from diffusers import DiffusionPipeline
-from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 
@@ -18,7 +18,7 @@ from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.folder import export_folder, pipeline_of
+from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.errors import UserError
 
@@ -35,7 +35,7 @@ def opened(folder):
 def digits(tmp_path_factory):
     """The bundled checkpoint, exported."""
     folder = tmp_path_factory.mktemp("digits")
-    export_folder(BUNDLED, folder)
+    export(BUNDLED, folder)
     return folder
 
 
@@ -46,7 +46,7 @@ def latent_sit(vae, tmp_path_factory):
 
 def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
-    main(["export", str(BUNDLED), str(folder), "--to", "diffusers"])
+    main(["export", str(BUNDLED), str(folder), "--to", "diffusers", "--no-grid"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"wrote {folder} ({sum(p.stat().st_size for p in folder.rglob('*')) / 2**20:.1f} MiB)"
     scope = {}
@@ -75,7 +75,7 @@ def test_pictures_are_those_of_sample(digits, guidance):
 
 def test_a_folder_of_latents_has_the_autoencoder(latent_sit, vae, tmp_path):
     folder = tmp_path / "folder"
-    export_folder(latent_sit, folder)
+    export(latent_sit, folder)
     pipeline = opened(folder)
     pictures = stacked(pipeline(class_labels=["cat", "domestic dog", 0], generator=seeded(2)).images)
     assert pictures.shape == (3, 32, 32, 3)
@@ -92,15 +92,15 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
         tmp_path / "gone.safetensors", describe.net, Linear(), "velocity", describe.sampling, ("a", "b"), space
     )
     with pytest.raises(UserError, match="--vae"):
-        export_folder(gone, tmp_path / "folder")
-    export_folder(gone, tmp_path / "folder", vae=str(moved))
+        export(gone, tmp_path / "folder")
+    export(gone, tmp_path / "folder", vae=str(moved))
     assert opened(tmp_path / "folder").vae.config.latent_channels == 4
 
 
 def test_an_unconditional_network(tmp_path):
     net = UViT(8, 2, 1, dim=16, depth=2, heads=2, alpha_min=0.7)
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
-    export_folder(file, tmp_path / "folder")
+    export(file, tmp_path / "folder")
     pipeline = opened(tmp_path / "folder")
     assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()
     with pytest.raises(UserError, match="unconditional"):
@@ -127,11 +127,11 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):
     folder = tmp_path / "folder"
-    export_folder(latent_sit, folder)
+    export(latent_sit, folder)
     (folder / "notes.txt").write_text("mine")
     (folder / ".partial").mkdir()  # of a killed program
     (folder / "uvit_decay_decaypipeline_0_0_1.py").touch()  # of an older version
-    export_folder(BUNDLED, folder)
+    export(BUNDLED, folder)
     left = {path.relative_to(folder) for path in folder.rglob("*")}
     assert {str(path) for path in left} - {"notes.txt"} == {str(p.relative_to(digits)) for p in digits.rglob("*")}
     assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
@@ -146,7 +146,7 @@ def test_a_failed_export_leaves_the_earlier_one(digits, tmp_path, monkeypatch):
 
     monkeypatch.setattr("uvit_decay.hub.pipeline.place", full)
     with pytest.raises(UserError, match="No space left"):
-        export_folder(BUNDLED, folder)
+        export(BUNDLED, folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
@@ -170,13 +170,13 @@ def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
 def test_other_files_are_not_mixed_with_an_export(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UserError, match="is not empty, and no earlier export"):
-        export_folder(BUNDLED, tmp_path)
+        export(BUNDLED, tmp_path)
 
 
 def test_an_encoder_makes_no_images(tmp_path):
     file = write_denoiser(tmp_path / "mae.safetensors", small_mae())
     with pytest.raises(UserError, match="which makes no images"):
-        export_folder(file, tmp_path / "folder")
+        export(file, tmp_path / "folder")
 
 
 @pytest.mark.parametrize("flags", [["--vae", "x"], ["--to", "timm", "--vae", "x"]])
@@ -187,7 +187,7 @@ def test_options_of_folders_are_for_folders(flags, tmp_path):
 
 def test_a_network_of_pixels_has_no_autoencoder(tmp_path):
     with pytest.raises(UserError, match="nothing to decode"):
-        export_folder(BUNDLED, tmp_path / "folder", vae="x")
+        export(BUNDLED, tmp_path / "folder", vae="x")
 
 
 def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
@@ -197,7 +197,7 @@ def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
         tmp_path / "dit.safetensors", SiT(8, 2, 3, **sizes), DDPMLinear(), "eps", sampling, ("a", "b")
     )
     folder = tmp_path / "folder"
-    export_folder(file, folder)
+    export(file, folder)
     pictures = stacked(opened(folder)(class_labels=[0, 1, 0], generator=seeded(4)).images)
     assert (pictures == sampled(file, range(3), seed=4, labels="balanced")).all()
     assert pictures.std() > 10

@@ -6,8 +6,10 @@ import torch
 from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser  # noqa: F401
 
 from uvit_decay.checkpoint import load
-from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion import noise_path
+from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.hub.denoiser import PATHS
 from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.hub.pipeline import drawn_seed
 from uvit_decay.nn import SiT
@@ -79,6 +81,11 @@ def test_another_sampler_has_its_own_settings(pipeline):
     ours = pipeline(class_labels=[1, 2], sampler="uvit-dpm++", num_inference_steps=4, generator=seeded(1)).images
     expected = sampled(BUNDLED, range(2), classes=("1", "2"), labels="balanced", sampler="uvit-dpm++", steps=4, seed=1)
     assert (stacked(ours) == expected).all()
+
+
+def test_every_noise_path_has_a_name():
+    kinds = [kind for kind in vars(noise_path).values() if isinstance(kind, type) and issubclass(kind, NoisePath)]
+    assert {kind for kind in kinds if not kind.__abstractmethods__} == set(PATHS.values())
 
 
 def test_the_bar_counts_steps(pipeline, capsys):

@@ -15,7 +15,7 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils.dynamic_modules_utils import check_imports
-from hub_folders import BUNDLED, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.__main__ import main
@@ -25,7 +25,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub import source_files, stand_ins, standalone
 from uvit_decay.hub.code import CodeFile
 from uvit_decay.hub.denoiser import SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.folder import export_folder, pipeline_of
+from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.hub.pipeline import DecayPipeline
 from uvit_decay.hub.source_files import Name
 from uvit_decay.nn import UViT
@@ -67,7 +67,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ABSENT]
 def test_pictures_without_this_package_are_those_of_sample(vae, tmp_path):
     files = {"digits": BUNDLED, "latents": write_latent_sit(tmp_path / "sit.safetensors", vae)}
     for name, file in files.items():
-        main(["export", str(file), str(tmp_path / name), "--to", "diffusers", "--standalone"])
+        main(["export", str(file), str(tmp_path / name), "--to", "diffusers", "--standalone", "--no-grid"])
     folders = [tmp_path / name for name in ("modules", *files)]
     subprocess.run([sys.executable, "-I", "-c", WITHOUT, *folders], check=True, cwd=tmp_path)
     for name, file in files.items():
@@ -80,7 +80,7 @@ def test_every_sampler_makes_the_same_pictures(tmp_path):
     names = ("a", "b", "c")
     net = UViT(4, 2, 1, dim=8, depth=2, heads=2, num_classes=3, alpha_min=0.6)
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(), "eps", Sampling("dpm++", 2, 1.5), names)
-    export_folder(file, tmp_path / "folder", alone=True)
+    export(file, tmp_path / "folder", alone=True)
     alone = DiffusionPipeline.from_pretrained(tmp_path / "folder", trust_remote_code=True)
     assert type(alone).__module__.startswith("diffusers_modules")
     ours = pipeline_of(load(file))
