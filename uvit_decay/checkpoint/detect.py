@@ -7,6 +7,8 @@ from itertools import islice
 
 from torch import Tensor
 
+from uvit_decay.runtime.errors import UserError
+
 PREFIX = "module."  # DataParallel puts it before every name
 IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
@@ -29,6 +31,10 @@ KINDS: tuple[tuple[str, tuple[str, ...]], ...] = (  # (kind, prefixes of names);
 )
 FOREIGN = "a file of another program"
 MOST_PARTS = 10  # inspected entries of a dict: a pickle can nest one dict a thousand times in each of a thousand
+
+
+class ThirdParty(UserError):
+    """A file is intact, but was not written by this project."""
 
 
 def looks_like(contents: object, depth: int = 3) -> str:

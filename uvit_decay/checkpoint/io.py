@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.averages import averages
 from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.checkpoint.detect import looks_like
+from uvit_decay.checkpoint.detect import ThirdParty, looks_like
 from uvit_decay.checkpoint.folders import AUTOENCODER, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
@@ -103,15 +103,11 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     )
 
 
-class ThirdParty(UserError):
-    """A file is intact, but was not written by this project."""
-
-
 @dataclass(frozen=True)
 class StoredModel:
-    """One set of weights in the file `where`, and its card.
+    """One set of weights in the file `where`, and its card; `not_averaged` names raw ones among EMA weights.
 
-    `not_averaged` names raw ones among EMA weights; `notes` are lines for the user on how an official file was read.
+    `notes` are lines for the user on how an official file was read.
     """
 
     where: Path

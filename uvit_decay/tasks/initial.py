@@ -11,8 +11,9 @@ from torch import nn
 
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.convert import read_official
+from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.folders import is_folder
-from uvit_decay.checkpoint.io import StoredModel, ThirdParty, read
+from uvit_decay.checkpoint.io import StoredModel, read
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
 
