@@ -15,10 +15,12 @@ SITE = DOCS / "_build" / "html"
 
 
 def own_profile(folder: Path) -> Path:
-    """Write and return an IPython folder of its own, in place of the user's: notebooks run alike for all, and quietly."""
+    """Write and return an IPython folder, in place of the user's: notebooks run alike for all, and quietly."""
     profile = folder / "profile_default"
     profile.mkdir(parents=True)
-    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 'ERROR'  # not of sockets on this host\n")
+    (profile / "ipython_kernel_config.py").write_text(
+        "c.IPKernelApp.log_level = 'ERROR'  # not of sockets on this host\n"
+    )
     return folder
 
 
