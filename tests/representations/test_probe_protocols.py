@@ -51,7 +51,7 @@ def pixels(data, count=60, rows=None):
     rows = list(range(count)) if rows is None else rows
     chosen = probed_images(Probing(**SMALL), data)[1]
     x = data.test.images[[chosen[row] for row in rows]].flatten(1).float()
-    return Reference(x, rows, {"checkpoint": "pixels"})
+    return Reference(x, rows, {"checkpoint": "pixels", "images": len(rows), "neighbours": 10})
 
 
 def test_the_names_of_the_command_line_are_those_of_the_table():
@@ -135,7 +135,7 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
     assert {"cknna", "cknna_std"} < set(report["cells"][0])
     assert report["best"]["best_cknna_of_all_cells"] == max(cell["cknna"] for cell in report["cells"])
     assert {path.name for path in folder.iterdir()} == {"probes.csv", "probes.json", "probes.png", "cknna.png"}
-    assert "largest CKNNA: " in capsys.readouterr().out
+    assert f"CKNNA, k 10, 40 test images, with {encoder}, largest:" in capsys.readouterr().out
 
 
 def test_results_of_a_run_are_named_after_its_version(encoder, tmp_path, monkeypatch):

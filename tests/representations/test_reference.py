@@ -8,12 +8,15 @@ import torch
 from safetensors.torch import save_file
 from timm.models.vision_transformer import checkpoint_filter_fn
 
+from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data import Digits
+from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations.networks import Judged
+from uvit_decay.representations.networks import Judged, open_network
 from uvit_decay.representations.options import Alignment, Probing
-from uvit_decay.representations.reference import open_reference
+from uvit_decay.representations.reference import ReferenceNetwork, open_reference
 from uvit_decay.runtime.distributed import Processes
+from uvit_decay.sampling_options import LoadingOptions
 
 CPU = torch.device("cpu")
 NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep
@@ -53,3 +56,15 @@ def test_other_protocols_need_none():
     assert open_reference(judged, Probing(), Alignment(), (), CPU, "float32") is None
     with pytest.raises(Exception, match="are of --protocol repa"):
         open_reference(judged, Probing(), Alignment(alignment_images=50), (), CPU, "float32")
+
+
+def test_latents_are_decoded_for_a_reference(encoded, vae):
+    data = Latents(str(encoded), batch_size=11, num_workers=0)
+    data.setup()
+    data.test = data.train
+    autoencoder = Autoencoder(str(vae))
+    network = ReferenceNetwork(open_network(Path("pixels:32x32x3"), LoadingOptions()), CPU, "float32", 8, autoencoder)
+    reference = network.features(data, list(range(14)), 12, Processes())
+    x = autoencoder.decode(data.network_input(data.train[reference.rows][0]))
+    torch.testing.assert_close(reference.features, x.flatten(1) / 127.5 - 1, atol=1.1 / 127.5, rtol=0)
+    assert "decoded from latents" in reference.about["pictures"]

@@ -131,7 +131,9 @@ class Grid:
             lines.append(f"best on test, as papers report it: {best['best_on_test_accuracy_of_all_cells']:.4f}")
         if "cknna" in self.scores:
             cell = self._cell(*self.best("cknna"))
-            lines.append(f"largest CKNNA: {cell['name']} at t = {cell['t']:g}: {_with_spread(cell, 'cknna')}")
+            of = self.protocol["reference"]
+            lines.append(f"CKNNA, k {of['neighbours']}, {of['images']} test images, with {of['checkpoint']}, largest:")
+            lines.append(f"{cell['name']} at t = {cell['t']:g}: {_with_spread(cell, 'cknna')}")
         return "\n".join(lines)
 
     def save(self, folder: Path, what: str, metadata: Mapping[str, Any] | None = None) -> None:
@@ -148,7 +150,8 @@ class Grid:
         by = "" if self.chosen_by != TEST else f" ({self.protocol['protocol']}; best on test framed)"
         self._heat_map(folder / "probes.png", TEST, self.best(), f"Linear probe{by} of {what}, test accuracy in %")
         if "cknna" in self.scores:
-            title = f"CKNNA of {what} with {self.protocol['reference']['checkpoint']}, times 100"
+            of = self.protocol["reference"]
+            title = f"CKNNA of {what} with {of['checkpoint']}, k {of['neighbours']}, {of['images']} images, times 100"
             self._heat_map(folder / "cknna.png", "cknna", self.best("cknna"), title)
 
     def _heat_map(self, path: Path, name: str, marked: tuple[int, int], title: str) -> None:
