@@ -103,10 +103,17 @@ class Handler(BaseHTTPRequestHandler):
         self.download(body=False)
 
     def do_GET(self) -> None:
-        if self.path.startswith("/api/models/"):  # of a repository; huggingface_hub before 1.0 asks before an upload
-            self.answer({"id": "/".join(self.path.split("/")[3:5]), "sha": COMMIT, "xetEnabled": False})
-        else:
-            self.download(body=True)
+        if not self.path.startswith("/api/models/"):
+            return self.download(body=True)
+        words = self.path.partition("?")[0].split("/")[3:]
+        repository = "/".join(words[:2])
+        files = self.hub.of(repository)
+        if words[2:3] == ["tree"]:
+            oids = {name: hashlib.sha1(data).hexdigest() for name, data in files.items()}
+            return self.answer([{"type": "file", "path": n, "size": len(files[n]), "oid": oids[n]} for n in files])
+        # huggingface_hub before 1.0 asks before an upload; diffusers before a download
+        named = [{"rfilename": name} for name in files]
+        return self.answer({"id": repository, "sha": COMMIT, "xetEnabled": False, "siblings": named})
 
     def download(self, body: bool) -> None:
         user, name, _, revision, *parts = self.path.partition("?")[0].strip("/").split("/")
@@ -117,7 +124,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.send(data if body else b"", 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"', "size": str(len(data))})
 
-    def answer(self, content: dict, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer(self, content: dict | list, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.send(json.dumps(content).encode(), status, {"Content-Type": "application/json"} | (headers or {}))
 
     def send(self, data: bytes, status: int, headers: dict[str, str]) -> None:
