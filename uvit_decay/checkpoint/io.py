@@ -22,7 +22,7 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.averages import averages
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
-from uvit_decay.checkpoint.folders import AUTOENCODER, weights_file
+from uvit_decay.checkpoint.folders import own_latents, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
@@ -169,9 +169,7 @@ def _read_exported(path: Path) -> StoredModel:
 
 def _of_folder(stored: StoredModel, folder: Path) -> StoredModel:
     """Return the network in a folder's denoiser, with the folder's own autoencoder."""
-    card, vae = stored.card, folder / AUTOENCODER
-    if card.latents and vae.is_dir():
-        card = replace(card, latents=replace(card.latents, vae=str(vae.absolute())))
+    card = replace(stored.card, latents=own_latents(stored.card.latents, folder))
     return replace(stored, card=card, state={name.removeprefix("net."): value for name, value in stored.state.items()})
 
 
