@@ -62,7 +62,9 @@ class Pretrained(
         """Write config.json and model.safetensors."""
         write_json(save_directory / CONFIG_NAME, self.config)
         state = {name: value.detach().cpu() for name, value in self.state_dict().items()}
-        save_tensors(save_directory / SAFETENSORS_SINGLE_FILE, state, {"format": "pt"})
+        hint = "of a sharded network, export a checkpoint of its run"
+        with explained(f"cannot save the weights of this {type(self).__name__}", RuntimeError, hint=hint):
+            save_tensors(save_directory / SAFETENSORS_SINGLE_FILE, state, {"format": "pt"})
 
     @classmethod
     def _from_pretrained(
