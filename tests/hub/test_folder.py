@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline
 from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
+from test_full_disk import full_disk
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
@@ -21,6 +22,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import PARTIAL
 
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
 
@@ -137,17 +139,20 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, 
     assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
 
 
-def test_a_failed_export_leaves_the_earlier_one(digits, tmp_path, monkeypatch):
+@pytest.mark.parametrize("limit", [100, 100_000], ids="at {} bytes".format)
+def test_a_full_disk_leaves_the_earlier_export(digits, tmp_path, limit):
     folder = shutil.copytree(digits, tmp_path / "folder")
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    def full(*args, **options):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("uvit_decay.hub.pipeline.place", full)
-    with pytest.raises(UserError, match="No space left"):
+    with full_disk(limit), pytest.raises(UserError, match=f"cannot write {folder}"):
         export(BUNDLED, folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_killed_export_can_be_repeated(digits, tmp_path):
+    folder = tmp_path / "folder"
+    (folder / PARTIAL).mkdir(parents=True)
+    shutil.copytree(digits / "denoiser", folder / "denoiser")  # killed while entries were moved
+    assert stacked(opened(export(BUNDLED, folder))(class_labels=[1]).images).shape == (1, 8, 8, 1)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from uvit_decay.hub.options import CardOptions
 from uvit_decay.hub.pipeline import DecayPipeline
 from uvit_decay.hub.standalone import standalone
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.files import check_writable, claimed, refilling
+from uvit_decay.runtime.files import PARTIAL, check_writable, claimed, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.weights import Weights
 
@@ -81,8 +81,8 @@ def _add_card(file: Path, card: ModelCard) -> None:
 def _check_target(target: Path) -> None:
     """Raise a UserError if `target` cannot be written, or has files but no export."""
     check_writable(target, folder=True)
-    exported = next(target.glob(f"{HOME}_*.py"), None)
-    if exported is None and any(not path.name.startswith(".") for path in target.iterdir()):
+    exported = any(target.glob(f"{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
+    if not exported and any(not path.name.startswith(".") for path in target.iterdir()):
         raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
 
 

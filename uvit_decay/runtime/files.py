@@ -17,6 +17,7 @@ from filelock import FileLock, Timeout
 from uvit_decay.runtime.errors import UserError, one_line
 
 LOCK = ".lock"  # in a claimed folder
+PARTIAL = ".partial"  # the new entries in a folder that is refilled
 
 
 def at_home(path: str | Path) -> Path:
@@ -82,7 +83,7 @@ def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Pa
     entries, the new ones, or a folder without `last`. Other entries stay, except those that match the globs `stale`.
     The folder must be claimed.
     """
-    partial = folder / ".partial"
+    partial = folder / PARTIAL
     with writing(folder):
         try:
             _remove(partial)  # of a killed program
