@@ -72,7 +72,7 @@ class ProbeProtocol:
 
     @property
     def aligned(self) -> bool:
-        """Whether it needs a reference."""
+        """Return whether it needs a reference."""
         return "cknna" in self.scores
 
     def about(self, options: Probing) -> dict[str, Any]:
