@@ -116,9 +116,11 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer({"id": repository, "sha": COMMIT, "xetEnabled": False, "siblings": named})
 
     def download(self, body: bool) -> None:
-        user, name, _, revision, *parts = self.path.partition("?")[0].strip("/").split("/")
+        user, _, rest = self.path.partition("?")[0].strip("/").partition("/")
+        name, _, rest = rest.partition("/resolve/")
+        revision, _, file = rest.partition("/")
         revision = "main" if revision == COMMIT else revision
-        data = self.hub.files.get((f"{user}/{name}", revision, "/".join(parts)))
+        data = self.hub.files.get((f"{user}/{name}", revision, file))
         if data is None:
             self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
             return
