@@ -8,6 +8,8 @@ from importlib.metadata import version as version_of
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx.application import Sphinx
+from sphinx.util.inspect import signature as inspected
+from sphinx.util.inspect import stringify_signature
 
 project, author, copyright = "uvit_decay", "the authors of uvit_decay", "the authors of uvit_decay, MIT licence"
 release = version = version_of("uvit_decay")
@@ -56,6 +58,16 @@ def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: objec
     lines[:] = "".join(parts).split("\n")
 
 
+def own_signature(
+    app: Sphinx, what: str, name: str, obj: object, options: object, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Return the arguments of a class whose base hides them by a `__new__` that takes anything."""
+    if what == "class" and signature == "(*args, **kwargs)":
+        given = inspected(obj.__init__, bound_method=True)
+        signature = stringify_signature(given, show_return_annotation=False, unqualified_typehints=True)
+    return signature, returns
+
+
 def as_mathml(translator: object, node: nodes.math | nodes.math_block) -> None:
     """Write an equation as MathML, which browsers show without scripts and fonts from elsewhere."""
     display = isinstance(node, nodes.math_block)
@@ -64,6 +76,7 @@ def as_mathml(translator: object, node: nodes.math | nodes.math_block) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """Register both."""
+    """Register these functions."""
     app.connect("autodoc-process-docstring", as_plain_text, priority=400)  # before napoleon
+    app.connect("autodoc-process-signature", own_signature)
     app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))
