@@ -13,6 +13,7 @@ from torch import nn
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint import Checkpoint
+from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.sampling import Sampling
@@ -21,6 +22,7 @@ from uvit_decay.evaluation.likelihood import check_likelihood, measure_likelihoo
 from uvit_decay.evaluation.options import LikelihoodOptions
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
 
 CPU = torch.device("cpu")
 NAMES = tuple(map(str, range(10)))
@@ -37,7 +39,8 @@ class Gaussian(nn.Module):
 
 
 def checkpoint_of(net, names=()):
-    return Checkpoint(net.eval(), Linear(), "velocity", Sampling(), names, "digits", 7, "ema", None)
+    card = ModelCard(net=Spec.of(type(net), {}), class_names=names, data="digits", step=7)
+    return Checkpoint(net.eval(), Linear(), "velocity", Sampling(), names, "digits", 7, "ema", None, card)
 
 
 def images(n=40, size=8, names=NAMES):
