@@ -94,8 +94,8 @@ def test_the_linear_probe_reads_digits_and_says_last_and_best(pixels):
 def test_nearest_neighbours_are_scikit_learns(pixels):
     weights = {"weights": lambda distances: torch.from_numpy((1 - distances) / 0.07).exp().numpy()}
     reference = KNeighborsClassifier(20, metric="cosine", algorithm="brute", **weights)
-    reference.fit(pixels.train.double(), pixels.train_labels)
-    expected = reference.score(pixels.test.double(), pixels.test_labels)
+    reference.fit(pixels.train.double().numpy(), pixels.train_labels.numpy())
+    expected = reference.score(pixels.test.double().numpy(), pixels.test_labels.numpy())
     outcome = PROTOCOLS["knn"].judge(pixels, Classification())
     assert outcome.values["test"] == pytest.approx(expected, abs=1 / len(pixels.test))
     assert (outcome.chosen["k"], outcome.chosen["T"]) == (20, 0.07)
@@ -109,11 +109,10 @@ def test_few_shots_are_scikit_learns_on_the_same_draws(pixels, shots):
     for draw in range(3):
         part = drawn(pixels.train_labels, shots, 4, draw)
         assert (pixels.train_labels[part].bincount() == shots).all()
-        scaler = StandardScaler().fit(pixels.train[part])
-        model = LogisticRegression(C=1.0, max_iter=1000).fit(
-            scaler.transform(pixels.train[part]), _labels(pixels, part)
-        )
-        expected.append(model.score(scaler.transform(pixels.test), pixels.test_labels))
+        train, labels = pixels.train[part].numpy(), _labels(pixels, part)
+        scaler = StandardScaler().fit(train)
+        model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(train), labels)
+        expected.append(model.score(scaler.transform(pixels.test.numpy()), pixels.test_labels.numpy()))
     assert outcome.chosen["each"] == pytest.approx(expected, abs=0.01)
     assert outcome.values["mean"] == pytest.approx(sum(outcome.chosen["each"]) / 3)
     assert outcome.values["std"] > 0
