@@ -167,5 +167,6 @@ def hub(monkeypatch, tmp_path):
         monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", address, raising=False)  # before 1.0
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which processes of the whole suite inherit as True
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield server

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import TQDMProgressBar
 from record_ops import Waits
 from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe
@@ -25,6 +26,7 @@ from uvit_decay.tasks.sharding import Sharded
 
 def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_path, monkeypatch, capsys):
     options = {"enable_checkpointing": False, "enable_model_summary": False, "limit_val_batches": 0, "logger": False}
+    options |= {"callbacks": TQDMProgressBar()}  # Lightning takes another one where rich is installed
     trainer = Trainer(accelerator="cpu", max_steps=12, log_every_n_steps=5, default_root_dir=tmp_path, **options)
     fetched, item = Counter(), torch.Tensor.item
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: fetched.update([trainer.global_step]) or item(tensor))

@@ -89,7 +89,8 @@ class Pretrained(
             raise UserError("proxies are set by HTTPS_PROXY, and downloads always resume: leave out both arguments")
         spec = Spec.of(cls, config | arguments)
         with torch.device("meta"):
-            net = construct(cls, spec.init_args, spec.is_from(HOME), f"{CONFIG_NAME} of {model_id}")
+            where = f"{CONFIG_NAME} of {model_id}"
+            net = construct(cls, spec.init_args, spec.is_from(HOME), where, spec.class_path)
         file = Path(model_id) / SAFETENSORS_SINGLE_FILE
         if not Path(model_id).is_dir():
             fetched = hf_hub_download(

@@ -81,12 +81,14 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is no {base.__name__}")
-    return construct(kind, spec.init_args, spec.is_from(home), where)
+    return construct(kind, spec.init_args, spec.is_from(home), where, name)
 
 
-def construct(kind: type, arguments: Mapping[str, Any], check_types: bool, where: Path | str) -> Any:
-    """Return kind(**arguments) of values from the file `where`; with `check_types` they must be as annotated."""
-    name = f"{kind.__module__}.{kind.__qualname__}"
+def construct(kind: type, arguments: Mapping[str, Any], check_types: bool, where: Path | str, name: str) -> Any:
+    """Return kind(**arguments) of values from the file `where`, which calls the class `name`.
+
+    With `check_types` the values must be as annotated.
+    """
     hints = get_type_hints(kind.__init__) if check_types else {}
     checked = {
         key: typed(hints[key], value, f"{where}: {name}: {key}") if key in hints else value
