@@ -77,7 +77,9 @@ def interrupted(folder, launcher, flags, signum, to_all=False):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path, monkeypatch, signum, code):
+def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path, monkeypatch, signum, code, exhaustive):
+    if signum == signal.SIGINT and not exhaustive:
+        pytest.skip("a sample: --exhaustive tries Ctrl-C on a real start, too")
     process, errors, path = interrupted(tmp_path, [], [], signum)
     assert process.returncode == code, errors
     assert "Traceback" not in errors
@@ -93,8 +95,10 @@ def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "flags"), [([], TWO), (TORCHRUN, TWO)], ids=["to the first", "torchrun, to all"])
-def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launcher, flags):
+def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launcher, flags, exhaustive):
     """A scheduler signals every process, and torchrun passes on its own; that is not a second wish."""
+    if not launcher and not exhaustive:
+        pytest.skip("a sample: --exhaustive warns the first of Lightning's own processes, too")
     process, errors, path = interrupted(tmp_path, launcher, flags, signal.SIGTERM, to_all=bool(launcher))
     step = torch.load(path, weights_only=True)["global_step"]
     assert f"stopped at step {step}" in errors
