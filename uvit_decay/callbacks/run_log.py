@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from uvit_decay import history
 from uvit_decay.callbacks.csv_log import MetricsLog, read_rows
 from uvit_decay.callbacks.stopping import finishing_files
-from uvit_decay.checkpoint.newest import CHECKPOINTS
+from uvit_decay.checkpoint.newest import run_of
 from uvit_decay.history import GENERATION, METRICS, PROBES
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
@@ -41,15 +41,6 @@ def run_folder(trainer: Trainer) -> Path:
     folder = Path(trainer.log_dir or trainer.default_root_dir)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def run_of(checkpoint: str | Path) -> Path | None:
-    """Return the folder of the run that wrote a checkpoint, None if it is not known.
-
-    LastCheckpoint writes to `checkpoints` in the run folder.
-    """
-    folder = Path(checkpoint).parent
-    return folder.parent if folder.name == CHECKPOINTS else None
 
 
 def continued_folder(trainer: Trainer) -> Path | None:

@@ -39,6 +39,15 @@ class _Listed:
     damage: str = ""
 
 
+def run_of(checkpoint: str | Path) -> Path | None:
+    """Return the folder of the run that wrote a checkpoint, None if it is not known.
+
+    LastCheckpoint writes to `checkpoints` in the run folder.
+    """
+    folder = Path(checkpoint).parent
+    return folder.parent if folder.name == CHECKPOINTS else None
+
+
 def run_folders(experiment: Path) -> list[Path]:
     """Return the folders version_N of an experiment, the highest N first."""
     numbers = {folder: RUN.fullmatch(folder.name) for folder in experiment.glob("version_*") if folder.is_dir()}

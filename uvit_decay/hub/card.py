@@ -18,7 +18,7 @@ from uvit_decay import __version__
 from uvit_decay.checkpoint import Checkpoint
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.class_names import in_words
-from uvit_decay.hub.measured import CONFIGURATION, Evaluation, of_report, of_run, public, run_of
+from uvit_decay.hub.measured import CONFIGURATION, Evaluation, of_report, of_run, public, recorded_run
 from uvit_decay.runtime.plain import read_yaml
 
 README, GRID = "README.md", "samples.png"
@@ -32,7 +32,7 @@ KNOWN = ("model.net.", "model.path.", "model.sampling.", "model.prediction")  # 
 
 def evaluations(source: Path, checkpoint: Checkpoint, reports: Sequence[Path]) -> list[Evaluation]:
     """Return what is known of these weights: from the run that wrote `source`, and from reports of evaluate.py."""
-    run = run_of(source)
+    run = recorded_run(source)
     measured = [] if run is None else of_run(run, checkpoint)
     return measured + [of_report(file, checkpoint) for file in reports]
 

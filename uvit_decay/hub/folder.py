@@ -18,7 +18,7 @@ from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_
 from uvit_decay.hub.code import HOME, place
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.grid import write_grid
-from uvit_decay.hub.measured import run_of
+from uvit_decay.hub.measured import recorded_run
 from uvit_decay.hub.options import CardOptions
 from uvit_decay.hub.pipeline import DecayPipeline
 from uvit_decay.hub.standalone import standalone
@@ -56,7 +56,7 @@ def export_folder(
     checkpoint.check_denoiser()
     if vae is not None and not checkpoint.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-    measured, settings = evaluations(source, checkpoint, card.metrics), settings_of(run_of(source))
+    measured, settings = evaluations(source, checkpoint, card.metrics), settings_of(recorded_run(source))
     autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uvit_decay.checkpoint import Checkpoint
+from uvit_decay.checkpoint.newest import run_of
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.history import GENERATION, PROBES, read
 from uvit_decay.runtime.errors import UserError
@@ -61,10 +62,10 @@ class Evaluation:
         return ", ".join(f"{name} {value}" for name, value in self.protocol.items())
 
 
-def run_of(file: Path) -> Path | None:
-    """Return the folder of the run that wrote the checkpoint `file`; None if it is in none."""
-    folder = file.absolute().parent
-    return folder.parent if folder.name == "checkpoints" and (folder.parent / CONFIGURATION).is_file() else None
+def recorded_run(file: Path) -> Path | None:
+    """Return the folder of the run that wrote the checkpoint `file` and its configuration; None if it is in none."""
+    run = run_of(file.absolute())
+    return run if run is not None and (run / CONFIGURATION).is_file() else None
 
 
 def of_run(run: Path, checkpoint: Checkpoint) -> list[Evaluation]:

@@ -73,9 +73,10 @@ def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
 
 def _run(path: Path) -> str:
     """Return name and version of the run that a checkpoint lies in, "digits-version_1-", empty if it lies elsewhere."""
-    folder = path.resolve().parent
-    run, version = folder.parent.parent.name, folder.parent.name
-    return f"{run}-{version}-" if folder.name == "checkpoints" and version.startswith("version_") else ""
+    from uvit_decay.checkpoint.newest import run_of
+
+    run = run_of(path.resolve())
+    return f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
 
 
 def _timm(ckpt: str, size: int | None) -> Judged:

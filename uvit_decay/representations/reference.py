@@ -122,8 +122,9 @@ def open_reference(
     """
     from uvit_decay.autoencoder import decoder
     from uvit_decay.representations.networks import open_network
+    from uvit_decay.representations.probe_protocols import PROBE_PROTOCOLS  # which imports this module
 
-    if probing.protocol != "repa":
+    if not PROBE_PROTOCOLS[probing.protocol].aligned:
         if alignment != type(alignment)():
             raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
         return None
