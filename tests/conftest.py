@@ -81,6 +81,14 @@ def disk(tmp_path) -> Iterator[Disk]:
     disk.end()
 
 
+@pytest.fixture(scope="module")
+def digits() -> Digits:
+    """The default data, set up."""
+    data = Digits()
+    data.setup()
+    return data
+
+
 @pytest.fixture(scope="session")
 def training(programs, tmp_path_factory):
     """A small training run that can be started, and struck, any number of times; see small_training.py."""

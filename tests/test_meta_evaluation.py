@@ -11,7 +11,6 @@ from record_ops import Waits
 from small_mae import small_mae
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.data import Digits
 from uvit_decay.data.augment import Augment, erased
 from uvit_decay.data.augmented import Cached
 from uvit_decay.data.decoding import ResizedCentre
@@ -46,13 +45,6 @@ def waits_of(call):
     with Waits() as waits:
         result = call()
     return Counter(place.rpartition("/")[2] for place in waits.found), result
-
-
-@pytest.fixture(scope="module")
-def digits():
-    data = Digits()
-    data.setup()
-    return data
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ import pytest
 import torch
 from conftest import tiny_net
 
-from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.nn.intermediates import Layer, pooled_features
@@ -33,13 +32,6 @@ class Encoder(torch.nn.Module):
         tokens = torch.cat([whole.unflatten(1, (2, 16)), quarters], dim=1)
         for layer in range(3):
             yield tokens * (layer + 1)
-
-
-@pytest.fixture(scope="module")
-def digits():
-    data = Digits()
-    data.setup()
-    return data
 
 
 def prober(data, path=None, net=None, **options):

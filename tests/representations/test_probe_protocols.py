@@ -10,7 +10,6 @@ from evaluations import evaluate, refused
 from runs import fit
 from small_mae import mae_task
 
-from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations.alignment import Neighbourhood, cknna
 from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing
@@ -21,13 +20,6 @@ from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
 SMALL = {"times": (0.05, 0.4), "max_train": 200, "max_test": 60, "layers": ("1", "2")}
-
-
-@pytest.fixture(scope="module")
-def digits():
-    data = Digits()
-    data.setup()
-    return data
 
 
 @pytest.fixture(scope="module")

@@ -30,13 +30,6 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def digits():
-    data = Digits()
-    data.setup()
-    return data
-
-
-@pytest.fixture(scope="module")
 def pixels(digits):
     """The digits' pixels as features."""
     train, test = (images.images.flatten(1).float() / 255 for images in (digits.train, digits.test))
