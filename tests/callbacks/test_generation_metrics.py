@@ -47,7 +47,7 @@ def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
     (line,) = history.read(tmp_path / "generation.jsonl")
     assert set(line.values) == {"mind", "label_consistency"}
     assert line.values["mind"] > 0
-    assert line.metadata["mind_projections"] == 1024
+    assert (line.metadata["mind_projections"], line.metadata["mind_scale"]) == (1024, "3 d")
     with pytest.raises(UserError, match="takes some of fid,is,kid,prc,sfid,mind,fdd,kdd, got 'best'"):
         GenerationMetrics(SmallClassifier(), metrics=["best"])
     with pytest.raises(UserError, match="--metrics fdd is not of small-cnn, whose metrics are fid,is,kid,prc,mind"):

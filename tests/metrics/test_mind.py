@@ -1,4 +1,4 @@
-"""The sliced Wasserstein distance against optimal transport, scipy and closed forms."""
+"""MIND against optimal transport, scipy and closed forms."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,8 @@ import scipy.stats
 import torch
 import torch.nn.functional as F
 
-from uvit_decay.metrics import mind
-from uvit_decay.metrics.mind import sliced_wasserstein
+from uvit_decay.metrics import mind as module
+from uvit_decay.metrics.mind import mind
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 
@@ -31,7 +31,7 @@ def test_each_direction_is_optimal_transport(n, m):
     for x, y in zip(projected(real, 5), projected(fake, 5), strict=True):
         costs = (np.repeat(x, m)[:, None] - np.repeat(y, n)[None]) ** 2
         transported.append(costs[scipy.optimize.linear_sum_assignment(costs)].mean())
-    assert sliced_wasserstein(real, fake, 5) == pytest.approx(np.mean(transported), rel=1e-5)
+    assert mind(real, fake, 5) == pytest.approx(3 * 8 * np.mean(transported), rel=1e-5)
 
 
 def test_of_numbers_that_lie_above_one_another_it_is_at_least_scipys_squared():
@@ -40,37 +40,37 @@ def test_of_numbers_that_lie_above_one_another_it_is_at_least_scipys_squared():
     fake = real.flip(0) + torch.linspace(0, 1, 8)
     pairs = zip(projected(real, 20), projected(fake, 20), strict=True)
     expected = np.mean([scipy.stats.wasserstein_distance(x, y) ** 2 for x, y in pairs])
-    assert sliced_wasserstein(real, fake, 20) == pytest.approx(expected, rel=1e-5)
+    assert mind(real, fake, 20) == pytest.approx(3 * 8 * expected, rel=1e-5)
 
 
 def test_normal_distributions_have_the_closed_form():
-    """|m|^2 / d of means, and (s - 1)^2 of standard deviations, in every direction."""
+    """3 |m|^2 of means, as torch-fidelity scales it, and 3 d (s - 1)^2 of standard deviations."""
     d, n = 16, 2000
     generator = torch.Generator().manual_seed(4)
     x, y = (torch.randn(n, d, generator=generator) for _ in range(2))
     shift = torch.linspace(0.5, 2, d)
-    assert sliced_wasserstein(x, y + shift, 1024) == pytest.approx(float(shift.square().sum()) / d, rel=0.05)
-    assert sliced_wasserstein(x, 3 * y, 64) == pytest.approx(4, rel=0.02)
-    assert sliced_wasserstein(x, y, 64) < 5e-3
+    assert mind(x, y + shift, 1024) == pytest.approx(3 * float(shift.square().sum()), rel=0.05)
+    assert mind(x, 3 * y, 64) == pytest.approx(3 * d * 4, rel=0.02)
+    assert mind(x, y, 64) < 3 * d * 5e-3
 
 
 def test_it_is_a_function_of_the_sets_alone(monkeypatch):
     real, fake = features(40, seed=5), features(30, seed=6)
-    value = sliced_wasserstein(real, fake, 100)
+    value = mind(real, fake, 100)
     torch.manual_seed(8)
     order = torch.randperm(40)
-    assert sliced_wasserstein(real[order], fake, 100) == pytest.approx(value, rel=1e-6)
-    assert sliced_wasserstein(fake, real, 100) == pytest.approx(value, rel=1e-6)
-    assert sliced_wasserstein(real.repeat(3, 1), fake, 100) == pytest.approx(value, rel=1e-6)
-    assert sliced_wasserstein(real, real, 9) == 0
-    monkeypatch.setattr(mind, "_AT_ONCE", 7)
-    assert sliced_wasserstein(real, fake, 100) == pytest.approx(value, rel=1e-6)
+    assert mind(real[order], fake, 100) == pytest.approx(value, rel=1e-6)
+    assert mind(fake, real, 100) == pytest.approx(value, rel=1e-6)
+    assert mind(real.repeat(3, 1), fake, 100) == pytest.approx(value, rel=1e-6)
+    assert mind(real, real, 9) == 0
+    monkeypatch.setattr(module, "_AT_ONCE", 7)
+    assert mind(real, fake, 100) == pytest.approx(value, rel=1e-6)
     with torch.autocast("cpu", torch.bfloat16):
-        assert sliced_wasserstein(real, fake, 100) == pytest.approx(value, rel=1e-6)
+        assert mind(real, fake, 100) == pytest.approx(value, rel=1e-6)
 
 
 def test_what_is_no_pair_of_features_is_one_line():
-    with pytest.raises(UserError, match="the sliced Wasserstein distance: the real features have 8 numbers an image"):
-        sliced_wasserstein(features(4), features(4, 9), 2)
+    with pytest.raises(UserError, match="MIND: the real features have 8 numbers an image"):
+        mind(features(4), features(4, 9), 2)
     with pytest.raises(UserError, match="the fake features hold NaN or infinity"):
-        sliced_wasserstein(features(4), features(4) / 0, 2)
+        mind(features(4), features(4) / 0, 2)

@@ -98,9 +98,9 @@ def _kernel(name: str, inputs: Inputs) -> dict[str, float]:
 
 
 def _mind(inputs: Inputs) -> dict[str, float]:
-    from uvit_decay.metrics.mind import sliced_wasserstein
+    from uvit_decay.metrics.mind import mind
 
-    return {"mind": sliced_wasserstein(*inputs.pair(), PROJECTIONS)}
+    return {"mind": mind(*inputs.pair(), PROJECTIONS)}
 
 
 def _precision_recall(inputs: Inputs) -> dict[str, float]:
@@ -159,10 +159,10 @@ METRICS = {
         by_default=False,
     ),
     "mind": Metric(
-        {"mind": Value("MIND", 5, "lower", "sliced Wasserstein distance between features, squared; useful from 5,000")},
+        {"mind": Value("MIND", 3, "lower", "scaled sliced Wasserstein distance of features; useful from 5,000")},
         _mind,
         compares_with="images",
-        settings=lambda options: {"mind_projections": PROJECTIONS},
+        settings=lambda options: {"mind_projections": PROJECTIONS, "mind_scale": "3 d"},
         by_default=False,
     ),
 }
