@@ -33,15 +33,13 @@ COMMANDS: dict[str, list[str]] = {
     "probe": ["evaluate.py", "probe", "--ckpt", "{ckpt}", "--data", "digits", *FEW, "--out", "probes"],
     "classify": ["evaluate.py", "classify", "--ckpt", "{ckpt}", "--data", "digits", "--time", "0.1", "--max-train",
                  "60", "--max-test", "40", "--protocol", "knn", "--out", "classify.json"],
-    "likelihood": ["evaluate.py", "likelihood", "--ckpt", "{ckpt}", "--images", "{digits}", "--labels", "null", "--num",
-                   "20", "--steps", "2", "--out", "bits.json"],
     "features": ["evaluate.py", "features", "--ckpt", "{ckpt}", "--images", "{digits}", "--out", "features"],
     "compare": ["evaluate.py", "compare", "{runs}/version_0", "{runs}/version_1", "--out", "compare.png"],
     "export": ["-m", "uvit_decay.checkpoint", "export", "{ckpt}", "model.safetensors"],
 }  # fmt: skip
 # Functions that write, and those that have a program's work in them.
 WRITERS = ("replacing", "_claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
-WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "likelihood", "export")
+WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "export")
 WATCHED = (*WRITERS, *WORK)
 
 

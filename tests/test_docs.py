@@ -85,8 +85,6 @@ def smaller(words: list[str]) -> list[str]:
         tiny = TINY_MAE if any("mae" in word for word in words) else TINY
         tiny = tiny[2:] if "--model.init_from" in words else tiny  # sizes are those of the file
         return [*words, *tiny, "--trainer.fast_dev_run=2", "--data.batch_size=4", "--trainer.accelerator=cpu"]
-    if "likelihood" in words:
-        return [*words, "--num=8", "--steps=4"]
     if "generation" in words and "--ckpt" in words:
         return [*words, "--num=100", "--steps=2"]
     return [*words, "--steps=2"] if "sample.py" in words else words

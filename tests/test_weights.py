@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 from conftest import same, tiny_task, tiny_trainer
-from evaluations import evaluate
 from official_files import saved
 from sample_script import pixels, sample
 
@@ -99,13 +98,10 @@ def test_samples_are_named_after_their_average(several, tmp_path, monkeypatch, c
     assert "it has ema, ema:0.9, ema:0.3 and raw" in capsys.readouterr().err
 
 
-def test_evaluations_of_features_and_likelihoods_choose_it_too(several, tmp_path, monkeypatch):
+def test_evaluations_of_features_choose_it_too(several):
     judged = open_network(several, LoadingOptions(weights=HALF))
     assert (judged.name, judged.about["weights"]) == ("last-step8-ema-0.3", "ema:0.3")
     assert same(weights_of(judged), weights_of(load(several, HALF)))
-    options = ["--images", "digits:test", "--num", 2, "--steps", 2, "--solver", "heun"]
-    evaluate(monkeypatch, tmp_path, "likelihood", "--ckpt", several, *options, "--weights", "ema:0.3")
-    assert json.loads((tmp_path / "likelihood.json").read_text())["protocol"]["weights"] == "ema:0.3"
 
 
 DAMAGE = {

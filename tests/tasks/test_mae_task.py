@@ -97,9 +97,8 @@ def test_its_checkpoint_is_of_an_encoder(checkpoint):
     [
         ["sample.py", "--out", "x.png"],
         ["evaluate.py", "generation", "--reference", "digits:test"],
-        ["evaluate.py", "likelihood", "--images", "digits:test"],
     ],
-    ids=["sample", "generation", "likelihood"],
+    ids=["sample", "generation"],
 )
 def test_commands_that_need_samples_refuse_it_in_one_line(checkpoint, tmp_path, command, monkeypatch, capsys):
     run = sample if command[0] == "sample.py" else evaluate

@@ -1,1 +1,1 @@
-"""Evaluation of generated images: sources, cached features, the table of metrics, reports; and likelihoods."""
+"""Evaluation of generated images: sources, cached features, the table of metrics, reports."""

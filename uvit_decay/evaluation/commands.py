@@ -1,4 +1,4 @@
-"""`evaluate.py generation`, `statistics` and `likelihood`; what they compute with is imported after --help."""
+"""`evaluate.py generation` and `statistics`; what they compute with is imported after --help."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
-from uvit_decay.evaluation.options import LikelihoodOptions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import Count, LoadingOptions, SamplingOptions
+from uvit_decay.sampling_options import Count, SamplingOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -139,41 +138,3 @@ def statistics(
                 save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
         if processes.is_main:
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")
-
-
-def likelihood(
-    *,
-    ckpt: Path,
-    images: str,
-    out: Path = Path("likelihood.json"),
-    loading: LoadingOptions,
-    options: LikelihoodOptions,
-) -> None:
-    """Bits per dimension of images under a checkpoint of pixels.
-
-    Args:
-        ckpt: a .ckpt or .safetensors.
-        images: folder, zip, tar, .npz or data set, such as digits:test.
-        out: mean, standard error and protocol.
-    """
-    _check_ending("--out", out, ".json")
-
-    from uvit_decay import checkpoint
-    from uvit_decay.evaluation.likelihood import measure_likelihood
-    from uvit_decay.evaluation.open_by_name import open_images
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
-
-    with Processes.launched() as processes:
-        check_writable(out)
-        processes.check_file(ckpt)
-        loaded = checkpoint.load(ckpt, loading.weights, loading.trust)
-        loaded.check_denoiser()
-        source = open_images(images, loaded.net.channels, loaded.net.image_size)
-        device = pick_device(loading.device, processes.local_rank)
-        with claimed(out, first=processes.is_main):
-            report = measure_likelihood(loaded, source, options, device, processes)
-            if report is not None:
-                report.metadata["checkpoint"] = str(ckpt)
-                report.save(out)
-                print(f"{report.mean:.4f} +- {report.standard_error:.4f} bits per dimension, wrote {out}")

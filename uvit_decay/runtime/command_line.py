@@ -63,7 +63,11 @@ class Parser(argparse.ArgumentParser):
 
 
 def run(
-    commands: Callable | Mapping[str, Callable], about: str, prog: str | None = None, args: Sequence[str] | None = None
+    commands: Callable | Mapping[str, Callable],
+    about: str,
+    prog: str | None = None,
+    args: Sequence[str] | None = None,
+    dropped: Mapping[str, str] | None = None,
 ) -> None:
     """Run the function, or that of the subcommand, which a command line asks for; exit with one line on a mistake.
 
@@ -72,9 +76,13 @@ def run(
         about: the text of --help.
         prog: such as "python -m uvit_decay.checkpoint", where it is not the script's name.
         args: the words after the program's name; None takes those of this process.
+        dropped: what to do instead of subcommands that are gone, by their names.
     """
     with user_errors():
-        parse(commands, sys.argv[1:] if args is None else args, about, prog)()
+        words = sys.argv[1:] if args is None else args
+        if dropped and words and words[0] in dropped:
+            raise UserError(f"{words[0]}: {dropped[words[0]]}")
+        parse(commands, words, about, prog)()
 
 
 def parse(

@@ -1,4 +1,4 @@
-"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, figures of features, likelihoods, runs.
+"""Evaluate images and checkpoints: FID and other metrics, statistics, probes, figures of features, runs.
 
     python evaluate.py generation --samples X --reference Y        # FID, IS, KID, precision and recall
     python evaluate.py probe --ckpt runs/.../last.ckpt             # every layer and noise level
@@ -12,7 +12,7 @@ X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100
 from collections.abc import Sequence
 
 from uvit_decay.compare.report import compare
-from uvit_decay.evaluation.commands import generation, likelihood, statistics
+from uvit_decay.evaluation.commands import generation, statistics
 from uvit_decay.representations.commands import classify, features, probe, reconstruct
 from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.program import localised
@@ -24,11 +24,11 @@ COMMANDS = {
     "classify": classify,
     "features": features,
     "reconstruct": reconstruct,
-    "likelihood": likelihood,
     "compare": compare,
 }
+DROPPED = {"likelihood": "no command any more, but a function: uvit_decay.diffusion.likelihood.log_likelihood"}
 
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of evaluate.py; exit with one line on a user's mistake."""
-    run(COMMANDS, __doc__, localised("evaluate.py"), words)
+    run(COMMANDS, __doc__, localised("evaluate.py"), words, DROPPED)
