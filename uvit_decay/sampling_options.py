@@ -26,7 +26,7 @@ class LoadingOptions:
     Args:
         weights: ema, raw, or ema:DECAY, one of several averages; default: EMA where the checkpoint has them.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
-        trust: network class from elsewhere to allow; may be given again for more.
+        trust: class of a network or noise path from elsewhere to allow; may be given again for more.
     """
 
     weights: Weights | None = None

@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import SamplingOptions
+from uvit_decay.scripts.sample import sample
 
 
 def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):
@@ -129,13 +131,19 @@ def test_a_class_from_elsewhere_is_not_built(trained, tmp_path, name):
         load(path)
 
 
-def test_a_trusted_class_is_built(trained, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere.py").write_text("from uvit_decay.nn import UViT\n\nclass Mine(UViT):\n    pass\n")
+@pytest.mark.parametrize(("part", "base"), [("net", "nn.UViT"), ("path", "diffusion.noise_path.VP")])
+def test_a_trusted_class_is_built(trained, tmp_path, monkeypatch, part, base):
+    (tmp_path / f"{part}_elsewhere.py").write_text(
+        f"import uvit_decay.nn, uvit_decay.diffusion\n\nclass Mine(uvit_decay.{base}):\n    pass\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    path = rewritten(trained, tmp_path, lambda d: d["net"].update(class_path="elsewhere.Mine"))
-    with pytest.raises(UserError, match="--trust elsewhere.Mine"):
+    name = f"{part}_elsewhere.Mine"
+    path = rewritten(trained, tmp_path, lambda d: d[part].update(class_path=name))
+    with pytest.raises(UserError, match=f"--trust {name}"):
         load(path)
-    assert type(load(path, trusted=["elsewhere.Mine"]).net).__name__ == "Mine"
+    assert type(getattr(load(path, trusted=[name]), part)).__name__ == "Mine"
+    sample(ckpt=path, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[name], device="cpu"))
+    assert (tmp_path / "one.png").exists()
 
 
 def test_weights_that_do_not_fit_their_card_are_refused(trained, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,6 @@ class ModelCard:
         """Return the plain values that a checkpoint stores; fields that are None are left out."""
         return {"version": VERSION} | {name: value for name, value in asdict(self).items() if value is not None}
 
-    def noise_path(self) -> NoisePath | None:
-        """Return the noise path, which must be one of this package; None if the network is no denoiser."""
-        return self.path and build(self.path, NoisePath, NoisePath.__module__)
+    def noise_path(self, trusted: Sequence[str] = ()) -> NoisePath | None:
+        """Return the noise path, which must be one of this package or `trusted`; None if there is no denoiser."""
+        return self.path and build(self.path, NoisePath, NoisePath.__module__, trusted)

@@ -23,7 +23,6 @@ from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, rea
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import (
     IMPORTED,
-    PATHS,
     ImportOptions,
     Network,
     RecognisedModel,
@@ -276,9 +275,8 @@ def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor],
     missing = [f"{name} {ours[name]}" for name in names]
     if card.prediction != guess.prediction:
         missing.append(f"prediction {card.prediction}")
-    path = card.noise_path()
-    if path and path != PATHS[guess.path]:
-        missing.append(f"path {type(path).__name__} {asdict(path)}")
+    if card.path and card.path != guess.card("").path:
+        missing.append(f"path {card.path.class_path.rpartition('.')[2]} {card.path.init_args}")
     for name in ("vae", "scale", "shift"):
         value = getattr(card.latents, name, None)  # None for pixels
         if value != getattr(guess.latents, name, None):

@@ -76,7 +76,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
         weights: the set to load: ema, raw, or `WeightSet("ema:0.999")`, one of several averages; None takes EMA weights
             if the file has them, else raw ones.
-        trusted: qualified names of classes outside uvit_decay that the file may name as its network.
+        trusted: qualified names of classes outside uvit_decay that the file may name as its network or its noise path.
 
     Raises:
         UserError: missing, damaged or third-party file, one that contains code, weights that it lacks, that are not
@@ -97,7 +97,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")
     if len(names) != net.num_classes:
         raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
-    noise_path, sampling = card.noise_path(), card.sampling
+    noise_path, sampling = card.noise_path(trusted), card.sampling
     return Checkpoint(
         net.eval(), noise_path, card.prediction, sampling, names, card.data, card.step, card.weights, latents, card
     )
