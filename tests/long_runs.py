@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from small_vit import PROBE, linear_probe
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-from uvit_decay.callbacks import EMA, LastCheckpoint, Rollback
+from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
@@ -21,8 +21,6 @@ from uvit_decay.tasks.sharding import full
 
 CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STEPS = 4
-EVERY = 2
-TRAINED = ("state_dict", "optimizer_states", "callbacks", "rollback")
 
 
 def clipped(folder, algorithm, *callbacks, **options):
@@ -37,14 +35,13 @@ PIECE = 1  # which piece of a step is spoilt, if there are several
 
 
 class Spoil(Callback):
-    """Spoils steps, counted from 0, on one rank, and notes which batches are trained on.
+    """Spoils steps, counted from 0, on one rank.
 
-    Ways: `images` of NaN; the `loss` alone is infinite, and its gradient finite; the `gradient` alone; a `spike` of the
-    loss.
+    Ways: `images` of NaN; the `loss` alone is infinite, and its gradient finite; the `gradient` alone.
     """
 
     def __init__(self, steps: dict[int, str], rank: int = 0) -> None:
-        self.steps, self.rank, self.batches = steps, rank, []
+        self.steps, self.rank = steps, rank
 
     def _now(self, trainer, kind) -> bool:
         piece = trainer.fit_loop.epoch_loop.batch_progress.current.ready % trainer.accumulate_grad_batches
@@ -55,13 +52,11 @@ class Spoil(Callback):
         loss = task.loss
 
         def spoilt(batch, kind):
-            value = loss(batch, kind) * (100.0 if self._now(trainer, "spike") else 1.0)
-            return value + (math.inf if self._now(trainer, "loss") else 0.0)
+            return loss(batch, kind) + (math.inf if self._now(trainer, "loss") else 0.0)
 
         task.loss = spoilt
 
     def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
-        self.batches.append(batch.number)
         if self._now(trainer, "images"):
             batch.images.fill_(math.nan)
 
@@ -150,49 +145,9 @@ def ended(folder, task, where="forward", batch_size=32, device_batch_size=None, 
     return str(error.value)
 
 
-def spiking(
-    folder,
-    *callbacks,
-    max_steps=16,
-    ckpt_path=None,
-    pieces=1,
-    skip_non_finite=0,
-    decays=(0.9, ()),
-    keep=EVERY,
-    **options,
-):
-    """The trainer of a run that can go back, which keeps a checkpoint of every `keep` steps."""
-    torch.manual_seed(0)
-    optim = Optimization(1e-3, (0.9, 0.99), 0.03, warmup_steps=30, skip_non_finite=skip_non_finite)
-    rollback = next((one for one in callbacks if isinstance(one, Rollback)), Rollback(EVERY))
-    others = [one for one in callbacks if one is not rollback]
-    # Before the average and in front of checkpoints: it finds its place itself.
-    callbacks = (rollback, *others, EMA(decays[0], extra_decays=decays[1]), LastCheckpoint(1000, keep))
-    trainer = tiny_trainer(folder, *callbacks, max_steps=max_steps, **options)
-    data = Digits(32, 32 // pieces)
-    trainer.fit(DiffusionTask(tiny_net(), optim=optim), data, ckpt_path=ckpt_path)
-    return trainer
-
-
-def stored(folder, step=None):
-    name = "last" if step is None else f"step_{step:08d}"
-    return torch.load(folder / "checkpoints" / f"{name}.ckpt", weights_only=True)
-
-
 def leaves(tree, name=""):
     if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(value, f"{name}.{key}")
     else:
         yield name, tree
-
-
-def differences(a, b, parts=TRAINED):
-    """Names of what differs between two checkpoints."""
-    a, b = (dict(leaves({part: contents[part] for part in parts})) for contents in (a, b))
-    assert a.keys() == b.keys()
-    return {
-        name
-        for name, value in a.items()
-        if not (torch.equal(value, b[name]) if torch.is_tensor(value) else value == b[name])
-    }

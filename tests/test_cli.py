@@ -144,6 +144,15 @@ def test_a_configuration_names_what_is_trusted(tmp_path, monkeypatch, capsys, cl
     assert line.endswith(f"{named} allows it")
 
 
+def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch, capsys):
+    """In the configuration of a run that had it, and by name."""
+    old = {"trainer": {"callbacks": [{"class_path": "uvit_decay.callbacks.Rollback", "init_args": {"factor": 3.0}}]}}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
+    for flags in (["-c", str(tmp_path / "old.yaml")], ["--trainer.callbacks+=Rollback"]):
+        line = refused(monkeypatch, capsys, tmp_path, *SMALL, *flags)
+        assert "Rollback is no longer part of uvit_decay: lower --model.optim.lr" in line
+
+
 def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys):
     (tmp_path / "trusted_callbacks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

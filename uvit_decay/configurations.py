@@ -22,6 +22,9 @@ NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages th
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
 FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
+DROPPED = {  # names of classes and options that are gone -> what to do without them
+    "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
+}
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
@@ -40,6 +43,9 @@ def _gist(message: str) -> str:
     if denied := DENIED.search(message):
         known = ", ".join(NAMEABLE)
         return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
+    for name, instead in DROPPED.items():
+        if re.search(rf"\b{name}\b", message):
+            return f"{name} is no longer part of uvit_decay: {instead}"
     # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
     # that the value was not meant for (FORMS), unless all are of these.
     lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]

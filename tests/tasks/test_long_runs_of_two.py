@@ -6,9 +6,8 @@ import pytest
 import torch
 from conftest import state, tiny_task
 from gloo import lightning_rank, on_two_processes
-from long_runs import CLIP, TASKS, Spoil, changed, clipped, differences, ended, spiking, stored, trained
+from long_runs import CLIP, TASKS, Spoil, changed, clipped, ended, trained
 
-from uvit_decay.callbacks import Rollback
 from uvit_decay.tasks.sharding import Sharded, full, spare_copies
 
 STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}
@@ -39,26 +38,10 @@ def skip_steps(folder, rank):
     return found
 
 
-def go_back(folder, rank):
-    """Train with a spike on rank 1, once more from a checkpoint in the middle of it on shards; the means of losses."""
-    found = {}
-
-    def run(name, ckpt_path=None) -> None:
-        rollback, spike, strategy = Rollback(1), Spoil({8: "spike"}, rank=1), STRATEGIES[name.split()[-1]]()
-        options = {"devices": 2, "strategy": strategy, "max_steps": 10, "keep": 3, "ckpt_path": ckpt_path}
-        spiking(folder / f"spike {name}", spike, rollback, **options)
-        found[name] = [rollback.count, rollback.means]
-
-    for name in STRATEGIES:
-        run(name)
-    run("rest fsdp", folder / "spike fsdp" / "checkpoints" / "step_00000006.ckpt")
-    return found
-
-
 def work(folder, rank):
     lightning_rank(rank)
     spare_copies()
-    found = {"clip": clip_gradients(folder), "skip": skip_steps(folder, rank), "spike": go_back(folder, rank)}
+    found = {"clip": clip_gradients(folder), "skip": skip_steps(folder, rank)}
     # The last run: afterwards the processes no longer talk.
     return {**found, "memory": ended(folder, tiny_task(), rank=1, devices=2, strategy="ddp")}
 
@@ -101,26 +84,6 @@ def test_what_is_not_finite_on_one_process_is_skipped_by_both(ranks, name, strat
     for key, value in first.items():
         assert torch.isfinite(value).all(), key
         assert "running" in key or torch.equal(value, second[key]), key
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_spike_on_one_process_lets_both_go_back(ranks, strategy):
-    folder, (first, second) = ranks
-    assert first["spike"] == second["spike"]
-    assert first["spike"][strategy][0] == 1
-    found = stored(folder / f"spike {strategy}", 9)
-    (kept,) = found["rollback"]["states"]
-    assert kept["step"] == 7
-    for key, value in found["state_dict"].items():
-        assert torch.equal(kept["tensors"][key], value), key
-
-
-@pytest.mark.slow
-def test_a_resumed_run_of_shards_goes_back_as_the_run_that_was_not_stopped(ranks):
-    folder, (first, _) = ranks
-    assert first["spike"]["rest fsdp"] == first["spike"]["fsdp"]
-    assert differences(stored(folder / "spike rest fsdp"), stored(folder / "spike fsdp")) == set()
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from uvit_decay.callbacks.preview import Preview
 from uvit_decay.callbacks.probe import LinearProbes
 from uvit_decay.callbacks.progress import Progress
 from uvit_decay.callbacks.reconstruction import Reconstructions
-from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "Preview",
     "Progress",
     "Reconstructions",
-    "Rollback",
     "RunLogger",
     "Summary",
 ]

@@ -15,7 +15,6 @@ from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.rollback import Rollback
 from uvit_decay.data import ImageData
 from uvit_decay.evaluation.feature_store import cache_folder
 from uvit_decay.preflight.plan import Run, gib
@@ -23,16 +22,14 @@ from uvit_decay.preflight.report import Finding
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.optimization import BUFFERS
 
-STATES = 2  # that a Rollback keeps, in checkpoints, too
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
 
 
 def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
-    """Return the bytes of a checkpoint: weights, the optimizer's moments and averages, thrice with a Rollback."""
-    callbacks, trained = list(callbacks), sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
+    """Return the bytes of a checkpoint: weights, the optimizer's moments, and averages."""
+    trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
     weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
-    state = weights + len(BUFFERS[task.optim.optimizer]) * trained + _averages(task, callbacks)
-    return state * (1 + STATES * any(isinstance(callback, Rollback) for callback in callbacks))
+    return weights + len(BUFFERS[task.optim.optimizer]) * trained + _averages(task, callbacks)
 
 
 def state_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
