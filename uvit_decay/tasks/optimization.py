@@ -151,19 +151,10 @@ class Optimization:
         optimizer.register_load_state_dict_pre_hook(_with_our_settings)
         return optimizer
 
-    def example(self, net: nn.Module, begun: bool) -> dict[str, Any]:
-        """Return an example of the optimizer's state_dict: tensors of the right shapes, `begun` or before a step."""
-        groups = self.groups(net, self.lr)
-        parameters = [parameter for group in groups for parameter in group["params"]]
+    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+        """Return an example of what the optimizer keeps of a parameter after a step: tensors of the right shapes."""
         step = {"step": torch.tensor(0.0)} if self.optimizer == "adamw" else {}
-        state = {
-            i: step | dict.fromkeys(BUFFERS[self.optimizer], p)
-            for i, p in enumerate(parameters)
-            if p.requires_grad and begun
-        }
-        own = {"betas": (0.0, 0.0)} if self.optimizer == "adamw" else {"momentum": 0.0}
-        group = {"initial_lr": 0.0, "weight_decay": 0.0, **own}
-        return {"state": state, "param_groups": [group] * len(groups)}
+        return step | dict.fromkeys(BUFFERS[self.optimizer], parameter)
 
     def settings(self) -> dict[str, Any]:
         """Return the plain settings that groups of this optimizer hold, but for the learning rate and weight decay."""

@@ -6,20 +6,20 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from uvit_decay.checkpoint.averages import extras
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.instantiate import Spec, renamed
-from uvit_decay.runtime.plain import is_plain
+from uvit_decay.runtime.plain import check_size, flat, is_plain
 from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.settings import (
     MISSING,
@@ -33,18 +33,17 @@ from uvit_decay.tasks.settings import (
     plain,
     refusal,
 )
-from uvit_decay.tasks.skips import KEY as SKIPPED
-
-if TYPE_CHECKING:
-    from uvit_decay.tasks.base import Task
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
-COUNT = 0  # in a template: any non-negative int below MOST
 MOST = 2**48  # exclusive bound of counts
-HEAD = {"pytorch-lightning_version": "", "global_step": COUNT, "epoch": COUNT, "callbacks": {}, KEY: {}}
+VERSION = "pytorch-lightning_version"
+LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
+MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # what contents of another form raise
 
 
-def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str, trains: bool = False) -> ModelCard:
+def check(
+    contents: Mapping[str, Any], task: LightningModule, trainer: Trainer, where: str, trains: bool = False
+) -> ModelCard:
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must be the task's, and if it `trains` all settings that decide how training
@@ -58,16 +57,19 @@ def check(contents: Mapping[str, Any], task: Task, trainer: Trainer, where: str,
         where: name of the checkpoint in errors.
         trains: whether the run goes on with the training.
     """
-    _refuse(_unlike(contents, HEAD), where)
-    _refuse(_contradictions(contents), where)
+    damaged = f"{where} is damaged, or of another network"
+    with explained(damaged, *MALFORMED):
+        _check_head(contents)
     card = ModelCard.from_dict(contents[KEY], where)
     _check_settings(contents, card, task, where, trains)
-    _refuse(_unlike(contents, _template(contents, task, trainer)), where)
-    _refuse(_steps(contents), where)
+    with explained(damaged, *MALFORMED):
+        _check_form(contents, task, trainer)
     return card
 
 
-def _check_settings(contents: Mapping[str, Any], card: ModelCard, task: Task, where: str, trains: bool) -> None:
+def _check_settings(
+    contents: Mapping[str, Any], card: ModelCard, task: LightningModule, where: str, trains: bool
+) -> None:
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
     before = renamed(contents.get("settings") or {})
     fixed, open_ = list(_other_optimizer(before, task)), []
@@ -83,16 +85,18 @@ def _check_settings(contents: Mapping[str, Any], card: ModelCard, task: Task, wh
         raise UserError(refusal(where, fixed, open_))
 
 
-def _same_tensors(stored: Any, task: Task) -> bool:
+def _same_tensors(stored: Any, task: LightningModule) -> bool:
     """Return whether stored weights have the form of the task's, and its alphas and betas, which are no weights."""
     ours = dict(task.state_dict())
-    if any(_unlike(stored, ours)):
+    try:
+        _check_tensors(stored, ours, "state_dict")
+    except MALFORMED:
         return False
     fixed = [name for name in ours if name.endswith((".alphas", ".betas"))]
     return all(torch.equal(stored[name], ours[name].cpu()) for name in fixed)
 
 
-def _other_optimizer(before: Settings, task: Task) -> Iterator[Change]:
+def _other_optimizer(before: Settings, task: LightningModule) -> Iterator[Change]:
     """Yield what gives the state of this run's optimizer another form or order than the checkpoint's has."""
     flags = {f"model.optim.{name}": getattr(task.optim, name) for name in ("optimizer", "decay_on", "layer_decay")}
     defaults = {f"model.optim.{field.name}": field.default for field in fields(Optimization)}
@@ -102,7 +106,9 @@ def _other_optimizer(before: Settings, task: Task) -> Iterator[Change]:
             yield Change(flag, stored, ours)
 
 
-def check_changes(contents: Mapping[str, Any], card: ModelCard, task: Task, data: ImageData, optim: Settings) -> str:
+def check_changes(
+    contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData, optim: Settings
+) -> str:
     """Return one line with all settings that differ from the checkpoint's, empty if none does; the data are set up.
 
     Raises:
@@ -160,113 +166,68 @@ def part_differences(part: str, stored: Spec | str | None, ours: Spec | str) -> 
                 yield f"{part}.{name}", value, expected
 
 
-def _refuse(problems: Iterator[str], where: str) -> None:
-    for problem in problems:
-        raise UserError(f"{where} is damaged, or of another network: {problem}")
+def _check_head(contents: Mapping[str, Any]) -> None:
+    """Raise an error for steps, settings or a version of Lightning that are none."""
+    for name in ("global_step", "epoch"):
+        _check_count(contents[name], name)
+    if not LIGHTNING.fullmatch(contents[VERSION]):
+        raise ValueError(f"{VERSION} is {contents[VERSION]!r:.40}")
+    if not (isinstance(contents.get("settings", {}), dict) and is_plain(contents.get("settings"))):
+        raise ValueError("settings holds more than names and plain values")
 
 
-def _template(contents: Mapping[str, Any], task: Task, trainer: Trainer) -> dict[str, Any]:
-    """Return an example of a checkpoint of this run: values of the right types, tensors of the right shapes."""
+def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Trainer) -> None:
+    """Raise an error unless weights, averages and moments have the form of this run's, and all counts are there.
+
+    A parameter that never had a gradient has no moments.
+    """
     parameters = dict(task.net.named_parameters())
-    optimizer = task.optim.example(task.net, begun=contents["global_step"] > 0)
-    loops = {"fit_loop": trainer.fit_loop.state_dict(), "validate_loop": trainer.validate_loop.state_dict()}
-    loops["fit_loop"]["state_dict"] = {"combined_loader": [{"start": COUNT}]}
-    if contents["pytorch-lightning_version"] != lightning.__version__:
-        loops = _common(loops, contents.get("loops"))
-    kept = contents["callbacks"]
-    ema = {"EMA": _averages(kept["EMA"], parameters)} if "EMA" in kept else {}
-    return {
-        **({SKIPPED: COUNT} if SKIPPED in contents else {}),
-        "state_dict": dict(task.state_dict()),
-        "callbacks": ema,
-        "optimizer_states": [optimizer],
-        "lr_schedulers": [{"last_epoch": COUNT}],
-        "loops": loops,
-    }
+    _check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
+    ema = contents["callbacks"].get("EMA")
+    for average in () if ema is None else (ema, *extras(ema, "the checkpoint").values()):
+        _check_tensors(average["shadow"], parameters, "EMA.shadow")
+        _check_count(average["updates"], "EMA.updates")
+        _ = float(average.get("decay", 0.0))
+    (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
+    ours = task.optim.groups(task.net, task.optim.lr)
+    for group, _ in zip(optimizer["param_groups"], ours, strict=True):
+        _ = [group[name] for name in ("initial_lr", "weight_decay", *task.optim.settings())]
+    ordered = [parameter for group in ours for parameter in group["params"]]
+    for i, moments in optimizer["state"].items():
+        _check_tensors(moments, task.optim.moments(ordered[i]), f"optimizer_states.0.state.{i}")
+    _check_count(schedule["last_epoch"], "lr_schedulers.last_epoch")
+    check_size(contents["loops"])
+    _check_count(contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"], "combined_loader.start")
+    for loop in ("fit_loop", "validate_loop"):
+        stored = dict(flat(contents["loops"][loop], loop))
+        for name, count in flat(getattr(trainer, loop).state_dict(), loop):
+            counted_then = name in stored or contents[VERSION] == lightning.__version__
+            if isinstance(count, int) and counted_then:
+                _check_count(stored[name], name)
 
 
-def _averages(state: Any, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return an example of the state of the callback EMA, with as many averages as `state` has."""
-    one = {"shadow": parameters, "updates": COUNT}
-    if not (isinstance(state, dict) and "extra" in state):
-        return one
-    return one | {"decay": 0.0, "extra": dict.fromkeys(extras(state, "the checkpoint"), one)}
+def _check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:
+    """Raise an error unless `stored` are finite tensors with the names, shapes, dtypes and strides of `ours`."""
+    if different := stored.keys() ^ ours.keys():
+        name = min(different)
+        raise ValueError(f"{where}.{name} is {'missing' if name in ours else 'too much'}")
+    for name, expected in ours.items():
+        actual = stored[name]
+        plain = isinstance(actual, Tensor) and actual.layout == torch.strided and actual.device.type == "cpu"
+        if not plain or actual.shape != expected.shape or actual.dtype != expected.dtype:
+            raise ValueError(f"{where}.{name} is {_shown(actual)}, not {_shown(expected)}")
+        if not (actual.is_contiguous() or actual.stride() == expected.stride()):
+            raise ValueError(f"{where}.{name} is not contiguous")
+        if not torch.isfinite(actual).all():
+            raise ValueError(f"{where}.{name} is not finite")
 
 
-def _common(expected: Any, actual: Any) -> Any:
-    """Return `expected` without the keys that `actual`, written by another version of Lightning, lacks."""
-    if not (isinstance(expected, dict) and isinstance(actual, dict)):
-        return expected
-    return {key: _common(value, actual[key]) for key, value in expected.items() if key in actual}
-
-
-def _unlike(actual: Any, expected: Any, name: str = "") -> Iterator[str]:
-    """Yield the differences in form of `actual` from `expected`; extra keys count only in dicts that hold tensors."""
-    if isinstance(expected, Tensor):
-        yield from _unlike_tensor(actual, expected, name)
-    elif type(actual) is not type(expected) and not _alike(actual, expected):
-        yield f"{name} is {_shown(actual)}, not {_shown(expected)}"
-    elif isinstance(expected, dict):
-        strict = any(isinstance(value, Tensor) for value in expected.values())
-        for key in expected.keys() | (actual.keys() if strict else ()):
-            place = f"{name}.{key}".lstrip(".")
-            if key not in actual or key not in expected:
-                yield f"{place} is {'missing' if key in expected else 'too much'}"
-            else:
-                yield from _unlike(actual[key], expected[key], place)
-    elif isinstance(expected, list | tuple):
-        if len(actual) != len(expected):
-            yield f"{name} has {len(actual)} entries, not {len(expected)}"
-        for i, (item, example) in enumerate(zip(actual, expected, strict=False)):
-            yield from _unlike(item, example, f"{name}.{i}")
-    elif type(expected) is int and not 0 <= actual < MOST:
-        yield f"{name} is out of range"
-
-
-def _alike(actual: Any, expected: Any) -> bool:
-    """Return whether `actual` is a subclass of dict for a dict, a list for a tuple or an int for a float."""
-    kinds = {dict: dict, tuple: list | tuple, float: int}
-    return isinstance(actual, kinds.get(type(expected), ())) and not isinstance(actual, bool)
-
-
-def _unlike_tensor(actual: Any, expected: Tensor, name: str) -> Iterator[str]:
-    plain = isinstance(actual, Tensor) and actual.layout == torch.strided and actual.device.type == "cpu"
-    if not plain or actual.shape != expected.shape or actual.dtype != expected.dtype:
-        yield f"{name} is {_shown(actual)}, not {_shown(expected)}"
-    elif not (actual.is_contiguous() or actual.stride() == expected.stride()):
-        yield f"{name} is not contiguous"
-    elif not torch.isfinite(actual).all():
-        yield f"{name} is not finite"
+def _check_count(value: Any, name: str) -> None:
+    if not (isinstance(value, int) and 0 <= value < MOST):
+        raise ValueError(f"{name} is no count but {_shown(value)}")
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}"
-
-
-def _contradictions(contents: Mapping[str, Any]) -> Iterator[str]:
-    """Yield wrong values of the Lightning version and the settings."""
-    if not re.fullmatch(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*", contents["pytorch-lightning_version"]):
-        yield f"pytorch-lightning_version is {contents['pytorch-lightning_version']!r:.40}"
-    if not (isinstance(contents.get("settings", {}), dict) and is_plain(contents.get("settings"))):
-        yield "settings holds more than names and plain values"
-
-
-def _steps(contents: Mapping[str, Any]) -> Iterator[str]:
-    """Yield step counts and second moments that contradict `global_step`, of contents of the right form."""
-    step = contents["global_step"]
-    progress = contents["loops"]["fit_loop"]["epoch_loop.automatic_optimization.optim_progress"]
-    counts = {
-        "loops": progress["optimizer"]["step"]["total"]["completed"],
-        "lr_schedulers": contents["lr_schedulers"][0]["last_epoch"],
-    }
-    for name, count in counts.items():
-        if count != step:
-            yield f"{name} are at step {count}, global_step is {step}"
-    least = 0 if contents.get(SKIPPED) else 1  # of steps that changed the moments
-    for i, moments in contents["optimizer_states"][0]["state"].items():
-        if not least <= moments.get("step", step) <= step:
-            yield f"optimizer_states.0.state.{i}.step is {moments['step']:g}, global_step is {step}"
-        if "exp_avg_sq" in moments and (moments["exp_avg_sq"] < 0).any():
-            yield f"optimizer_states.0.state.{i}.exp_avg_sq is negative"
