@@ -3,9 +3,13 @@
 import math
 import re
 
+import jaxtyping
 import pytest
+from torch import nn
 
-from uvit_decay.decay import Shortcuts, alpha_min_for, effective_decay, shortcuts
+from uvit_decay.decay import Shortcuts, alpha_min_for, attach, effective_decay, shortcuts
+from uvit_decay.nn import UViT
+from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
 ALPHA_MINS = (0.5, 0.6, 0.7, 0.8, 0.9)
@@ -257,3 +261,23 @@ def test_one_branch_a_block_has_constant_schedules_and_no_kinds_of_branches():
     for options in ({"granularity": "block"}, {"branches": "mlp"}):
         with pytest.raises(UserError, match="one residual branch"):
             shortcuts(3, 0.6, per_block=1, **options)
+
+
+@pytest.mark.parametrize(
+    "options", [{"schedule": "cosin"}, {"branches": "attn"}, {"index": "V2"}, {"granularity": "layer"}, {"index": None}]
+)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda **options: shortcuts(6, 0.7, **options),
+        lambda **options: create_model("vit-s/16", 0.7, **options),
+        lambda **options: UViT(depth=2, dim=16, heads=2, alpha_min=0.7, **options),
+        lambda **options: attach(nn.TransformerEncoderLayer(8, 2, 8, norm_first=True), 0.7, **options),
+    ],
+    ids=["shortcuts", "create_model", "UViT", "attach"],
+)
+def test_an_unknown_word_is_a_user_error_that_names_the_known_ones(build, options, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    ((name, word),) = options.items()
+    with pytest.raises(UserError, match=f"^{name} must be .* or .*, got {word!r}$"):
+        build(**options)

@@ -183,8 +183,9 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
         ({"momentum": 1.0}, "momentum lies in"),
         ({"layer_decay": 0.0}, "layer_decay in"),
         ({"warmup_epochs": math.nan}, "warmup_epochs is not negative"),
-        ({"optimizer": "adam"}, "known are optimizer adamw, lars, sgd; decay_on all, matrices, layers; got 'adam'"),
-        ({"decay_on": "biases"}, "got 'adamw' and 'biases'"),
+        ({"optimizer": "adam"}, "optimizer must be adamw or lars or sgd, got 'adam'"),
+        ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
+        ({"decay_on": "biases"}, "decay_on must be all or matrices or layers, got 'biases'"),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 Schedule = Literal["linear", "cosine", "constant", "constant-branch", "learnable"]
 Granularity = Literal["branch", "block"]
@@ -85,6 +85,10 @@ def shortcuts(
         raise UserError(
             f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, the paper uses 0.6 to 0.8"
         )
+    check_choice(Schedule, schedule=schedule)
+    check_choice(Granularity, granularity=granularity)
+    check_choice(Index, index=index)
+    check_choice(Branches, branches=branches)
     count = per_block * blocks
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")

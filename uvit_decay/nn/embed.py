@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 Pixels = Literal["imagenet", "unit"]
 
@@ -131,8 +131,7 @@ class PixelScale:
     @classmethod
     def of(cls, pixels: Pixels, channels: int) -> PixelScale:
         """Return the scale of this name: ImageNet's mean and standard deviation, or [-1, 1] for any channels."""
-        if pixels not in get_args(Pixels):
-            raise UserError(f"pixels must be {' or '.join(get_args(Pixels))}, got {pixels!r}")
+        check_choice(Pixels, pixels=pixels)
         if pixels == "unit":
             return cls((0.5,) * channels, (0.5,) * channels)
         if channels != 3:

@@ -14,7 +14,7 @@ of a patch, L = depth of the encoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from einops import repeat
@@ -26,7 +26,7 @@ from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.norm import NormType, build_norm
 from uvit_decay.nn.vit import EPS, Encoder, positions
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 
 Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
@@ -247,8 +247,7 @@ def _decoder_options(
     wiring: str, skips: bool | None, decoder_input: str | None, norm: bool | None, zero_init: bool | None
 ) -> dict[str, Any]:
     """Return the options of the decoder, those of the wiring in place of None."""
-    if wiring not in get_args(Wiring):
-        raise UserError(f"wiring must be {' or '.join(get_args(Wiring))}, got {wiring!r}")
+    check_choice(Wiring, wiring=wiring)
     decayed = wiring == "decayed"
     given = {"skips": skips, "decoder_input": decoder_input, "norm": norm, "zero_init": zero_init}
     usual = {"skips": decayed, "decoder_input": "positions" if decayed else "latent"}
@@ -261,9 +260,7 @@ def _check_decoder(config: Mapping[str, Any]) -> None:
     check_whole(1, 1000, decoder_depth=config["decoder_depth"])
     if config["norm_pix"] and config["patch_size"] ** 2 * config["channels"] == 1:
         raise UserError("patches of a single value have no variance to normalise: set norm_pix false")
-    if config["decoder_input"] not in get_args(DecoderInput):
-        known = " or ".join(get_args(DecoderInput))
-        raise UserError(f"decoder_input must be {known}, got {config['decoder_input']!r}")
+    check_choice(DecoderInput, decoder_input=config["decoder_input"])
     if config["decoder_input"] == "positions" and not config["skips"]:
         raise UserError("a decoder of positions without skips sees no image: set decoder_input latent, or skips")
     if config["decoder_input"] == "positions" and config["norm"]:

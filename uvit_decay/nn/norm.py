@@ -6,12 +6,12 @@ the root mean square alone, without centring and without a bias.
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import check_choice
 
 NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
@@ -19,8 +19,7 @@ Norm = nn.LayerNorm | nn.RMSNorm
 
 def build_norm(kind: NormType, dim: int, eps: float, affine: bool = True) -> Norm:
     """Return a norm of the last `dim` values; with `affine` it has learnable scales, and a LayerNorm biases too."""
-    if kind not in get_args(NormType):
-        raise UserError(f"norm_type must be {' or '.join(get_args(NormType))}, got {kind!r}")
+    check_choice(NormType, norm_type=kind)
     return (nn.RMSNorm if kind == "rms" else nn.LayerNorm)(dim, eps, elementwise_affine=affine)
 
 

@@ -9,7 +9,7 @@ function is the same. b = batch, d = width of the pooled features.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,7 +20,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.embed import Pixels, PixelScale, without_autocast
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 
 Stem = Literal["imagenet", "cifar"]
 
@@ -130,8 +130,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
 
 def _stem(stem: Stem, channels: int, width: int) -> tuple[nn.Conv2d, nn.Module]:
     """Return the first convolution and the max-pooling behind it."""
-    if stem not in get_args(Stem):
-        raise UserError(f"stem must be {' or '.join(get_args(Stem))}, got {stem!r}")
+    check_choice(Stem, stem=stem)
     if stem == "cifar":
         return nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
     return nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)

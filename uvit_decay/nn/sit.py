@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,7 @@ from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.nn.norm import NormType
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
 Time = Literal["sit", "dit"]
@@ -105,8 +105,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         check_sizes(self.config)
         _check_wiring(wiring, skip, skip_zero_init, depth)
-        if time not in get_args(Time):
-            raise UserError(f"time must be {' or '.join(get_args(Time))}, got {time!r}")
+        check_choice(Time, time=time)
         if learned_variance and not learn_sigma:
             raise UserError("learned_variance is the second half of a doubled head: set learn_sigma to true")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
@@ -195,9 +194,8 @@ def _level(t: Float[Tensor, " b"]) -> Float[Tensor, " b"]:
 
 
 def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> None:
-    for name, value, known in (("wiring", wiring, get_args(Wiring)), ("skip", skip, get_args(SkipMerge))):
-        if value not in known:
-            raise UserError(f"{name} must be {' or '.join(known)}, got {value!r}")
+    check_choice(Wiring, wiring=wiring)
+    check_choice(SkipMerge, skip=skip)
     if wiring == "decayed" and depth % 2:
         raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
     if wiring == "official" and (skip != "add" or skip_zero_init):

@@ -24,7 +24,7 @@ from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.nn.norm import NormType, build_norm
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 
 class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
@@ -156,8 +156,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
 def _check_arguments(depth: int, init: str) -> None:
     if depth % 2:
         raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
-    if init not in _INITS:
-        raise UserError(f"init must be {' or '.join(_INITS)}, got {init!r}")
+    check_choice(_INITS, init=init)
 
 
 def _layers(half: int) -> tuple[Layer, ...]:

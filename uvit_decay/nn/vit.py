@@ -11,7 +11,7 @@ b = batch, n = patches, d = width, L = depth.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ from uvit_decay.nn.block import Block, Tokens
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.nn.norm import NormType, build_norm
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 HeadPool = Literal["cls", "mean"]
 EPS = 1e-6  # of all norms
@@ -139,8 +139,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
         norm_type: NormType = "layer",
     ) -> None:
         config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        if pool not in get_args(HeadPool):
-            raise UserError(f"pool must be {' or '.join(get_args(HeadPool))}, got {pool!r}")
+        check_choice(HeadPool, pool=pool)
         super().__init__(config)
         self.num_classes, self.pool = num_classes, pool
         if norm and pool == "cls":

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, get_args
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
 LONGEST = 2000  # characters of a message
@@ -79,6 +80,14 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
     for name, number in numbers.items():
         if type(number) is not int or not least <= number <= most:
             raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
+
+
+def check_choice(known: Any, **values: object) -> None:
+    """Raise a UserError that names the first of `values` that is none of `known`, a Literal or a collection."""
+    names = get_args(known) or tuple(known)
+    for name, value in values.items():
+        if not (isinstance(value, str) and value in names):
+            raise UserError(f"{name} must be {' or '.join(names)}, got {value!r}")
 
 
 def check_launcher() -> None:

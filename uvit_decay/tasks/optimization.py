@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Trainer
@@ -13,12 +13,13 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 from uvit_decay.tasks.lars import LARS
 from uvit_decay.tasks.sharding import full
 
 Name = Literal["adamw", "lars", "sgd"]
 DecayOn = Literal["all", "matrices", "layers"]
+Annealing = Literal["constant", "cosine"]
 BUFFERS = {"adamw": ("exp_avg", "exp_avg_sq"), "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}
 EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
 
@@ -61,7 +62,7 @@ class Optimization:
     betas: tuple[float, float] = (0.99, 0.999)
     weight_decay: float = 0.03
     warmup_steps: int = 2500
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Annealing = "constant"
     optimizer: Name = "adamw"
     blr: float | None = None
     momentum: float = 0.9
@@ -76,9 +77,8 @@ class Optimization:
             raise UserError(f"lr must be positive, got {self.lr}")
         if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and self.warmup_steps >= 0):
             raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
-        if self.optimizer not in BUFFERS or self.decay_on not in get_args(DecayOn):
-            known = f"optimizer {', '.join(BUFFERS)}; decay_on {', '.join(get_args(DecayOn))}"
-            raise UserError(f"known are {known}; got {self.optimizer!r} and {self.decay_on!r}")
+        for known, name in ((Name, "optimizer"), (DecayOn, "decay_on"), (Annealing, "schedule")):
+            check_choice(known, **{name: getattr(self, name)})
         if not (0.0 < self.momentum < 1.0 and 0.0 < self.layer_decay <= 1.0):
             raise UserError(f"momentum lies in (0, 1), layer_decay in (0, 1]; got {self.momentum}, {self.layer_decay}")
         if not (self.min_lr >= 0 and (self.blr is None or self.blr > 0)):
