@@ -38,11 +38,12 @@ def a_run(
     fid=12.0,
     metadata=METADATA,
     at=180,
+    earlier=1,
     dimensions=False,
     top1=None,
     **options,
 ):
-    """A run folder as train.py leaves it, with an older measurement of the samples before that at step `at`."""
+    """A run folder as train.py leaves it, with measurements of the samples at the steps `earlier` and `at`."""
     run = folder / "digits" / f"version_{version}"
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
@@ -51,7 +52,7 @@ def a_run(
         values |= {RANK: rank, DIMENSIONS: 10 - rank} if dimensions else {RANK: rank}
         append(run / PROBES, measurement(step, values, {}))
     if metadata is not None:
-        append(run / GENERATION, measurement(1, {"fid": 99.0, "is": 1.0}, metadata))
+        append(run / GENERATION, measurement(earlier, {"fid": 99.0, "is": 1.0}, metadata))
         append(run / GENERATION, measurement(at, {"fid": fid, "is": 2.0}, metadata))
     if top1 is not None:
         lines = ["val/top1,step,train/loss", ",10,2.5", "0.1,20,", f"{top1},180,", "0."]  # killed while it wrote

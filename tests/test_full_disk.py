@@ -59,7 +59,7 @@ WRITERS = {
     "last.ckpt": lambda path: AtomicCheckpointIO().save_checkpoint(WEIGHTS, path),
     "heat_map.png": lambda path: plots.heat_map(path, torch.eye(2), "ab", "cd", ("x", "y"), "title", (0, 0)),
     "curves.png": lambda path: plots.learning_curves(
-        path, {"group": [LOOKS]}, "step", {"a": "A", "b": "B"}, ("a", "b"), "title", "legend"
+        path, {"group": [LOOKS]}, "step", {"a": "A", "b": "B"}, {("a", "b"): "title"}, "legend"
     ),
     "table.pdf": lambda path: plots.image_table(path, {"one": TABLE}, ["a", "b"], "title"),
     "scatter.svg": lambda path: plots.scatter(path, {"one": torch.eye(2)}, torch.tensor([0, 1]), ["a", "b"], "title"),

@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.plain import parse, read_text, typed
 
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
 LARGEST = 2**28  # bytes of a history
+LARGEST_LOG = 2**30
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,33 @@ def read(path: Path) -> list[Measurement]:
     """Read a history in the order of its steps; it is empty if there is no such file.
 
     Raises:
-        UserError: a line that is not a measurement; the message names it.
+        UserError: a line that is not a measurement, or two of one step; the message names it.
     """
     if not path.exists():
         return []
     lines = read_text(path, LARGEST).splitlines()
-    return sorted((_measurement(line, f"{path}, line {i}") for i, line in enumerate(lines, 1)), key=lambda m: m.step)
+    found: dict[int, Measurement] = {}
+    for number, line in enumerate(lines, 1):
+        measurement = _measurement(line, f"{path}, line {number}")
+        if found.setdefault(measurement.step, measurement) is not measurement:
+            raise UserError(
+                f"{path}, line {number}: a second measurement of step {measurement.step}; remove one of them"
+            )
+    return [found[step] for step in sorted(found)]
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the rows of a metrics.csv, each with its step and the numbers that it has; none if there is no such file.
+
+    Raises:
+        UserError: the file is damaged, which half a line at its end is not.
+    """
+    whole_lines = read_text(path, LARGEST_LOG).rpartition("\n")[0] if path.exists() else ""
+    with explained(f"{path} is damaged", ValueError, LookupError, csv.Error):
+        for row in csv.DictReader(whole_lines.splitlines()):
+            if None in row:
+                raise ValueError(f"the row of step {row['step']} has more cells than the header")
+            yield int(row["step"]), {name: value for name, value in row.items() if value and name != "step"}
 
 
 def _measurement(line: str, where: str) -> Measurement:

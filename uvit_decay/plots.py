@@ -64,27 +64,29 @@ def learning_curves(
     groups: Mapping[str, Sequence[History]],
     x: str,
     names: Mapping[str, str],
-    against: tuple[str, str],
-    title: str,
+    against: Mapping[tuple[str, str], str],
     legend: str,
 ) -> None:
-    """Save a panel of each key in `names` (key: label) over `x`, and a scatter plot of the two keys in `against`.
+    """Save a panel of each key in `names` (key: label) over `x`, and a scatter plot of each pair of keys in `against`.
 
-    Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. `title` is that of the
-    scatter plot, `legend` that of the legend of groups.
+    Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. The values of `against`
+    are the titles of the scatter plots, `legend` is that of the legend of groups.
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.5), layout="constrained", dpi=100)
-    *panels, scatter = figure.subplots(1, len(names) + 1)
+    count = len(names) + len(against)
+    figure = Figure(figsize=(2 + 2.5 * count, 3.5), layout="constrained", dpi=100)
+    axes_of = figure.subplots(1, count, squeeze=False)[0]
+    panels, scatters = axes_of[: len(names)], axes_of[len(names) :]
     colours = _sequence(len(groups))
     for runs, colour in zip(groups.values(), colours, strict=True):
         for axes, key in zip(panels, names, strict=True):
             _curves(axes, runs, x, key, colour)
-        points = [[point[key] for run in runs for point in run] for key in against]
-        scatter.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
-    scatter.set(xlabel=names[against[0]], ylabel=names[against[1]])
-    for axes, above in zip((*panels, scatter), (*names.values(), title), strict=True):
+        for axes, keys in zip(scatters, against, strict=True):
+            points = [[point[key] for run in runs for point in run] for key in keys]
+            axes.scatter(*points, s=12, color=colour, edgecolors="none", alpha=0.8)
+            axes.set(xlabel=names[keys[0]], ylabel=names[keys[1]])
+    for axes, above in zip(axes_of, (*names.values(), *against.values()), strict=True):
         _plain_axes(axes, above)
     for axes in panels:
         axes.set_xlabel(x)
@@ -163,6 +165,7 @@ def _save(figure: Figure, path: Path) -> None:
 
 def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple[float, ...]) -> None:
     """Draw a thin line for each run and a thick one for their mean, labelled so; a single run is its mean."""
+    runs = [[point for point in run if key in point] for run in runs]
     for run in runs if len(runs) > 1 else ():
         axes.plot([point[x] for point in run], [point[key] for point in run], color=colour, alpha=0.4, linewidth=0.8)
     points_at: dict[float, list[Mapping[str, float]]] = {}

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from run_folders import METADATA, a_run, compare, configuration, refused, shifted
 
+from uvit_decay import plots
 from uvit_decay.compare.options import find_option, grouped
 from uvit_decay.compare.remarks import remarks
 from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
@@ -48,8 +49,30 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
     assert "<svg" in (tmp_path / "figures" / "one.svg").read_text()
 
 
+def test_runs_with_fid_alone_have_curves_of_it(tmp_path, monkeypatch, capsys):
+    runs = [a_run(tmp_path, i, {}, fid, alpha_min=alpha) for i, (fid, alpha) in enumerate(((12.0, 1.0), (14.0, 0.7)))]
+    drawn = {}
+    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: drawn.setdefault(key, []).extend(runs))
+    compare(monkeypatch, tmp_path, *runs)
+    assert [[(point["step"], point["fid"]) for point in run] for run in drawn["fid"]] == [
+        [(1, 99.0), (180, 12.0)],
+        [(1, 99.0), (180, 14.0)],
+    ]
+    assert list(drawn) == ["fid", "is"]
+    shown = capsys.readouterr()
+    assert shown.out.splitlines()[:3] == [
+        "| alpha_min | runs | FID | Inception Score |",
+        "| --- | --- | --- | --- |",
+        "| 1.0 | 1 | 12.00 | 2.00 |",
+    ]
+    assert shown.err == ""
+    monkeypatch.undo()
+    for x in ("step", "alpha_min"):
+        compare(monkeypatch, tmp_path, *runs, "--x", x, "--by", "seed_everything")
+
+
 def test_pearson_is_numpys(four):
-    points = [point for folder in four for point in Run.read(folder).probes]
+    points = [point for folder in four for point in Run.read(folder).evaluations]
     expected = np.corrcoef([point[RANK] for point in points], [point[BEST] for point in points])[0, 1]
     assert pearson(points) == pytest.approx(expected)
     assert np.isnan(pearson(points[:2]))
@@ -62,10 +85,10 @@ def test_the_history_is_read_whatever_its_order(tmp_path):
     lines = (folder / "probes.jsonl").read_text().splitlines()
     (folder / "probes.jsonl").write_text("\n".join([lines[2], lines[0], lines[1]]))
     run = Run.read(folder)
-    assert [point["step"] for point in run.probes] == [60, 120, 180]
-    assert [point[BEST] for point in run.probes] == [0.5, 0.6, 0.8]
-    assert [point["images"] for point in run.probes] == [60 * 32, 120 * 32, 180 * 32]
-    assert [point["epoch"] for point in run.probes] == pytest.approx([60 / 44, 120 / 44, 180 / 44])
+    assert [point["step"] for point in run.evaluations] == [60, 120, 180]
+    assert [point[BEST] for point in run.evaluations] == [0.5, 0.6, 0.8]
+    assert [point["images"] for point in run.evaluations] == [60 * 32, 120 * 32, 180 * 32]
+    assert [point["epoch"] for point in run.evaluations] == pytest.approx([60 / 44, 120 / 44, 180 / 44])
     assert run.last["fid"] == 12.0
 
 
@@ -111,6 +134,7 @@ DIFFERENT = {
     "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
     "FID is not of the step of the last evaluation in {1}": {"at": 100},
     "no generation.jsonl, so no FID, in {1}": {"metadata": None},
+    "no probes.jsonl, so no curves, in {1}": {"evaluations": {}, "earlier": 60},
     "seed 0, model.net.alpha_min 0.7 occurs 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
 }
 
@@ -134,16 +158,16 @@ def test_a_remark_names_few_runs(four, tmp_path):
 
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
-    early, silent = a_run(tmp_path, 1, {}), a_run(tmp_path, 2, {}, probes=False)
-    older, broken = a_run(tmp_path, 3, {}), a_run(tmp_path, 4)
+    early, silent = (a_run(tmp_path, 1 + i, {}, metadata=None, probes=not i) for i in range(2))
+    older, broken = a_run(tmp_path, 3, {}, metadata=None), a_run(tmp_path, 4)
     (older / "probes.json").write_text("{}")
     (broken / "probes.jsonl").write_text("much")
     expected = {
         tmp_path / "nowhere": "is not there",
         good / "config.yaml": "is a file",
         good.parent: f"is no run folder: name one of its runs, such as {good}",
-        early: "has not evaluated its probes yet",
-        silent: "logs no probes: add the callback LinearProbes",
+        early: "has not evaluated anything yet",
+        silent: "logs no probes and no FID: add the callback LinearProbes or GenerationMetrics",
         older: "is of an earlier version of this project, which wrote no probes.jsonl",
         broken: "probes.jsonl, line 1: Expecting value",
     }
@@ -179,6 +203,9 @@ DAMAGE = {
         line(step="-3"): "step is -3, below 0",
         line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
         line('{"best_accuracy": -0.5}'): "best_accuracy is -0.5",
+        line('{"best_accuracy": 5}'): "best_accuracy is 5, not from 0 to 1",
+        line('{"mine": 1e308}'): "at step 3, mine is 1e+308",
+        line() + line(): "line 2: a second measurement of step 3",
         line("[1]"): "values must be dict",
         "3": "must be dict",
     },
@@ -186,6 +213,7 @@ DAMAGE = {
         "[]": "must be dict",
         line('{"fid": "low"}'): "fid must be float, it is 'low'",
         line('{"fid": NaN}'): "fid must be float",
+        line('{"fid": -3}'): "fid is -3, not from 0 to 1e+12",
         line(metadata="[1]"): "metadata must be dict",
         "[" * 3000: "cannot read",
     },
@@ -231,7 +259,7 @@ def test_what_train_leaves_is_read(digit_runs):
     """Real files of real runs."""
     folders = [digit_runs / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
     runs = [Run.read(folder) for folder in folders]
-    assert [[point["step"] for point in run.probes] for run in runs] == [[20, 40, 60]] * 2
-    assert runs[0].probes[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
+    assert [[point["step"] for point in run.evaluations] for run in runs] == [[20, 40, 60]] * 2
+    assert runs[0].evaluations[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
     assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "watched_accuracy", KNN, RANK, "fid", "is"))
     assert list(remarks(runs, "model.net.alpha_min")) == []

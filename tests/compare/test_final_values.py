@@ -73,7 +73,7 @@ def test_further_options_ascend(eight):
 
 
 def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, monkeypatch, capsys):
-    points = [point for folder in eight for point in Run.read(folder).probes]
+    points = [point for folder in eight for point in Run.read(folder).evaluations]
     expected = np.corrcoef([point[DIMENSIONS] for point in points], [point[BEST] for point in points])[0, 1]
     assert pearson(points, "dimensions") == pytest.approx(expected)
     assert pearson(points, "dimensions") == pytest.approx(-pearson(points))

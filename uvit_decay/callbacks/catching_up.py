@@ -12,11 +12,10 @@ from pathlib import Path
 from lightning.pytorch import Trainer
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from uvit_decay.callbacks.csv_log import read_rows
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import RunLogger, continued_folder
 from uvit_decay.checkpoint.newest import run_of
-from uvit_decay.history import METRICS
+from uvit_decay.history import METRICS, read_rows
 from uvit_decay.runtime.errors import RunEnded
 
 

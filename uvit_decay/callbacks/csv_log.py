@@ -4,31 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.runtime.errors import explained
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import read_text
-
-LARGEST = 2**30  # bytes
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the rows, each with its step and the numbers that it has; none if there is no such file.
-
-    Raises:
-        UserError: the file is damaged, which half a line at its end is not.
-    """
-    whole_lines = read_text(path, LARGEST).rpartition("\n")[0] if path.exists() else ""
-    with explained(f"{path} is damaged", ValueError, LookupError, csv.Error):
-        for row in csv.DictReader(whole_lines.splitlines()):
-            if None in row:
-                raise ValueError(f"the row of step {row['step']} has more cells than the header")
-            yield int(row["step"]), {name: value for name, value in row.items() if value and name != "step"}
 
 
 class _Writer(ExperimentWriter):

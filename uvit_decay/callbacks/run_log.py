@@ -14,10 +14,10 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
-from uvit_decay.callbacks.csv_log import MetricsLog, read_rows
+from uvit_decay.callbacks.csv_log import MetricsLog
 from uvit_decay.callbacks.stopping import finishing_files
 from uvit_decay.checkpoint.newest import run_of
-from uvit_decay.history import GENERATION, METRICS, PROBES
+from uvit_decay.history import GENERATION, METRICS, PROBES, read_rows
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localised

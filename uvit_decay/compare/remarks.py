@@ -8,7 +8,7 @@ from typing import Any
 
 from uvit_decay.compare.options import by_key
 from uvit_decay.compare.runs import Run
-from uvit_decay.history import GENERATION
+from uvit_decay.history import GENERATION, PROBES
 
 SEED = "seed_everything"
 ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run
@@ -20,8 +20,10 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
         if not other.startswith("trainer.logger"):
             yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
     # It does where a run was continued from a checkpoint whose history was not at hand.
-    yield from _differing("the step of the first evaluation", {run: int(run.probes[0]["step"]) for run in runs})
+    yield from _differing("the step of the first evaluation", {run: int(run.evaluations[0]["step"]) for run in runs})
     yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
+    if unprobed := [run for run in runs if not run.probed and any(other.probed for other in runs)]:
+        yield f"no {PROBES}, so no curves, in {_names(unprobed)}"
     yield from _fid_remarks([run for run in runs if run.generation], [run for run in runs if not run.generation])
     for what, same in by_key(runs, lambda run: _setting(run, options)).items():
         if len(same) > 1:

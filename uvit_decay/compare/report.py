@@ -11,6 +11,7 @@ from uvit_decay.compare.options import find_option, grouped_by, is_number
 from uvit_decay.compare.remarks import remarks
 from uvit_decay.compare.runs import BEST, KNN, TOP1, Run
 from uvit_decay.compare.table import RANKS, Rank, last_steps, markdown, measured, pearson, rows, save_csv
+from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed
 
@@ -27,7 +28,8 @@ def compare(
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
 
-    Writes the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
+    Curves are those of the probes; of runs without probes, those of FID and the other metrics of their samples. Writes
+    the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
 
     Args:
         runs: run folders, such as runs/digits/version_0.
@@ -59,7 +61,8 @@ def compare(
             save_final_values(out, names, groups, options[1], rank)
     print(f"{markdown(names, table)}\n")
     print(f"Last evaluation at step {last_steps(loaded)}; mean +- standard deviation over runs.")
-    print(f"r: Pearson's correlation of the {RANKS[rank][1]} and the accuracy of the best probe.")
+    if any(run.probed for run in loaded):
+        print(f"r: Pearson's correlation of the {RANKS[rank][1]} and the accuracy of the best probe.")
     if protocol := measured(loaded):
         print(f"FID and IS: {protocol}.")
     for remark in remarks(loaded, *options):
@@ -77,13 +80,16 @@ def _read(folders: Sequence[Path]) -> list[Run]:
 
 
 def save_curves(path: Path, by: str, groups: Mapping[tuple[str, ...], Sequence[Run]], x: str, rank: Rank) -> None:
-    """Draw rank, best probe and kNN accuracy over training, and the first two against each other."""
+    """Draw rank, best probe and kNN accuracy over training and the first two against each other, or metrics of samples."""
     from uvit_decay.plots import learning_curves  # imports torch, which the command line must not
 
-    histories = {label: [run.probes for run in runs] for (label,), runs in groups.items()}
+    every_run = [run for runs in groups.values() for run in runs]
+    probed = any(run.probed for run in every_run)
+    histories = {label: [run.evaluations for run in runs if run.probed == probed] for (label,), runs in groups.items()}
     r = pearson([point for runs in histories.values() for run in runs for point in run], rank)
     title = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    learning_curves(path, histories, x, _drawn(rank), (RANKS[rank][0], BEST), title, by)
+    against = {(RANKS[rank][0], BEST): title} if probed else {}
+    learning_curves(path, histories, x, _drawn(every_run, rank), against, by)
 
 
 def save_final_values(
@@ -94,7 +100,7 @@ def save_final_values(
 
     every_run = [run for runs in groups.values() for run in runs]
     classifiers = any(run.top1 is not None for run in every_run)
-    shown = {**_drawn(rank), TOP1: "top-1 accuracy"} if classifiers else _drawn(rank)
+    shown = _drawn(every_run, rank) | ({TOP1: "top-1 accuracy"} if classifiers else {})
     numbers = all(is_number(run.options[option]) for run in every_run)
     curves: dict[str, dict[float | str, list[Mapping[str, float]]]] = {}
     for (label, place), runs in groups.items():
@@ -102,7 +108,9 @@ def save_final_values(
     final_values(path, curves, names[1], shown, names[0])
 
 
-def _drawn(rank: Rank) -> dict[str, str]:
-    """Return the values that are drawn, and their titles."""
+def _drawn(runs: Sequence[Run], rank: Rank) -> dict[str, str]:
+    """Return the values that are drawn, and their titles: those of the probes, else those of the samples."""
+    if not any(run.probed for run in runs):
+        return {name: value.title for name, value in displayed().items() if any(name in run.last for run in runs)}
     key, title = RANKS[rank]
     return {key: title, BEST: "best probe accuracy", KNN: "kNN accuracy"}

@@ -1,6 +1,7 @@
 """Table of runs: a row for each value of the options that they are grouped by, averaged over seeds.
 
-It has the form of the paper's Table 4. An evaluation is one of the probes during training. r is Pearson's correlation
+It has the form of the paper's Table 4. An evaluation is one of the probes during training, or of
+the samples where there are no probes. r is Pearson's correlation
 of the rank and the accuracy of the best probe: `within runs` is the mean of the correlations over the evaluations of
 single runs; `over all evaluations` pools those of all runs of a row.
 """
@@ -82,8 +83,8 @@ def rows(groups: Mapping[tuple[str, ...], Sequence[Run]], rank: Rank = "entropy"
 
 
 def _correlations(runs: Sequence[Run], rank: Rank) -> dict[str, Spread]:
-    within = Spread.of([pearson(run.probes, rank) for run in runs])
-    pooled = pearson([point for run in runs for point in run.probes], rank)
+    within = Spread.of([pearson(run.evaluations, rank) for run in runs])
+    pooled = pearson([point for run in runs for point in run.evaluations], rank)
     return {WITHIN: within, POOLED: Spread(pooled, math.nan)}
 
 
