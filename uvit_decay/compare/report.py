@@ -80,7 +80,7 @@ def _read(folders: Sequence[Path]) -> list[Run]:
 
 
 def save_curves(path: Path, by: str, groups: Mapping[tuple[str, ...], Sequence[Run]], x: str, rank: Rank) -> None:
-    """Draw rank, best probe and kNN accuracy over training and the first two against each other, or metrics of samples."""
+    """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples."""
     from uvit_decay.plots import learning_curves  # imports torch, which the command line must not
 
     every_run = [run for runs in groups.values() for run in runs]
