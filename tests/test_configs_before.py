@@ -40,8 +40,8 @@ CLASSES = {  # those that a configuration or a checkpoint could name, by package
     "diffusion.generate": "Sampling",
     "diffusion.path": "GVP Linear SDDiscrete VP",
     "diffusion.sde": "SDE",
-    "metrics": "CustomExtractor Inception SmallClassifier",
-    "metrics.features": "CustomExtractor Inception SmallClassifier",
+    "metrics": "Inception SmallClassifier",
+    "metrics.features": "Inception SmallClassifier",
     "nn": "SiT UViT",
     "nn.sit": "SiT",
     "nn.uvit": "UViT",
@@ -76,6 +76,18 @@ def test_the_table_is_followed_in_one_step_and_names_nothing_that_is_there():
         assert renamed(f"{now}.X") == f"{now}.X"
         module, _, name = before.rpartition(".")
         assert not hasattr(importlib.import_module(module), name)
+
+
+def test_a_class_that_was_dropped_ends_in_one_line(tmp_path, monkeypatch, capsys):
+    extractor = {"class_path": "uvit_decay.metrics.CustomExtractor", "init_args": {"path": "net.pt"}}
+    callback = {"class_path": "uvit_decay.callbacks.GenerationMetrics", "init_args": {"extractor": extractor}}
+    (tmp_path / "old.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
+    with pytest.raises(SystemExit) as end:
+        train(monkeypatch, tmp_path, "fit", "--config", str(tmp_path / "old.yaml"))
+    assert end.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: uvit_decay.metrics.CustomExtractor was dropped: ")
+    assert line.endswith("an Extractor of ten lines does it: docs/extending.md")
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)

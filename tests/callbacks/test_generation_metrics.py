@@ -13,7 +13,7 @@ from uvit_decay import history
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Latents
-from uvit_decay.metrics import CustomExtractor, SmallClassifier
+from uvit_decay.metrics import SmallClassifier
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.errors import UserError
 
@@ -62,22 +62,26 @@ def test_previews_and_probes_work_on_latents(encoded, tmp_path):
     assert (tmp_path / "probes.csv").read_text().count("\n") == 5
 
 
-class Colours(torch.nn.Module):
+class Colours(Extractor):
     """64 features: the mean colours of 16 places, and a constant."""
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    name, widths, sha256 = "colours", {"features": 64}, "0" * 64
+
+    def prepare(self, images, labels, device):
+        """There are no weights."""
+
+    def extract(self, images):
         places = torch.nn.functional.adaptive_avg_pool2d(images.float() / 255, [4, 4]).flatten(1)
-        return torch.cat([places, places[:, :16]], 1)
+        return Features(torch.cat([places, places[:, :16]], 1))
 
 
 def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path):
-    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
     data = Latents(str(encoded), batch_size=11, num_workers=0)
     trained = {"max_steps": 4, "task": latent_task(), "data": data}
     judged = {"num": 12, "reference": str(image_dir), "allow_few": True}
     with pytest.raises(UserError, match="latents need a reference"):
-        fit(tmp_path / "without", GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), num=12), **trained)
-    fit(tmp_path, GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged), **trained)
+        fit(tmp_path / "without", GenerationMetrics(Colours(), num=12), **trained)
+    fit(tmp_path, GenerationMetrics(Colours(), **judged), **trained)
     (line,) = history.read(tmp_path / "generation.jsonl")
     assert line.values["fid"] > 0
     assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
@@ -85,7 +89,6 @@ def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir
 
 
 def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image_dir, tmp_path, monkeypatch):
-    torch.jit.script(Colours()).save(tmp_path / "colours.pt")
     copies, on = [], Autoencoder.on
 
     def remembered(autoencoder, device):
@@ -95,7 +98,7 @@ def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image
 
     monkeypatch.setattr(Autoencoder, "on", remembered)
     judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
-    metrics = GenerationMetrics(CustomExtractor(str(tmp_path / "colours.pt")), **judged)
+    metrics = GenerationMetrics(Colours(), **judged)
     data = Latents(str(encoded), batch_size=11, num_workers=0)
     fit(tmp_path, metrics, max_steps=4, task=latent_task(), data=data)
     gc.collect()

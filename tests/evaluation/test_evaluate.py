@@ -195,6 +195,7 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
         ),
         (["statistics", "digits:test", "--features", "digits", "--out", "stats"], "must end in .npz"),
         (["statistics", "digits:test", "--features", "digits", "--out", "s.npz", "--spatial"], "are Inception's"),
+        (["statistics", "digits:test", "--features", "net.pt2", "--out", "s.npz"], "an Extractor of ten lines does it"),
         (["likelihood", "--ckpt", "c.ckpt"], "likelihood: no command any more, but a function"),
     ],
 )

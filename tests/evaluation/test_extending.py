@@ -75,7 +75,7 @@ def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, caps
     )
     assert "fid needs 49 or more" in refused(monkeypatch, tmp_path, capsys, *base, "fid")
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, "--features", "colour")
-    assert "none of inception, digits, dinov2, colours, pixels" in line
+    assert "takes one of inception, digits, dinov2, colours, pixels, got colour;" in line
 
 
 def test_the_table_is_in_the_help_without_torch():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from uvit_decay.runtime.command_line import Bounds
@@ -85,7 +84,7 @@ class FeatureOptions:
     __doc__ = f"""Features in which images are compared.
 
     Args:
-        features: an extractor, one of {", ".join(EXTRACTORS)}, or a TorchScript or .pt2 file; default: the protocol's.
+        features: an extractor, one of {", ".join(EXTRACTORS)}; default: the protocol's.
         protocol: {", ".join(PROTOCOLS)}: how images are resized for inception or dinov2, as docs/evaluation.md says,
             which other features ignore; default: {next(iter(PROTOCOLS))}, or the first of --features.
         inception_weights: the file that torch-fidelity uses; default: torch's cache, or download.
@@ -124,8 +123,5 @@ class FeatureOptions:
         if self.name in EXTRACTORS:
             protocol = next((name for name in self._own_protocols() if self.protocol in (None, name)), None)
             return EXTRACTORS[self.name](Wanted(self, protocol, spatial))
-        if not Path(self.name).is_file():
-            raise UserError(f"the feature extractor {self.name}, none of {', '.join(EXTRACTORS)}, does not exist")
-        from uvit_decay.metrics import CustomExtractor
-
-        return CustomExtractor(self.name)
+        own = "for a network of your own an Extractor of ten lines does it: docs/extending.md"
+        raise UserError(f"--features takes one of {', '.join(EXTRACTORS)}, got {self.name}; {own}")

@@ -4,6 +4,6 @@ Does not import Lightning.
 """
 
 from uvit_decay.metrics.dinov2 import DINOv2
-from uvit_decay.metrics.extractors import CustomExtractor, Inception, SmallClassifier
+from uvit_decay.metrics.extractors import Inception, SmallClassifier
 
-__all__ = ["CustomExtractor", "DINOv2", "Inception", "SmallClassifier"]
+__all__ = ["DINOv2", "Inception", "SmallClassifier"]

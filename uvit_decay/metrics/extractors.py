@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
-from uvit_decay.metrics.programs import Program, load_program
 from uvit_decay.runtime.distributed import cpu_threads
-from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing, full_float32
 from uvit_decay.runtime.random import generator
 
@@ -216,51 +215,6 @@ class SmallClassifier(Extractor):
     def extract(self, images: UInt8Images) -> Features:
         features = self.net[:-1](to_float(images))
         return Features(features, self.net[-1](features))
-
-
-class CustomExtractor(Extractor):
-    """A user-provided network: a TorchScript archive (as clean-fid's and StyleGAN's) or a .pt2 file of torch.export.
-
-    It maps uint8 (n, 3, h, w) to float features (n, d), or to a pair of those and logits (n, k). Such a file is a
-    program: TorchScript is confined to torch's operations, but a file of torch.export may unpickle arbitrary objects,
-    so load trusted files only.
-
-    Args:
-        path: path of the file.
-    """
-
-    def __init__(self, path: str) -> None:
-        if not Path(path).is_file():
-            raise UserError(f"the feature extractor {path} does not exist")
-        self.path = Path(path)
-        self.name, self.widths = self.path.name, {}
-        self._program: Program | None = None
-        self._device: torch.device | None = None
-
-    def prepare(self, images: UInt8Images, labels: Labels, device: torch.device) -> None:
-        if self._device == device:
-            return
-        from uvit_decay.runtime.download import checksum
-
-        self._program, self._device, self.sha256 = load_program(self.path, device), device, checksum(self.path)
-        size = [max(length, 1) for length in images.shape[2:]]
-        trial = torch.randint(256, (2, 3, *size), dtype=torch.uint8, generator=generator("custom extractor"))
-        # Any error is explained: the user's program may raise anything.
-        with explained(f"{self.path} cannot take {tuple(trial.shape)} images", Exception):
-            outputs = self(trial.to(device))._asdict()
-        self.widths = {name: output.shape[1] for name, output in outputs.items() if output is not None}
-
-    def extract(self, images: UInt8Images) -> Features:
-        output, n = self._program(self.rgb(images)), len(images)
-        parts = tuple(output) if isinstance(output, tuple | list) else (output,)
-        right = all(isinstance(x, Tensor) and x.is_floating_point() and x.ndim == 2 and len(x) == n for x in parts)
-        if len(parts) not in (1, 2) or not right:
-            given = [f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__ for x in parts]
-            expected = f"float ({n}, d) features, or those and float ({n}, k) logits"
-            raise UserError(f"{self.path} must give {expected} for {n} images, not {', '.join(given) or 'nothing'}")
-        if not all(x.isfinite().all() for x in parts):
-            raise UserError(f"{self.path} gives features or logits that are not finite")
-        return Features(*(x.float() for x in parts))
 
 
 def prepare(extractor: Extractor, shape: tuple[int, ...], device: torch.device, training_set: TrainingSet) -> None:

@@ -22,12 +22,15 @@ MOVED = {  # modules or classes of before -> where they are now; checkpoints, co
     "uvit_decay.diffusion.path": "uvit_decay.diffusion.noise_path",
     "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
 }
+DROPPED = {  # names of classes that are gone -> what to do instead
+    "CustomExtractor": "for a network of your own an Extractor of ten lines does it: docs/extending.md",
+}
 
 
 def renamed(values: Any) -> Any:
     """Return plain values, nested in dicts and lists, with the class paths of before replaced by those of MOVED.
 
-    A class path may follow a flag, as in "--model.path=uvit_decay.diffusion.path.VP".
+    A class path may follow a flag, as in "--model.path=uvit_decay.diffusion.path.VP". One of DROPPED is a UserError.
     """
     if isinstance(values, dict):
         return {key: renamed(value) for key, value in values.items()}
@@ -37,6 +40,8 @@ def renamed(values: Any) -> Any:
         return values
     flag, equals, path = values.rpartition("=")
     module, dot, name = path.rpartition(".")
+    if name in DROPPED and module.startswith("uvit_decay"):
+        raise UserError(f"{path} was dropped: {DROPPED[name]}")
     return flag + equals + MOVED.get(path, MOVED.get(module, module) + dot + name)
 
 
