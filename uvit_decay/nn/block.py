@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn.attention import attention
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.nn.linear import NarrowingLinear
 from uvit_decay.nn.norm import Norm, NormType, build_norm, normed_heads
 from uvit_decay.runtime.errors import UserError
 
@@ -60,7 +59,7 @@ class Mlp(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)
         self.act = nn.GELU(approximate)
-        self.fc2 = NarrowingLinear(hidden, dim)
+        self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tokens) -> Tokens:
         return self.fc2(self.act(self.fc1(x)))
@@ -88,7 +87,7 @@ class Block(nn.Module):
         self.attn = Attention(dim, heads, qkv_bias, norm_type if qk_norm else None, eps)
         self.norm2 = build_norm(norm_type, dim, eps)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        self.skip_linear = NarrowingLinear(2 * dim, dim) if skip else None
+        self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
 
     def forward(
         self,
@@ -138,7 +137,7 @@ class AdaLNBlock(nn.Module):
         self.mlp = Mlp(dim, int(dim * mlp_ratio), "tanh")
         self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
         self.concat = skip == "concat"
-        self.skip = NarrowingLinear(2 * dim if self.concat else dim, dim) if skip else None
+        self.skip = nn.Linear(2 * dim if self.concat else dim, dim) if skip else None
 
     def forward(
         self,
