@@ -51,9 +51,8 @@ def work(tmp_path_factory) -> Path:
     (folder / "configs").mkdir()
     (folder / CONFIG).write_text(yaml.safe_dump(content))
     for script in ("train.py", "evaluate.py", "sample.py"):
-        started = (
-            f"sys.argv[:1] = ['quick.py', '{script}']; runpy.run_path('{ROOT}/tests/quick.py', run_name='__main__')"
-        )
+        quick = ROOT / "tests" / "shared" / "quick.py"
+        started = f"sys.argv[:1] = ['quick.py', '{script}']; runpy.run_path('{quick}', run_name='__main__')"
         (folder / script).write_text(f"import runpy, sys\n{started}\n")
     return folder
 
@@ -62,7 +61,9 @@ def work(tmp_path_factory) -> Path:
 def two(tmp_path_factory, work) -> TwoNodes:
     """Two nodes whose clocks differ by an hour; python, torchrun, accelerate and srun are those of this environment."""
     programs = tmp_path_factory.mktemp("programs")
-    (programs / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "fake_srun.py"} "$@"\n')
+    (programs / "srun").write_text(
+        f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "shared" / "fake_srun.py"} "$@"\n'
+    )
     (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {work}/requeued\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -78,7 +79,7 @@ def two(tmp_path_factory, work) -> TwoNodes:
 def alone(work, programs, tmp_path_factory) -> Path:
     """The run folder of the same training on one process."""
     folder = tmp_path_factory.mktemp("alone")
-    program = programs.run("tests/quick.py", "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
+    program = programs.run("tests/shared/quick.py", "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
     assert program.wait() == 0, program.stderr
     return folder / "runs" / "digits" / "version_0"
 
@@ -181,7 +182,7 @@ def test_two_nodes_make_what_one_process_makes(two, work, trained, image_dir, va
     words = shlex.split(script.partition("$MASTER_PORT")[2].replace("\\\n", " "))
     made = work / MADE[name]
     both = made.rename(made.with_stem(f"both-{name}"))
-    words = words if words[0] == "-m" else ["tests/quick.py", *words[1:]]
+    words = words if words[0] == "-m" else ["tests/shared/quick.py", *words[1:]]
     program = programs.run(*words, cwd=work)
     assert program.wait() == 0, program.stderr
     one, two = contents(made), contents(both)

@@ -26,7 +26,7 @@ SMALL = [
 
 @pytest.mark.slow
 def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
-    result = run_script("tests/quick.py", "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
+    result = run_script("tests/shared/quick.py", "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     run = tmp_path / "runs" / "digits" / "version_0"
     wanted = [

@@ -35,7 +35,7 @@ def start(two, launchers, tmp_path) -> Start:
     """Starts a command on both nodes, or on some, with variables of the environment."""
 
     def started(*words: object, only: tuple[int, ...] = (0, 1), waits: str = "", **variables: str) -> list[Program]:
-        impatient = ["tests/impatient.py", *waits.split()] if waits else []
+        impatient = ["tests/shared/impatient.py", *waits.split()] if waits else []
         command = [*impatient, *map(str, words)]
         ranks = [{"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0"} if "fit" not in command else {} for i in (0, 1)]
         return [

@@ -13,7 +13,7 @@ from disks import PLENTY
 from programs import Moment
 from small_programs import COMMANDS, contents, stopped, tried
 
-SURROUNDED = "tests/surroundings.py"
+SURROUNDED = "tests/shared/surroundings.py"
 CODES = {"closed": 0, "no-reader": 141, "full-output": 2}
 LINES = {
     "closed": "",

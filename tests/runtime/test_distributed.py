@@ -61,7 +61,7 @@ def test_results_come_before_the_next_job_is_begun():
 
 @pytest.mark.slow
 def test_three_processes_have_their_results_in_order_on_the_first(tmp_path):
-    result = run(*TORCHRUN, 3, ROOT / "tests" / "launched.py", 8, "-", tmp_path / "r", cwd=tmp_path)
+    result = run(*TORCHRUN, 3, ROOT / "tests" / "shared" / "launched.py", 8, "-", tmp_path / "r", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     ranks = [json.loads((tmp_path / f"r.{rank}").read_text()) for rank in range(3)]
     assert ranks[0]["done"] == [[job, job % 3] for job in range(8)]
@@ -76,7 +76,7 @@ def test_three_processes_have_their_results_in_order_on_the_first(tmp_path):
 @pytest.mark.parametrize("fails", ["job 3", "result 1"])  # on the second process in its second round; on the first
 def test_an_error_on_one_process_ends_all_with_its_line(tmp_path, fails):
     start = time.monotonic()
-    result = run(*TORCHRUN, 2, ROOT / "tests" / "launched.py", 100, fails, tmp_path / "r", cwd=tmp_path)
+    result = run(*TORCHRUN, 2, ROOT / "tests" / "shared" / "launched.py", 100, fails, tmp_path / "r", cwd=tmp_path)
     assert result.returncode != 0
     assert time.monotonic() - start < 60
     assert f"error: {fails} has failed" in errors(result)

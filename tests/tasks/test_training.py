@@ -60,7 +60,7 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
 
 
 TWO = f"""
-import sys; sys.path[:0] = [{str(ROOT / "tests")!r}, {str(ROOT / "tests" / "tasks")!r}]
+import sys; sys.path[:0] = {[str(ROOT / "tests" / folder) for folder in ("", "shared", "tasks")]!r}
 from test_training import fit_and_evaluate
 if __name__ == "__main__":
     fit_and_evaluate(sys.argv[1], devices=2, strategy="ddp")

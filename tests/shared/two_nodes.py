@@ -23,7 +23,7 @@ from pathlib import Path
 
 from programs import Launcher, Program
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 TAG = "TEST_NODE"  # environment variable of all processes of a node
 NEW = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--propagation", "private"]
 # Print this process's number outside, then be the first process inside until the test ends or is killed.
@@ -198,7 +198,7 @@ class TwoNodes:
         return self.wait(self.start(command, cwd, **variables), timeout)
 
     def batch(self, script: Path, cwd: Path) -> Running:
-        """Start a script of sbatch that runs on both nodes; tests/fake_srun.py starts its tasks there."""
+        """Start a script of sbatch that runs on both nodes; tests/shared/fake_srun.py starts its tasks there."""
         count, names = len(self.nodes), ",".join(f"node{node.number}" for node in self.nodes)
         inside = [[*node.inside(), "env", "-C", str(cwd), f"{TAG}={node.tag}"] for node in self.nodes]
         job = {"JOB_ID": 14500, "JOB_NAME": script.name, "NNODES": count, "JOB_NUM_NODES": count, "NTASKS": count}

@@ -4,7 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STEPS = (20,)  # the default of the constructor
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from uvit_decay.data import Digits
 from uvit_decay.image_io import save_npz, save_pngs
 
 FEW = ["--times", "0.1", "--max-train", "60", "--max-test", "40"]
-QUICK = ["tests/quick.py", "evaluate.py"]
+QUICK = ["tests/shared/quick.py", "evaluate.py"]
 DIGITS = ["--features", "digits", "--metrics", "fid,is"]
 SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "--steps", "2"]
 COMMANDS: dict[str, list[str]] = {

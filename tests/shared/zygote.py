@@ -21,7 +21,7 @@ from typing import Any
 
 from moments import Trap
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 END = {"code": 0}
 OTHERS = ("torch.distributed.nn.functional", "lightning.pytorch.cli", "torchmetrics", "diffusers.models", "PIL.Image")
 

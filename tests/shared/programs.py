@@ -101,7 +101,7 @@ class Launcher:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**environment, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
+            env={**environment, "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent, HERE.parent.parent]))},
         )
         if self._zygote.stdout.readline() != "ready\n":
             raise RuntimeError("the zygote did not start")
