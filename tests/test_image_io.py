@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFont
 
 from uvit_decay.image_io import (
     LINE,
@@ -186,6 +186,15 @@ def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
 def test_a_name_is_written_smaller_before_it_is_cut():
     whole, cut = (labelled_grid(random_images(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))
+
+
+def test_a_name_of_many_letters_is_cut_at_once(monkeypatch):
+    measured, getlength = [], ImageFont.FreeTypeFont.getlength
+    monkeypatch.setattr(
+        ImageFont.FreeTypeFont, "getlength", lambda font, text: measured.append(len(text)) or getlength(font, text)
+    )
+    labelled_grid(random_images(1, 3, 64), 1, ["x" * 5000])
+    assert sum(measured) < 20 * 5000
 
 
 def test_a_name_of_several_words_takes_two_lines_before_it_is_cut():

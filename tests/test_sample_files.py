@@ -49,6 +49,20 @@ def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
     assert {path.name for path in (tmp_path / "p").iterdir()} == {*names, "sampling.json"}
 
 
+def test_what_is_no_whole_picture_is_made_again(half, tmp_path, monkeypatch, capsys):
+    sample(monkeypatch, tmp_path, *half, "--num", 10)
+    whole, folder = array(tmp_path / "p"), tmp_path / "p"
+    (folder / "000001.png").write_bytes(b"")
+    (folder / "000002.png").write_bytes((folder / "000002.png").read_bytes()[:-5])
+    for name, target in (("000004.png", "000005.png"), ("000006.png", "nowhere")):
+        (folder / name).unlink()
+        (folder / name).symlink_to(target)
+    sample(monkeypatch, tmp_path, *half, "--num", 10)
+    assert "wrote p: 4 images, 6 were there" in capsys.readouterr().out
+    assert np.array_equal(array(folder), whole)
+    assert not any(path.is_symlink() for path in folder.iterdir())
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

@@ -20,6 +20,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.threads import in_threads
 
+PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next
 
 
@@ -88,6 +89,7 @@ def _heading(name: str, width: int) -> tuple[list[str], ImageFont.FreeTypeFont]:
 
 
 def _cut(line: str, width: int, font: ImageFont.FreeTypeFont) -> str:
+    line = line[:width]  # a letter is at least a pixel wide
     while font.getlength(line) > width:
         line = line[:-1]
     return line
@@ -122,10 +124,19 @@ def save_npz(path: Path, batches: Iterable[Tensor], count: int, labels: Sequence
                 np.lib.format.write_array(entry, np.asarray(labels, dtype=np.int64))
 
 
-def save_image(path: Path, image: Image.Image, sync: bool = True) -> None:
+def save_image(path: Path, image: Image.Image) -> None:
     """Write a PNG atomically; see `replacing`."""
-    with replacing(path, sync) as file:
+    with replacing(path) as file:
         image.save(file, "PNG")
+
+
+def is_png(path: Path) -> bool:
+    """Return whether a path is a regular file that ends as a PNG does."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(PNG_END)))
+        return file.read() == PNG_END
 
 
 def png_name(number: int) -> str:
@@ -142,7 +153,7 @@ def save_pngs(folder: Path, batches: Iterable[Tensor], numbers: Iterable[int] | 
 
     def write(part: list[tuple[int, Tensor]]) -> None:
         for number, image in part:
-            save_image(folder / png_name(number), to_pil(image), sync=False)
+            save_image(folder / png_name(number), to_pil(image))
 
     parts = (list(zip(itertools.islice(numbers, len(batch)), batch, strict=False)) for batch in batches)
     deque(in_threads(write, parts, 1), maxlen=0)

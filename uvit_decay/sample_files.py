@@ -117,7 +117,7 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     Raises:
         UserError: the folder holds other files, samples made otherwise, or more of them.
     """
-    from uvit_decay.image_io import png_name
+    from uvit_decay.image_io import is_png, png_name
 
     _check_folder(folder)
     metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
@@ -131,7 +131,7 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     names = [png_name(i) for i in range(num)]
     if more := existing.difference(names):
         raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
-    return [i for i, name in enumerate(names) if name not in existing]
+    return [i for i, name in enumerate(names) if not (name in existing and is_png(folder / name))]
 
 
 def _check_same(folder: Path, metadata: dict[str, Any]) -> None:

@@ -28,6 +28,18 @@ def test_a_check_leaves_an_existing_file_as_it_is(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_check_follows_no_link_that_somebody_laid(tmp_path, monkeypatch):
+    victim, path = tmp_path / "victim", tmp_path / "out.png"
+    victim.write_bytes(b"precious")
+    (tmp_path / ".out.png.writable.partial").symlink_to(victim)
+    (tmp_path / ".out.png.00000000.partial").symlink_to(victim)
+    check_writable(path)
+    monkeypatch.setattr("secrets.token_hex", lambda size: "0" * 2 * size)
+    with pytest.raises(UserError, match="File exists"):
+        check_writable(path)
+    assert victim.read_bytes() == b"precious"
+
+
 @pytest.mark.parametrize(
     ("name", "folder", "reason"),
     [

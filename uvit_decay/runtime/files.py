@@ -33,10 +33,9 @@ def check_writable(path: Path, folder: bool = False) -> None:
     target = path if folder else path.parent
     with writing(path):
         target.mkdir(parents=True, exist_ok=True)
-        # One name for all programs, so that killed ones do not leave many; `remove_remains` finds it, too.
-        trial = target / f".{'file' if folder else path.name}.writable.partial"
-        trial.open("wb").close()
-        trial.unlink(missing_ok=True)
+        trial = _partial(target / "file" if folder else path)
+        trial.open("xb").close()
+        trial.unlink()
     if not folder and path.is_dir():
         raise UserError(f"cannot write {path}: it is a folder")
 
@@ -56,11 +55,10 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
+def replacing(path: Path) -> Iterator[BinaryIO]:
     """Yield a file that replaces `path` when the context ends without error: a crash leaves the old or the new file.
 
-    Until then it has a unique name beside `path`; only a killed process leaves it behind. Without `sync` a power
-    failure, but no kill, may truncate the file; this is for thousands of small files, since each sync takes about 3 ms.
+    Until then it has a unique name beside `path`; only a killed process leaves it behind.
     """
     partial = _partial(path)
     with writing(path):
@@ -68,8 +66,7 @@ def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
             with partial.open("xb") as file:
                 yield file
                 file.flush()
-                if sync:
-                    os.fsync(file.fileno())
+                os.fsync(file.fileno())
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
