@@ -51,7 +51,8 @@ class LatentSpace:
     def __post_init__(self) -> None:
         if not (0 < self.scale < math.inf and math.isfinite(self.shift) and min(self.channels, self.factor) >= 1):
             raise UserError(f"a latent space has positive scale, channels and factor and a finite shift, got {self}")
-        if self.rgb is not None and [len(row) for row in self.rgb] != [3] * (self.channels + 1):
+        rows = [] if self.rgb is None else [len(row) for row in self.rgb]
+        if self.rgb is not None and (len(rows) != self.channels + 1 or {*rows} != {3}):
             raise UserError(f"the map to RGB of {self.channels} latent channels has {self.channels + 1} rows of 3")
 
     def scaled(self, z: Tensor) -> Tensor:

@@ -51,6 +51,10 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
         (lambda f: edit(f, statistics={"mean": [0.0], "std": [1.0]}), "statistics does not agree"),
         (lambda f: edit(f, statistics={"mean": [float("nan")] * 4, "std": [1.0] * 4}), r"mean\[0\] must be float"),
         (lambda f: edit(f, checksum=0), "manifest.json is damaged: .*remove that field"),
+        (
+            lambda f: edit(f, latents=json.loads((f / "manifest.json").read_text())["latents"] | {"channels": 10**12}),
+            "has 1000000000001 rows of 3",
+        ),
         (lambda f: edit(f, class_hash="0"), "class_hash does not agree"),
         (lambda f: edit(f, dtype="bfloat16"), "is a shard of other latents"),
         (

@@ -45,6 +45,37 @@ def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatc
     assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
 
 
+@pytest.mark.parametrize(
+    ("open_it", "reason"),
+    [
+        (lambda folder: (folder / ("x" * 300)).exists(), "File name too long"),
+        (lambda folder: (folder / "file" / "in" / "it").stat(), "Not a directory"),
+        (lambda folder: (folder / "loop" / "x").open(), "Too many levels of symbolic links"),
+    ],
+)
+def test_a_path_that_cannot_be_entered_is_one_line(tmp_path, capsys, open_it, reason):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(SystemExit) as stop, user_errors():
+        open_it(tmp_path)
+    assert stop.value.code == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: cannot open {tmp_path}")
+    assert line.endswith(f": {reason}\n")
+
+
+def test_other_errors_of_the_system_are_no_mistake_of_the_user():
+    with pytest.raises(OSError, match="Input/output"), user_errors():
+        raise OSError(errno.EIO, "Input/output error", "x")
+
+
+def test_names_of_any_bytes_are_printed_and_steer_no_terminal(capsys):
+    assert str(UserError("no \x1b[2J in caf\udce9")) == r"no \x1b[2J in caf\udce9"
+    with user_errors():
+        print("caf\udce9")
+    assert capsys.readouterr().out == "caf\\udce9\n"
+
+
 def test_a_message_with_a_name_of_a_megabyte_is_short():
     message = str(UserError(f"no class {'x' * 10**6}: rename it"))
     assert len(message) <= LONGEST

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UNPRINTABLE, UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.plain import read_text
 
@@ -42,10 +42,10 @@ def class_hash(class_names: Sequence[str]) -> str:
     """Return the SHA-256 of the names in order, joined by newlines: equal only for equal lists.
 
     Raises:
-        UserError: a name is empty or contains a line end, so that different lists would have the same hash, such as
-            [""] and [].
+        UserError: a name is empty, no UTF-8, or contains a control character: reports could not show it, and of a line
+            end, different lists would have the same hash.
     """
     for name in class_names:
-        if not name or "\n" in name:
-            raise UserError(f"the class name {name!r} is empty or has a line end: rename its folder")
-    return sha256("\n".join(class_names).encode(errors="surrogateescape")).hexdigest()  # names may be any bytes
+        if not name or UNPRINTABLE.search(name):
+            raise UserError(f"the class name {name!r} is empty, no UTF-8 or has control characters: rename its folder")
+    return sha256("\n".join(class_names).encode()).hexdigest()

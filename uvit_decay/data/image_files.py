@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.data.archives import find
+from uvit_decay.data.classes import class_hash
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
 from uvit_decay.data.members import Found, opened
 from uvit_decay.runtime.errors import UserError
@@ -64,6 +65,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
     class_names = tuple(sorted(set(class_of.values()) - {""}))
+    class_hash(class_names)  # refuses names that cannot be shown
     if class_names:
         _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
     label_of = {folder: class_names.index(name) if class_names else 0 for folder, name in class_of.items()}

@@ -84,7 +84,7 @@ def write_html(path: Path, report: Report) -> None:
         protocol={name: _plain(value) for name, value in report.protocol.items()},
     )
     with replacing(path) as file:
-        file.write(page.encode())
+        file.write(page.encode(errors="backslashreplace"))  # a folder's name may be no UTF-8
 
 
 def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:

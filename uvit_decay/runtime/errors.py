@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
+CLOSED = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.ELOOP,
+)  # errors of a path that leads nowhere
+UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
@@ -31,7 +40,8 @@ class UserError(Exception):
     def __init__(self, message: str) -> None:
         if message.startswith("Caught UserError in "):  # torch adds the traceback of a reader process
             message = message.rpartition("UserError: ")[2].strip()
-        line = " ".join(message.splitlines())  # names from files may contain line breaks, or a megabyte
+        # Names from files may contain line breaks, sequences that steer a terminal, or a megabyte.
+        line = UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], " ".join(message.splitlines()))
         super().__init__(line if len(line) <= LONGEST else f"{line[: LONGEST - 300]} ... {line[-295:]}")
 
 
@@ -107,9 +117,8 @@ def user_errors() -> Iterator[None]:
 
     If whoever read the output has gone, as in `| head`, the code is 141.
 
-    A full disk is reported in one line, too, if Lightning's loggers raise it; files of this project are written through
-    `disk.replacing`, which raises a UserError. Lightning turns Ctrl-C into `sys.exit(1)`; the exit code of the shell
-    convention, 128 + number of the signal, is restored here.
+    A full disk, if Lightning's loggers raise it, and a path that cannot be entered are one line, too. Lightning turns
+    Ctrl-C into `sys.exit(1)`; the exit code of the shell convention, 128 + number of the signal, is restored here.
     """
     try:
         _open_streams()
@@ -123,9 +132,13 @@ def user_errors() -> Iterator[None]:
     except BrokenPipeError:
         sys.exit(_fail("the program that read the output has ended", 141))
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno in NO_ROOM:
+            line = f"cannot write {error.filename or 'a file of this run'}: {error.strerror}"
+        elif error.errno in CLOSED and error.filename:
+            line = f"cannot open {error.filename}: {error.strerror}"
+        else:
             raise
-        sys.exit(_fail(f"error: cannot write {error.filename or 'a file of this run'}: {error.strerror}", 2))
+        sys.exit(_fail(f"error: {UserError(line)}", 2))
     except KeyboardInterrupt as error:
         sys.exit(_stopped(error))
     except SystemExit as stop:
@@ -147,9 +160,10 @@ def _stopped(error: KeyboardInterrupt) -> int:
 
 
 def _open_streams() -> None:
-    """Print to nowhere if standard output or error is closed: libraries would fail."""
+    """Print to nowhere if standard output or error is closed, and names that are no UTF-8 with backslashes."""
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
 
 
 def _fail(message: str, code: int) -> int:

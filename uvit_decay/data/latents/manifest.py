@@ -96,13 +96,8 @@ class Manifest:
     def check(self, name: str) -> None:
         """Raise a UserError that begins with `name` and the field unless the numbers agree with one another."""
         space, counts, statistics = self.latents, list(self.classes.values()), self.statistics
-        rows = [3] * (space.channels + 1)
         right = {
-            "latents: channels": space.channels > 0,
-            "latents: factor": space.factor > 0,
-            "latents: scale": space.scale > 0,
-            "latents: rgb": space.rgb is None or [len(row) for row in space.rgb] == rows,
-            "image_size": self.image_size > 0 and self.image_size % max(space.factor, 1) == 0,
+            "image_size": self.image_size > 0 and self.image_size % space.factor == 0,
             "count": self.count > 0,
             "batch_size": self.batch_size > 0,
             "shard_size": self.count <= MOST_SHARDS * self.shard_size,
