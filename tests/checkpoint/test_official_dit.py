@@ -87,7 +87,8 @@ def edited(pipeline, tmp_path, name, change):
 def test_the_published_file_is_recognised_by_its_name():
     options = SIT_SIZES["sit-xl"] | dict(image_size=32, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
     state = {name: torch.empty(shape, device="meta") for name, shape in official_shapes(**options).items()}
-    model = recognise(state, ImportOptions(), HERE.with_name("DiT-XL-2-256x256.pt"))
+    state |= {name: torch.zeros_like(value, device="cpu") for name, value in state.items() if "_layer.linear" in name}
+    model = recognise(state, ImportOptions(), HERE.with_name("dit-XL-2-256x256.pt"))
     card = model.card("DiT-XL-2-256x256.pt")
     assert model.net.config.items() >= dict(time="dit", learn_sigma=True, learned_variance=True).items()
     assert model.net.config.items() >= options.items()
@@ -95,7 +96,13 @@ def test_the_published_file_is_recognised_by_its_name():
     assert "path ddpm-linear, learned variance" in model.summary()
     assert (card.path.class_path, card.prediction) == ("uvit_decay.diffusion.noise_path.DDPMLinear", "eps")
     assert (card.sampling, card.latents.scale) == (PUBLISHED, 0.18215)
-    assert recognise(state, ImportOptions(), HERE.with_name("SiT-XL-2-256x256.pt")).path == "linear"
+    sit = recognise(state, ImportOptions(), HERE.with_name("SiT-XL-2-256x256.pt"))
+    assert (sit.path, sit.notes) == ("linear", ())
+    state["final_layer.linear.bias"][-1] = 0.1
+    sit = recognise(state, ImportOptions(), HERE.with_name("epoch_7.pt"))
+    assert sit.path == "linear"
+    assert "not 0, so it was trained: if this is a DiT, import it with --path ddpm-linear" in sit.notes[0]
+    assert recognise(state, ImportOptions(path="linear"), HERE).notes == ()
     assert recognise(state, ImportOptions(path="ddpm-linear"), HERE).net.config == model.net.config
     without = recognise(tiny_sit(), ImportOptions(heads=2, path="ddpm-linear"), HERE)
     assert (without.sampling, without.net.learned_variance) == (Sampling("ddpm", 250, clip=False), False)

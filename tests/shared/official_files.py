@@ -43,7 +43,7 @@ def saved(contents, path):
 
 def plain_head(state):
     """The official state_dict of a SiT without what learn_sigma adds."""
-    return without_sigma(StateDict(state, "SiT", HERE)).state
+    return without_sigma(StateDict(state, "SiT", HERE))[0].state
 
 
 def described(path):

@@ -1,5 +1,6 @@
 """Classifiers that start from an encoder: its weights by name, positions of another size, refusals."""
 
+import json
 import shutil
 
 import pytest
@@ -10,11 +11,14 @@ from runs import fit
 from small_mae import mae_task, small_mae
 from small_vit import fine_tuning, linear_probe, small_vit
 
-from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint import ModelCard, load
+from uvit_decay.checkpoint.card import KEY
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.nn import ResNet
+from uvit_decay.nn import ResNet, ViT
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import ClassifyTask
 from uvit_decay.tasks.initial import start_from
 
@@ -112,6 +116,16 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
 def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
     with pytest.raises(UserError, match=message):
         start_from(net(), mae[0])
+
+
+def test_the_last_norm_of_an_encoder_is_not_left_out(tmp_path):
+    encoder, file = small_vit(num_classes=0, norm=True), tmp_path / "encoder.safetensors"
+    card = ModelCard(net=Spec.of(ViT, encoder.config), class_names=(), data="some", step=0, weights="raw")
+    save_tensors(file, encoder.state_dict(), {KEY: json.dumps(card.to_dict())})
+    with pytest.raises(UserError, match="norm after its last block, this network none: set --model.net.norm true"):
+        start_from(small_vit(batch_norm=True, norm=False), file)
+    for net in (small_vit(batch_norm=True, norm=True), small_vit(pool="mean")):  # which has a norm of its own
+        assert "; new: " in start_from(net, file)
 
 
 @pytest.mark.parametrize("size", [4, 8])

@@ -272,6 +272,8 @@ def missing_metadata(net: Network, card: ModelCard, state: Mapping[str, Tensor],
         names += [name for name in DECAY if ours[name] != guess.net.config[name]]
     elif guess.decayed:
         names.append("alpha_min")  # the importer requires it
+    if ours.get("learn_sigma") is False:  # which the authors' constructors have on by default
+        names.append("learn_sigma")
     missing = [f"{name} {ours[name]}" for name in names]
     if card.prediction != guess.prediction:
         missing.append(f"prediction {card.prediction}")

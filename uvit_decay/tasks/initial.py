@@ -58,6 +58,8 @@ def start_from(net: nn.Module, file: Path) -> str:
         kind = stored.card.net.class_path.rpartition(".")[2]
         what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
         raise UserError(f"{file} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
+    if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
+        raise UserError(f"{file} has a norm after its last block, this network none: set --model.net.norm true")
     net.load_state_dict(taken, strict=False)  # checks the alphas
     return "\n".join([*stored.notes, summary(stored, taken, new, stored.state.keys() - taken.keys())])
 

@@ -4,7 +4,7 @@ A released file is a bare state_dict; training writes a dict of `model`, `ema`, 
 `SiT`, except for the buffer `alphas`. The authors' files have encoder and decoder blocks, and record alpha_min only in
 the arguments of a training run. A head with learn_sigma is converted to a plain one, which computes the same function.
 DiT has the same names, but other times and another prediction; it is what the caller, the name of the file or the run
-that wrote it says. The second half of its head, a learned variance, is kept.
+that wrote it says. The second half of its head, a learned variance, is kept. SiT's second half is never trained, 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training r
 }
 DECAY = "min_sigma"  # name of alpha_min among the authors' arguments
 SAMPLING = Sampling("sit-sde", 250, clip=False)  # SiT's default; the decay paper does not specify it
-DIT = "DiT"  # names of its files and models begin with it
+DIT = "dit"  # names of its files and models begin with it, in any case
+TRAINED = (
+    "warning: the half of its head that a SiT does not use is not 0, so it was trained: if this is a DiT, import it "
+    "with --path ddpm-linear"
+)
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
@@ -71,7 +75,7 @@ def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
         if value not in known:
             raise UserError(f"{where} was trained with {name} {value}, which is not known here: give --{option}")
         values[option] = known[value]
-    if str(arguments.get("model")).startswith(DIT) and options.path is None:
+    if str(arguments.get("model")).lower().startswith(DIT) and options.path is None:
         values["path"] = "ddpm-linear"
     values |= recorded_alpha_min(arguments, DECAY, options, where)
     return replace(options, **values)
@@ -79,16 +83,17 @@ def _completed(options: ImportOptions, args: Any, where: Path) -> ImportOptions:
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
-    path = options.path or ("ddpm-linear" if loaded.where.name.startswith(DIT) else "linear")
+    path = options.path or ("ddpm-linear" if loaded.where.name.lower().startswith(DIT) else "linear")
     config = _config(loaded)
     size, heads = loaded.size(config, options.heads, SIT_SIZES)
     num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
     alpha_min = loaded.alpha_min(options.alpha_min, config["wiring"] == "decayed", "its authors' default is 0.8")
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min)
     latents = loaded.latents(config["channels"], options.vae)
-    plain, of_dit = without_sigma(loaded), {}
+    (plain, unused), of_dit = without_sigma(loaded), {}
+    doubtful = options.path is None and path == "linear" and any(value.any() for value in unused)
     if path == "ddpm-linear":
-        variance = plain is not loaded
+        variance = bool(unused)
         plain, of_dit = loaded, dict(time="dit", learn_sigma=variance, learned_variance=variance)
     net = on_meta(SiT, **config, heads=heads, **rest, **of_dit)
     state = plain.fitting(net)
@@ -98,7 +103,8 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
         net, state = on_meta(SiT, **net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
     prediction = options.prediction or ("eps" if of_dit else "velocity")
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
-    return RecognisedModel(net, state, size, path, prediction, _sampling(model, bool(of_dit)), latents)
+    notes = (TRAINED,) if doubtful else ()
+    return RecognisedModel(net, state, size, path, prediction, _sampling(model, bool(of_dit)), latents, notes=notes)
 
 
 def _sampling(model: DiffusionModel, of_dit: bool) -> Sampling:
@@ -123,8 +129,8 @@ def _config(loaded: StateDict) -> dict[str, Any]:
     return config
 
 
-def without_sigma(loaded: StateDict) -> StateDict:
-    """Remove the half of the head that a network with learn_sigma does not use; keep other weights unchanged.
+def without_sigma(loaded: StateDict) -> tuple[StateDict, list[Tensor]]:
+    """Remove the half of the head that a SiT with learn_sigma does not use, and return the rest and that half, if any.
 
     The head's rows are ordered (p, p, 2c) for patches of size p with c channels. The first c channels are kept, so that
     the function stays the same; the tensors are shared.
@@ -137,9 +143,10 @@ def without_sigma(loaded: StateDict) -> StateDict:
     if loaded.shape(HEAD[1], 1) != (rows,):
         raise loaded.error("the weight and the bias of its final_layer.linear differ in rows")
     if rows == plain:
-        return loaded
-    kept = {name: loaded.state[name].unflatten(0, (-1, 2 * channels))[:, :channels].flatten(0, 1) for name in HEAD}
-    return replace(loaded, state={**loaded.state, **kept})
+        return loaded, []
+    halves = {name: loaded.state[name].unflatten(0, (-1, 2 * channels)).split(channels, dim=1) for name in HEAD}
+    kept = {name: first.flatten(0, 1) for name, (first, _) in halves.items()}
+    return replace(loaded, state={**loaded.state, **kept}), [second for _, second in halves.values()]
 
 
 def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
