@@ -148,8 +148,8 @@ def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch,
     """In the configuration of a run that had it, and by name."""
     old = {"trainer": {"callbacks": [{"class_path": "uvit_decay.callbacks.Rollback", "init_args": {"factor": 3.0}}]}}
     (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
-    for flags in (["-c", str(tmp_path / "old.yaml")], ["--trainer.callbacks+=Rollback"]):
-        line = refused(monkeypatch, capsys, tmp_path, *SMALL, *flags)
+    for flags in (["-c", str(tmp_path / "old.yaml")], [*SMALL, "--trainer.callbacks+=Rollback"]):
+        line = refused(monkeypatch, capsys, tmp_path, *flags)
         assert "Rollback is no longer part of uvit_decay: lower --model.optim.lr" in line
 
 

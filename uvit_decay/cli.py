@@ -24,6 +24,7 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.callbacks.catching_up import finishing, is_finished
 from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
+from uvit_decay.callbacks.run_log import RunFolder, SaveConfig, makes_folders
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.configurations import Parser, check_files, check_values, limit, located
 from uvit_decay.data import ImageData
@@ -81,7 +82,8 @@ class CLI(LightningCLI):
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 parser_class=Parser,
-                save_config_kwargs={"overwrite": True},
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"save_to_log_dir": False},
                 args=words,
             )
         except MisconfigurationException as error:
@@ -116,7 +118,7 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(renamed(rest))
         check_values(self.config[self.config.subcommand])
 
-    def _default_precision(self) -> None:
+    def _default_precision(self, logger: Any) -> None:
         """Default to bf16-mixed on GPUs that support it and on CPUs where it is faster, and to float32 elsewhere.
 
         bf16-mixed is three times slower on a CPU without bf16 instructions.
@@ -128,14 +130,14 @@ class CLI(LightningCLI):
             if torch.cuda.is_bf16_supported():
                 trainer.precision = "bf16-mixed"
         elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
-            trainer.precision = self._cpu_precision()
+            trainer.precision = self._cpu_precision(logger)
         self._get(self.config_init, "trainer").precision = trainer.precision
 
-    def _cpu_precision(self) -> str | None:
+    def _cpu_precision(self, logger: Any) -> str | None:
         """Return bf16-mixed where a table says that it is faster; a run that began without it goes on without it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
         gain = bf16_gain(width) if isinstance(width, int) else 1.0
-        if gain == 1.0 or self._began_in_float32():
+        if gain == 1.0 or self._began_in_float32(logger):
             return None
         rank_zero_info(
             f"bf16-mixed: a network of width {width} trains about {gain:g} times as fast in bfloat16 on this CPU; "
@@ -143,12 +145,12 @@ class CLI(LightningCLI):
         )
         return "bf16-mixed"
 
-    def _began_in_float32(self) -> bool:
+    def _began_in_float32(self, logger: Any) -> bool:
         """Return whether this run goes on from a checkpoint of a run in float32."""
         path, trainer = self._get(self.config, "ckpt_path"), self._get(self.config_init, "trainer")
         if not path:
             return False
-        loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+        loggers = logger if isinstance(logger, list) else [logger]
         before = settings_before(path, self._settings(), self._allowed(), loggers, trainer.default_root_dir or ".")
         return before is not None and not before.get("trainer.precision")
 
@@ -170,8 +172,8 @@ class CLI(LightningCLI):
         """Turn Lightning's errors into UserErrors; the saved config keeps `fsdp`, the trainer gets `Sharded`."""
         if self._get(self.config, "trainer").strategy == "fsdp":
             options["strategy"] = Sharded()
-        self._default_precision()
-        options = self._with_progress(options)
+        options = self._with_progress(self._with_folder(options))
+        self._default_precision(options.get("logger", self._get(self.config_init, "trainer").logger))
         try:
             trainer = finishing(by_name(super().instantiate_trainer(**options), self._begin))
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
@@ -181,6 +183,18 @@ class CLI(LightningCLI):
             if folder is not None:
                 check_writable(Path(folder), folder=True)
         return trainer
+
+    def _with_folder(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a trainer with a logger that makes a run folder, if none does so."""
+        trainer = self._get(self.config_init, "trainer")
+        given = options.get("logger", trainer.logger)
+        loggers = given if isinstance(given, list) else [given] if given else []
+        if given in (None, True) or any(map(makes_folders, loggers)):  # None and True: Lightning's own, which does
+            return options
+        parts = (self._get(self.config, "data").class_path, self._get(self.config, "model").init_args.net.class_path)
+        name = "_".join(part.rpartition(".")[2].lower() for part in parts)
+        root = options.get("default_root_dir", trainer.default_root_dir) or "runs"
+        return {**options, "logger": [*loggers, RunFolder(name, root)]}
 
     def _with_progress(self, options: dict[str, Any]) -> dict[str, Any]:
         """Return the options of a trainer with our progress bar, unless the user has another or wants none."""

@@ -1,5 +1,6 @@
 """The run folder: one for each run, and none for a run that never began."""
 
+import json
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import ROOT, run_script, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from uvit_decay import cli
 from uvit_decay.callbacks import RunLogger
@@ -36,6 +37,78 @@ def test_runs_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path, 
 def test_a_number_follows_the_highest(tmp_path):
     (tmp_path / "x" / "version_6").mkdir(parents=True)
     assert RunLogger("x", str(tmp_path)).version == 7
+
+
+class Foreign(Logger):
+    """A logger as W&B's: it takes pictures, and its folder is the current one."""
+
+    name, version, save_dir = "foreign", "1", "."
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pictures: list[tuple[str, int, int]] = []
+
+    def log_metrics(self, *_) -> None:
+        """Take none."""
+
+    def log_hyperparams(self, *_) -> None:
+        """Take none."""
+
+    def log_image(self, key, images, step) -> None:
+        self.pictures.append((key, len(images), step))
+
+
+class Pictures:
+    """A logger's `experiment` as TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.added: list[tuple[str, int]] = []
+
+    def add_image(self, tag, picture, step, dataformats) -> None:
+        assert picture.shape[-1] == 3
+        self.added.append((tag, step))
+
+
+class WithExperiment(Foreign):
+    log_image, experiment = None, Pictures()
+
+
+def fit(monkeypatch, folder, *loggers):
+    """Run two steps of a tiny network that previews; the loggers are added to those of the flags."""
+    net = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
+    few = {"class_path": "Preview", "init_args": {"rows": 1, "columns": 2}}
+    callbacks = [few, {"class_path": "LastCheckpoint"}, {"class_path": "Summary"}]
+    flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}", "--model.sampling.steps=1"]
+
+    class Added(cli.CLI):
+        def instantiate_trainer(self, **options):
+            return super().instantiate_trainer(**options, **({"logger": list(loggers)} if loggers else {}))
+
+    monkeypatch.chdir(folder)
+    Added.run(["fit", "--config", str(DIGITS), *flags])
+
+
+def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text("mine")
+    logger, other = Foreign(), WithExperiment()
+    for loggers in ((), (), (logger, other)):
+        fit(monkeypatch, tmp_path, *loggers)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "runs"]
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+    for number in range(3):
+        names = {path.name for path in (tmp_path / "runs" / "digits_uvit" / f"version_{number}").iterdir()}
+        assert names == {"checkpoints", "config.yaml", "samples", "samples.png"}
+    assert logger.pictures == [("samples", 1, 2)]
+    assert other.experiment.added == [("samples", 2)]
+
+
+def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, monkeypatch):
+    logger = Foreign()
+    fit(monkeypatch, tmp_path, logger, RunLogger("x", "mine"))
+    assert (tmp_path / "mine" / "x" / "version_0" / "checkpoints" / "last.ckpt").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"mine"}
+    with pytest.raises(UserError, match="version_0 holds a run already: choose another version"):
+        fit(monkeypatch, tmp_path, CSVLogger("mine", "x", 0))
 
 
 class Fails(Callback):

@@ -124,5 +124,5 @@ def test_pictures_that_disappear_in_training_are_one_line_and_the_run_goes_on(
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    (path,) = folder.rglob("last.ckpt")
+    path = max(folder.rglob("last.ckpt"))  # of the newest run
     return torch.load(path, weights_only=False)["state_dict"]

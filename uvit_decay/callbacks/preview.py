@@ -19,7 +19,7 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Preview(PeriodicSampling):
-    """A grid of samples: samples.png (the newest) and samples/step_N.png in the run folder, and in TensorBoard.
+    """A grid of samples: samples.png (the newest) and samples/step_N.png in the run folder, and in the loggers.
 
     The grid of a class-conditional network has a column for each of its first classes. Latents are shown through a
     linear map to RGB, small and rough, so that no autoencoder takes memory during training; sample.py decodes them.

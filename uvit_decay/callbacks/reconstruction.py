@@ -22,7 +22,7 @@ from uvit_decay.tasks import MAETask, Task
 class Reconstructions(Periodic):
     """A grid of images, masked images and reconstructions, the paper's Figure 6, always of the same images and masks.
 
-    Writes reconstructions.png (the newest) and reconstructions/step_N.png in the run folder, and to TensorBoard. The
+    Writes reconstructions.png (the newest) and reconstructions/step_N.png in the run folder, and to the loggers. The
     images are test images if there are any, else training images. Visible patches are those of the image, and removed
     ones the decoder's; if it predicts normalised patches, they get mean and variance of the image's own.
 

@@ -9,12 +9,12 @@ from socket import gethostname
 
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.claim import Claim
+from uvit_decay.callbacks.run_log import makes_folders
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.checkpoint.newest import Newest, newest_settings, newest_whole, run_folders
 from uvit_decay.runtime.errors import UserError
@@ -32,7 +32,7 @@ def runs_of(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Pat
     Without a logger that makes run folders both are `root`.
     """
     for logger in loggers:
-        if isinstance(logger, TensorBoardLogger | CSVLogger):
+        if makes_folders(logger):
             return Path(logger.root_dir), run_folders(Path(logger.root_dir))
     return Path(root), [Path(root)]
 

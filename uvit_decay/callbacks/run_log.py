@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.cli import SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
+from PIL.Image import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.csv_log import MetricsLog
 from uvit_decay.callbacks.stopping import finishing_files
-from uvit_decay.checkpoint.newest import run_of
+from uvit_decay.checkpoint.newest import CHECKPOINTS, run_of
 from uvit_decay.history import GENERATION, METRICS, PROBES, read_rows
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
 
+CONFIG = "config.yaml"
+HELD = (CHECKPOINTS, CONFIG, METRICS, PROBES, GENERATION)  # what shows that a folder holds a run
 CONTENTS = {
     "checkpoints/last.ckpt": "the checkpoint: weights, and all that resuming needs",
-    "config.yaml": "the whole configuration",
+    CONFIG: "the whole configuration",
     METRICS: "all logged numbers, also as TensorBoard events",
     "samples.png": "samples",
     "reconstructions.png": "images, masked images and their reconstructions",
@@ -36,11 +41,34 @@ CONTENTS = {
 }
 
 
+def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
+    """Return whether a logger makes a folder for each run; that of others is not one of their own (W&B's is ".")."""
+    return isinstance(logger, TensorBoardLogger | CSVLogger)
+
+
 def run_folder(trainer: Trainer) -> Path:
-    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this."""
-    folder = Path(trainer.log_dir or trainer.default_root_dir)
+    """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this.
+
+    It is that of the first logger that makes one, or the trainer's default_root_dir.
+    """
+    logger = next(filter(makes_folders, trainer.loggers), None)
+    folder = Path(trainer.strategy.broadcast(logger.log_dir if logger else trainer.default_root_dir))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes config.yaml to the run folder; a new run may have none that holds a run."""
+
+    def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        self._folder = run_folder(trainer)
+        held = trainer.is_global_zero and any((self._folder / name).exists() for name in HELD)
+        if trainer.strategy.broadcast(held) and not (trainer.ckpt_path or self.already_saved):
+            raise UserError(f"{self._folder} holds a run already: choose another version or folder of the logger")
+        super().setup(trainer, task, stage)
+
+    def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        self.parser.save(self.config, str(self._folder / CONFIG), skip_none=False, overwrite=True)
 
 
 def continued_folder(trainer: Trainer) -> Path | None:
@@ -112,7 +140,7 @@ class RunLogger(TensorBoardLogger):
         self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
         self._made = made  # whether the folder is this run's own
         self.trained = True  # false if a run ended before its first step
-        self.taken = {"config.yaml", METRICS, PROBES, GENERATION}  # what may be there before the run does anything
+        self.taken = {CONFIG, METRICS, PROBES, GENERATION}  # what may be there before the run does anything
         self._copied: set[tuple[int, str]] = set()  # step and name of numbers in the copied log, of its last step
 
     @property
@@ -141,6 +169,12 @@ class RunLogger(TensorBoardLogger):
             super().log_metrics(metrics, step)
             if step is None or not self._copied >= {(step, name) for name in metrics}:
                 self.csv.log_metrics(metrics, step)
+
+    @rank_zero_only
+    def log_image(self, key: str, images: Sequence[Image], step: int) -> None:
+        """Add pictures to TensorBoard; metrics.csv has none."""
+        for image in images:
+            self.experiment.add_image(key, np.asarray(image), step, dataformats="HWC")
 
     @rank_zero_only
     def copy_until(self, step: int, source: Path) -> None:
@@ -183,6 +217,21 @@ class RunLogger(TensorBoardLogger):
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
 
+class RunFolder(RunLogger):
+    """The folder of a run whose loggers make none, as that of a RunLogger, and without a log."""
+
+    experiment = None  # Lightning asks for it, and TensorBoard's would begin a file
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Do nothing."""
+
+    def log_image(self, key: str, images: Sequence[Image], step: int) -> None:
+        """Do nothing."""
+
+    def save(self) -> None:
+        """Do nothing."""
+
+
 class Summary(Callback):
     """A message at the end of training: speed, contents of the run folder and a command that uses its checkpoint.
 
@@ -216,7 +265,7 @@ def _use(folder: Path, checkpoint: Path, task: Task) -> str:
     """Return a command that uses a run's checkpoint, with the images of its configuration where it needs some."""
     if task.path is not None:
         return f"sample from it: {localised('python sample.py')} --ckpt {checkpoint}"
-    config = folder / "config.yaml"
+    config = folder / CONFIG
     data = f" --data {config}" if config.exists() else ""
     return f"judge its features: {localised('python evaluate.py')} probe --ckpt {checkpoint}{data}"
 

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.resumption import runs_of
 from uvit_decay.data import ImageData
 from uvit_decay.tasks import Task
 
@@ -41,9 +42,7 @@ class Run:
     @property
     def folder(self) -> Path:
         """The folder in which the loggers make that of the run."""
-        # Not `log_dir`: asking for it would make the folder of the run.
-        places = [logger.root_dir if logger.name else logger.save_dir for logger in self.trainer.loggers]
-        return Path(next((place for place in places if place), self.trainer.default_root_dir))
+        return runs_of(self.trainer.loggers, self.trainer.default_root_dir)[0]
 
     @property
     def has_ranks(self) -> bool:
