@@ -1,6 +1,5 @@
 """CIFAR as the official batches hold it: torchvision reads the same, and nothing in a pickle is run."""
 
-import codecs
 import math
 import os
 import pickle
@@ -200,11 +199,10 @@ def test_another_archive_is_refused_with_both_checksums(archive):
         (WHOLE[: len(WHOLE) // 2], "truncated"),
         (b"", "damaged"),
         (b"not a pickle", "damaged"),
-        (b"\x80\x02K\x01r\xff\xff\xff\x0f.", "damaged: it keeps a value as number 268435455"),  # 4 GB for its place
         (WHOLE.replace(b"U\x02u1", b"U\x02O8"), "damaged"),
         (WHOLE.replace(b"U\x02u1", b"U\x02u2"), "damaged"),
         ([1, 2], "pickle of list"),
-        (TRAIN["data"], "pickle of Array, expected a dict"),
+        (TRAIN["data"], "pickle of ndarray, expected a dict"),
         ({key: TRAIN[key] for key in ("data", "coarse_labels")}, "no fine_labels, only ['data', 'coarse_labels']"),
         ({}, "no data and no fine_labels"),
         ({**TRAIN, "data": TRAIN["data"][:, 1:]}, "uint8 (n, 3072), it is uint8 (5, 3071)"),
@@ -243,11 +241,6 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(write, tmp_path, functio
     folder = write(CIFAR100, train=hostile)
     fails(CIFAR100(str(folder)), f"{folder}/train is a pickle that wants to run", f"{function.__name__}: refused")
     assert not marker.exists()
-
-
-def test_bytes_are_decoded_as_latin1_only(write):
-    folder = write(CIFAR100, train=pickle.dumps({**TRAIN, "extra": Runs(codecs.encode, "abc", "rot13")}, 2))
-    fails(CIFAR100(str(folder)), "rot13")
 
 
 # --- downloads and training ------------------------------------------------------------------------------------------

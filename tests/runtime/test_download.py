@@ -1,4 +1,4 @@
-"""A file comes whole, once and right, over connections that break and servers that cannot resume."""
+"""A file comes whole, once and right, over connections that break."""
 
 import hashlib
 import socket
@@ -19,15 +19,13 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(ThreadingHTTPServer):
-    """Serves CONTENT; `requests` has the Range header of every request."""
+    """Serves `content`; `requests` counts the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.requests: list[str | None] = []
-        self.ranges = True  # honours Range
+        self.requests, self.content = 0, CONTENT
         self.length = True  # says how long its answer is
         self.cut = len(CONTENT)  # bytes of an answer after which the connection ends
-        self.shift = 0  # bytes by which the range that it sends is wrong
         self.status = None  # answers this error
         self.delay = 0.0  # seconds before it answers
         self.url = f"http://127.0.0.1:{self.server_port}/file.bin"
@@ -36,20 +34,15 @@ class Server(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         server = self.server
-        asked = self.headers.get("Range")
-        server.requests.append(asked)
+        server.requests += 1
         time.sleep(server.delay)
-        first = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.ranges else 0
-        if server.status or first >= len(CONTENT):
-            return self.send_error(server.status or 416)
-        first += server.shift
-        self.send_response(206 if asked and server.ranges else 200)
-        if asked and server.ranges:
-            self.send_header("Content-Range", f"bytes {first}-{len(CONTENT) - 1}/{len(CONTENT)}")
+        if server.status:
+            return self.send_error(server.status)
+        self.send_response(200)
         if server.length:
-            self.send_header("Content-Length", str(len(CONTENT) - first))
+            self.send_header("Content-Length", str(len(CONTENT)))
         self.end_headers()
-        return self.wfile.write(CONTENT[first:][: server.cut])
+        return self.wfile.write(server.content[: server.cut])
 
     def log_message(self, *_) -> None:
         pass
@@ -76,12 +69,6 @@ def server():
 @pytest.fixture
 def target(tmp_path):
     return tmp_path / "new" / "file.bin"
-
-
-@pytest.fixture
-def partial(target):
-    target.parent.mkdir()
-    return target.with_name("file.bin.partial")
 
 
 def fails(*words, url, target, **options):
@@ -112,49 +99,25 @@ def test_a_file_is_fetched_once(server, target, length, capfd):
     assert arrived(target)
     assert "file.bin" in capfd.readouterr().err
     download(server.url, target, hashlib.md5(CONTENT).hexdigest(), "md5")
-    assert server.requests == [None]
+    assert server.requests == 1
 
 
-def test_a_cut_connection_goes_on_where_it_was(server, target):
+def test_a_cut_connection_leaves_nothing_and_the_next_call_fetches_all(server, target):
     server.cut = 400_000
     message = fails(server.url, str(target), "400,000 of 1,000,001 bytes", "run again", url=server.url, target=target)
     assert message.count(str(target)) == 1
-    assert not target.exists()
-    fails("800,000 of 1,000,001 bytes", url=server.url, target=target)
-    assert target.with_name("file.bin.partial").read_bytes() == CONTENT[:800_000]
+    assert [path.name for path in target.parent.iterdir()] == ["file.bin.lock"]
+    server.cut = None
+    target.with_name(".file.bin.01234567.partial").touch()  # of a killed program
     download(server.url, target, SHA256)
-    assert server.requests == [None, "bytes=400000-", "bytes=800000-"]
     assert arrived(target)
 
 
-def test_a_server_that_cannot_resume_sends_it_all_again(server, target, partial):
-    partial.write_bytes(CONTENT[:400_000])
-    server.ranges = False
-    download(server.url, target, SHA256)
-    assert server.requests == ["bytes=400000-"]
-    assert arrived(target)
-
-
-def test_a_partial_file_that_is_whole_needs_no_network(server, target, partial):
-    partial.write_bytes(CONTENT)
-    download(server.url, target, SHA256)
-    assert server.requests == []
-    assert arrived(target)
-
-
-def test_a_partial_file_that_is_too_long_is_fetched_anew(server, target, partial):
-    partial.write_bytes(CONTENT + b"more")
-    download(server.url, target, SHA256)
-    assert server.requests == ["bytes=1000005-", None]
-    assert arrived(target)
-
-
-def test_wrong_bytes_are_removed_and_both_checksums_named(server, target, partial):
-    wrong = b"x" + CONTENT[1:]
-    partial.write_bytes(wrong[:400_000])
-    fails(server.url, SHA256, hashlib.sha256(wrong).hexdigest(), url=server.url, target=target)
-    assert not partial.exists()
-    assert not target.exists()
+def test_wrong_bytes_are_removed_and_both_checksums_named(server, target):
+    server.content = b"x" + CONTENT[1:]
+    fails(server.url, SHA256, hashlib.sha256(server.content).hexdigest(), url=server.url, target=target)
+    assert [path.name for path in target.parent.iterdir()] == ["file.bin.lock"]
+    server.content = CONTENT
     download(server.url, target, SHA256)
     assert arrived(target)
 
@@ -169,39 +132,30 @@ def test_the_start_of_a_checksum_is_enough_and_eight_digits_are_the_least(server
             verify(target, short)
 
 
-def test_another_file_in_its_place_is_named_and_kept(server, target, partial):
+def test_another_file_in_its_place_is_named_and_kept(server, target):
+    target.parent.mkdir()
     target.write_bytes(b"something of the user's")
     found = hashlib.sha256(target.read_bytes()).hexdigest()
     fails(str(target), SHA256, found, "23 bytes", url=server.url, target=target)
     assert target.read_bytes() == b"something of the user's"
-    assert server.requests == []
+    assert server.requests == 0
     target.unlink()
     target.mkdir()
     fails(str(target), "directory", url=server.url, target=target)
 
 
-def test_another_range_than_asked_for_is_refused(server, target, partial):
-    partial.write_bytes(CONTENT[:400_000])
-    server.shift = 5
-    fails("from 400000 on", "bytes 400005-1000000/1000001", url=server.url, target=target)
-    assert partial.read_bytes() == CONTENT[:400_000]
-
-
-@pytest.mark.parametrize("status", [404, 416, 503])
+@pytest.mark.parametrize("status", [404, 503])
 def test_a_server_that_refuses_is_quoted(server, target, status):
     server.status = status
     fails(server.url, str(status), f"put it at {target}", url=server.url, target=target)
-    assert len(server.requests) == 1
+    assert server.requests == 1
 
 
-def test_an_unreachable_server_keeps_the_partial_file(target, partial):
-    partial.write_bytes(CONTENT[:400_000])
+def test_an_unreachable_server_is_named(target):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/file.bin"
-        message = fails(url, "refused", f"put it at {target}", url=url, target=target)
-    assert "urlopen" not in message
-    assert partial.read_bytes() == CONTENT[:400_000]
+        fails(url, "refused", f"put it at {target}", url=url, target=target)
 
 
 def test_a_silent_server_does_not_hold_on_for_ever(target):
@@ -215,7 +169,7 @@ def test_a_silent_server_does_not_hold_on_for_ever(target):
 def test_a_place_that_cannot_be_written_is_found_before_the_network(server, tmp_path):
     (tmp_path / "file").touch()
     fails("cannot write", str(tmp_path / "file"), url=server.url, target=tmp_path / "file" / "file.bin")
-    assert server.requests == []
+    assert server.requests == 0
 
 
 def test_those_who_want_the_same_file_at_once_fetch_it_once(server, target):
@@ -223,5 +177,5 @@ def test_those_who_want_the_same_file_at_once_fetch_it_once(server, target):
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(download, server.url, target, SHA256) for _ in range(3)]:
             future.result()
-    assert server.requests == [None]
+    assert server.requests == 1
     assert arrived(target)

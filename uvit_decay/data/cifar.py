@@ -1,14 +1,18 @@
 """CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz.
 
-File names, URLs and checksums are those of torchvision. The batches are pickles, read without running code.
+File names, URLs and checksums are those of torchvision. The batches are pickles, from which numpy's arrays are
+made and nothing else is called.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
+import pickle
 import sys
 import tarfile
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +22,6 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.pickles import read_dict
 from uvit_decay.runtime.download import download, verify
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import at_home
@@ -185,8 +188,37 @@ def _content(path: Path) -> bytes:
     return path.read_bytes()
 
 
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that calls nothing but what pickles of numpy's arrays and of bytes call."""
+
+    ALLOWED = {("_codecs", "encode"), ("numpy", "dtype"), ("numpy", "ndarray")}
+    for _module in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
+        ALLOWED |= {(f"{_module}.multiarray", "_reconstruct"), (f"{_module}.numeric", "_frombuffer")}
+
+    def __init__(self, content: bytes, where: str) -> None:
+        super().__init__(io.BytesIO(content), encoding="latin1")  # the text of Python 2, in which arrays are, too
+        self.where = where
+
+    def find_class(self, module: str, name: str) -> Callable:
+        if (module, name) not in self.ALLOWED:
+            raise UserError(f"{self.where} is a pickle that wants to run {f'{module}.{name}'[:200]}: refused")
+        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
+
+
+def _read_dict(content: bytes, where: str, *keys: str) -> dict[str, Any]:
+    """Return the dict in a pickle, which must have these keys; raise a UserError that begins with `where`."""
+    with explained(f"{where}: not a pickle, or damaged", Exception):  # damaged bytes raise nearly anything
+        values = _Unpickler(content, where).load()
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: a pickle of {type(values).__name__}, expected a dict")
+    missing = [key for key in keys if key not in values]
+    if missing:
+        raise UserError(f"{where}: has no {' and no '.join(missing)}, only {str(list(values))[:200]}")
+    return values
+
+
 def _class_names(content: bytes, where: str, key: str) -> tuple[str, ...]:
-    names = read_dict(content, where, key)[key]
+    names = _read_dict(content, where, key)[key]
     if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
         raise UserError(f"{where}: {key} is not a list of class names")
     return tuple(names)
@@ -194,7 +226,7 @@ def _class_names(content: bytes, where: str, key: str) -> tuple[str, ...]:
 
 def _batch(content: bytes, where: str, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
     """Return images, uint8 (n, 3072), and labels; raise a UserError if the file is not a valid CIFAR batch."""
-    batch = read_dict(content, where, "data", label_key)
+    batch = _read_dict(content, where, "data", label_key)
     data, labels = batch["data"], batch[label_key]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
         actual = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
