@@ -216,7 +216,7 @@ def test_a_cut_inner_tar_is_noticed(tmp_path):
         fails(path, "n02.tar: ", "cut short")
 
 
-def test_damaged_headers_and_joined_tars(tmp_path):
+def test_damaged_headers(tmp_path):
     path = tarred(tree(tmp_path / "data", NAMES), tmp_path / "data.tar")
     whole = path.read_bytes()
     with tarfile.open(path) as archive:
@@ -226,8 +226,6 @@ def test_damaged_headers_and_joined_tars(tmp_path):
         damaged[entry.offset + 20] ^= 1  # a bit of the name: the checksum tells
         path.write_bytes(damaged)
         fails(path, "damaged", "" if entry is entries[0] else f"at byte {entry.offset}")
-    path.write_bytes(whole + whole)
-    fails(path, "more data after the end mark", "joined")
 
 
 def header(name: str, size: int) -> bytes:
@@ -240,7 +238,7 @@ def test_sizes_that_lie(tmp_path):
     path = tmp_path / "lies.tar"
     for size in (-512, -1024, -(2**40), 2**30):  # -512: the next header would be this one, for ever
         path.write_bytes(header("first.png", 512) + bytes(512) + header("cat/a.png", size) + bytes(10240))
-        fails(path, "damaged", "below 0" if size < 0 else "end of data")
+        fails(path, "damaged", f"a size of {size}" if size < 0 else "end of data")
 
 
 def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
@@ -262,14 +260,3 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
         assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
     assert "hostile.tar: 2 links left out" in capfd.readouterr().err
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_sparse_files(tmp_path):
-    path = tmp_path / "sparse.tar"
-    block = bytearray(header("cat/a.png", 512))
-    block[156:157] = tarfile.GNUTYPE_SPARSE
-    block[386:410] = b"%011o\0%011o\0" % (1024, 512)  # one piece: 512 bytes at 1024
-    block[483:495] = b"%011o\0" % 1536
-    block[148:156] = b"%06o\0 " % tarfile.calc_chksums(bytes(block))[0]
-    path.write_bytes(bytes(block) + png().ljust(512, b"\0") + bytes(10240))
-    fails(path, "cat/a.png is stored in pieces", "--sparse")

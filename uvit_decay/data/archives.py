@@ -1,30 +1,54 @@
-"""Find the files in a folder, a zip, a tar, or tars inside a folder or tar (official ImageNet); see members.py.
+"""Images in a folder, a zip, a tar, or tars inside a folder or tar (official ImageNet): found, and read by number.
 
 Nothing is unpacked to disk and links inside archives are not followed, so absolute names and '..' are harmless. A tar
-has no table of contents: it is scanned once for the offset of every file, which members.py then reads with one pread.
+has no table of contents: it is scanned once for the offset of every file, which is then read with one pread.
 """
 
 from __future__ import annotations
 
+import lzma
 import os
 import re
+import stat
+import struct
 import sys
 import tarfile
-from collections.abc import Collection, Iterable, Iterator
+import threading
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 from tqdm import tqdm
 
-from uvit_decay.data.members import DAMAGED, Found, open_file, open_zip
 from uvit_decay.runtime.errors import UserError, explained
 
+# Exceptions of zipfile, tarfile and PIL on damaged bytes; fuzzing 20 formats raised no others.
+DAMAGED = (OSError, SyntaxError, ValueError, RuntimeError, TypeError, LookupError, EOFError, OverflowError)
+DAMAGED += (AssertionError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile, tarfile.TarError)
+
+LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes less at 3 x 16 bits
+_PATIENCE = 3.0  # seconds after which a scan shows a progress bar
 _MAGIC = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
 _UNPACK = {"gz": "gunzip", "bz2": "bunzip2", "xz": "unxz", "zst": "unzstd"}
 _COMPRESSED_TAR = re.compile(r"\.(?:tar\.|t)(gz|bz2|xz|zst)$", re.IGNORECASE)
 
-_PATIENCE = 3.0  # seconds after which a scan shows a progress bar
+
+class Found(NamedTuple):
+    """Sorted names of files, '/' between folders; for tars, row i of `spans` is (index in `tars`, offset, size).
+
+    `tars` are relative to the searched path, "" if that path is the tar. Files in an inner x.tar are named x/..., as if
+    it were unpacked into a folder of that name.
+    """
+
+    names: tuple[str, ...]
+    tars: tuple[str, ...] = ()
+    spans: np.ndarray | None = None  # int64 (n, 3)
 
 
 def find(path: Path, extensions: Collection[str], classes: Collection[str] | None = None) -> Found:
@@ -58,7 +82,9 @@ def _find_in_folder(path: Path, extensions: Collection[str], classes: Collection
     if chosen := _chosen(names, extensions):
         return Found(chosen)
     tars, scan = _inner_tars(path, names, classes), _Scan(path, extensions)
-    with _bar(path, sum(_size(path / tar) for tar in tars)) as bar:
+    with explained(path, OSError):
+        total = sum(os.path.getsize(path / tar) for tar in tars)
+    with _bar(path, total) as bar:
         for number, tar in enumerate(tars):
             with open_file(path / tar) as file:
                 scan.add_inner(file, bar, tar, number)
@@ -69,12 +95,11 @@ def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[st
     scan = _Scan(path, extensions)
     with open_file(path) as file:
         # First pass: the files directly in this tar. It also collects other regular files, such as tars.
-        with _bar(path, _size(path)) as bar:
+        with _bar(path, os.path.getsize(path)) as bar:
             scan.add(file, bar)
         if scan.places:
             return scan.result([""])  # "": offsets are those in `path` itself
-        # Second pass, if there are none: the tar holds a tar per class (official ImageNet). Inner tars are scanned in
-        # place; `start`, the offset of an inner tar, makes the offsets of its files absolute, so one pread suffices.
+        # Second pass, if there are none: the tar holds a tar per class (official ImageNet), each at byte `start` of it.
         tars = {tar: scan.others[tar] for tar in _inner_tars(path, scan.others, classes)}
         file.seek(0)
         total = sum(entry.size for entry in tars.values())
@@ -127,11 +152,6 @@ def _is_tar(path: Path) -> bool:
     return path.suffix.lower() == ".tar" or head[257:262] == b"ustar"
 
 
-def _size(path: Path) -> int:
-    with open_file(path) as file:
-        return os.fstat(file.fileno()).st_size
-
-
 def _bar(path: Path, total: int) -> tqdm:
     return tqdm(desc=f"scanning {path.name}", total=total, unit="B", unit_scale=True, delay=_PATIENCE)
 
@@ -154,8 +174,6 @@ class _Scan:
             chosen = _extension(name) in self.extensions
             if _hidden(name) or not (chosen or entry.isreg()):
                 continue
-            if entry.issparse():
-                raise UserError(f"{where}: {entry.name} is stored in pieces; pack it again without tar's --sparse")
             if not chosen:
                 self.others[name] = entry
             elif entry.isreg():
@@ -188,24 +206,95 @@ def _entries(file: BinaryIO, where: Path, bar: tqdm) -> Iterator[tarfile.TarInfo
         seen = 0
         while (entry := archive.next()) is not None:
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
-            if entry.size < 0:  # tarfile would loop endlessly
-                raise tarfile.ReadError("a size below 0")
-            if entry.size >= 2**62:
-                raise tarfile.ReadError(f"a size of {entry.size:.2e} bytes")
+            if not 0 <= entry.size < 2**62:  # with one below 0 tarfile would loop endlessly
+                raise tarfile.ReadError(f"a size of {entry.size} bytes")
             bar.update(archive.offset - seen)
             seen = archive.offset
             yield entry
-        _check_end(file, archive.offset)
+        file.seek(archive.offset)
+        # tarfile takes any block that is not a header, and the end of the file, for the end of the tar.
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError(f"neither a member nor an end mark at byte {archive.offset}")
 
 
-def _check_end(file: BinaryIO, offset: int) -> None:
-    """Raise a ReadError unless an end mark is at byte `offset`, with nothing but zeros in the next MiB.
+@contextmanager
+def opened(path: Path, found: Found) -> Iterator[Callable[[int], BytesIO]]:
+    """Yield a thread-safe function that returns the contents of file i; its UserErrors start with the file's name."""
+    names, tars, spans = found
+    zipped = open_zip(path) if spans is None and not path.is_dir() else None
+    # the tars of a folder are opened anew for each read: there may be more of them than files may be open
+    with open_file(path) if tars == ("",) else nullcontext() as tar:
 
-    tarfile accepts any block that is not a header, and even the end of the file, as the end of the tar.
-    """
-    file.seek(offset)
-    tail = file.read(2**20)
-    if len(tail) < tarfile.BLOCKSIZE or any(tail[: tarfile.BLOCKSIZE]):
-        raise tarfile.ReadError(f"neither a member nor an end mark at byte {offset}")
-    if tail.strip(b"\0"):
-        raise tarfile.ReadError(f"more data after the end mark at byte {offset}, as where tars were joined")
+        def read(i: int) -> bytes:
+            if zipped is not None:
+                return zipped.read(names[i])
+            if spans is None:
+                return _read_file(path / names[i])
+            number, offset, size = spans[i].tolist()
+            return _read_file(path / tars[number], offset, size) if tar is None else _read_span(tar, offset, size)
+
+        def fetch(i: int) -> BytesIO:
+            with explained(names[i], *DAMAGED):
+                return BytesIO(read(i))
+
+        yield fetch
+
+
+def _read_file(path: Path, offset: int = 0, size: int | None = None) -> bytes:
+    with _open_regular(path) as file:
+        return _read_span(file, offset, os.fstat(file.fileno()).st_size if size is None else size)
+
+
+def _read_span(file: BinaryIO, offset: int, size: int) -> bytes:
+    _check_size(size)
+    data = os.pread(file.fileno(), size, offset)
+    if len(data) < size:
+        raise EOFError("the file has become shorter since it was listed")
+    return data
+
+
+def _check_size(size: int) -> None:
+    if size > LARGEST:
+        raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
+
+
+class _Zip:
+    """An open zip that threads may share: a lock protects its file position and its reference count."""
+
+    def __init__(self, path: Path) -> None:
+        self.archive = zipfile.ZipFile(path)
+        self.lock = threading.Lock()
+
+    def read(self, member: str) -> bytes:
+        """Return the bytes of a member; raise a ValueError if they are more than LARGEST."""
+        _check_size(self.archive.getinfo(member).file_size)  # zipfile unpacks no more than this
+        with self.lock:
+            return self.archive.read(member)
+
+
+def open_zip(path: Path) -> _Zip:
+    """Return the open zip, cached because opening one of 50,000 files takes about a second."""
+    named_zip = path.suffix.lower() == ".zip"
+    what = "not a zip, or one that is cut short" if named_zip else "neither a folder nor a zip or tar"
+    with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
+        state = path.stat()
+        return _open_zip_once(path, os.getpid(), state.st_mtime_ns, state.st_size)
+
+
+@lru_cache(maxsize=4)
+def _open_zip_once(path: Path, process: int, modified: int, length: int) -> _Zip:
+    """Open a zip, cached also by process: a forked worker must not share its parent's file position or lock."""
+    return _Zip(path)
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raise a UserError if that fails."""
+    with explained(path, OSError):
+        return _open_regular(path)
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a regular file; raise an OSError for any other, such as a FIFO, where open would wait for a writer."""
+    if not stat.S_ISREG(os.stat(path).st_mode):
+        raise OSError("not a regular file")
+    return open(path, "rb")

@@ -18,7 +18,7 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from uvit_decay.data.members import DAMAGED
+from uvit_decay.data.archives import DAMAGED
 from uvit_decay.runtime.errors import UserError, explained
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The

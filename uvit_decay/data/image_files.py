@@ -20,10 +20,9 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.data.archives import find
+from uvit_decay.data.archives import Found, find, opened
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
-from uvit_decay.data.members import Found, opened
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 
@@ -33,7 +32,7 @@ class Listing:
     """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `members.Found`.
+    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `archives.Found`.
     """
 
     path: Path
@@ -44,7 +43,7 @@ class Listing:
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
-        """Open the files; see `members.opened`."""
+        """Open the files; see `archives.opened`."""
         return opened(self.path, Found(self.members, self.tars, self.spans))
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uvit_decay.data.members import DAMAGED, open_file
+from uvit_decay.data.archives import DAMAGED, open_file
 from uvit_decay.runtime.errors import explained
 
 
