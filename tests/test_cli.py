@@ -153,6 +153,14 @@ def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch,
         assert "Rollback is no longer part of uvit_decay: lower --model.optim.lr" in line
 
 
+def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, monkeypatch, capsys):
+    for most in (0, 3):
+        (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump({"model": {"optim": {"skip_non_finite": most}}}))
+    line = refused(monkeypatch, capsys, tmp_path, *SMALL, "-c", str(tmp_path / "3.yaml"))
+    assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line
+    train(monkeypatch, tmp_path, *SMALL, "-c", str(tmp_path / "0.yaml"))
+
+
 def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys):
     (tmp_path / "trusted_callbacks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

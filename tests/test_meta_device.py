@@ -1,14 +1,12 @@
 """Programs on a GPU, for which the meta device stands: where they wait for it, exactly (docs/performance.md)."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from conftest import tiny_net, tiny_task
 from meta_trainer import META, waits_of_steps
 from record_ops import Waits
 from small_mae import mae_task
-from small_vit import PROBE, fine_tuning, linear_probe
+from small_vit import fine_tuning, linear_probe
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
@@ -17,18 +15,14 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn import SiT
 from uvit_decay.samples import Samples
 from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.optimization import Optimization
 
-PROGRESS = "tasks/base.py on_train_batch_end: reads a number"
 LOGGED = {
     "tasks/base.py raise_if_not_finite: reads a number": 1,
-    PROGRESS: 1,  # the loss, for the progress bar
+    "tasks/base.py on_train_batch_end: reads a number": 1,  # the loss, for the progress bar
 }
 TASKS = {
     "uvit": lambda: tiny_task(),
     "uvit clipped, learned alphas, recomputed": lambda: tiny_task(tiny_net(schedule="learnable", checkpointing=True)),
-    "uvit skipping": lambda: DiffusionTask(tiny_net(), optim=Optimization(skip_non_finite=2)),
-    "probe skipping": lambda: linear_probe(optim=replace(PROBE, skip_non_finite=2)),
     "sit": lambda: DiffusionTask(SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.7)),
     "mae": mae_task,
     "fine-tuning": fine_tuning,
@@ -41,8 +35,7 @@ def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path)
     options = {"gradient_clip_val": 1.0} if "clipped" in name else {}
     first, *steps = waits_of_steps(tmp_path, TASKS[name](), Digits(32), ema="probe" not in name, **options)
     assert first == {}
-    fetched = {PROGRESS: 2} if "skipping" in name else {}  # the number of skipped steps, too
-    assert steps == [{**LOGGED, **fetched}, {}]
+    assert steps == [LOGGED, {}]
 
 
 def test_a_checkpoint_waits_for_three_checks(tmp_path):

@@ -24,6 +24,7 @@ DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of js
 FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
 DROPPED = {  # names of classes and options that are gone -> what to do without them
     "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
+    "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
 }
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
@@ -58,7 +59,19 @@ def _gist(message: str) -> str:
 def _load(text: str) -> Any:
     """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
     check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
-    return renamed(YAML(text))
+    return _current(renamed(YAML(text)))
+
+
+def _current(values: Any) -> Any:
+    """Return a configuration that an older version may have saved, as this one writes it.
+
+    It held `skip_non_finite`, by default 0.
+    """
+    if isinstance(values, list):
+        return [_current(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    return {key: _current(value) for key, value in values.items() if (key, value) != ("skip_non_finite", 0)}
 
 
 def limit(trusted: list[str]) -> None:

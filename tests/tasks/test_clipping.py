@@ -1,12 +1,29 @@
 """Clipping of gradients before a fused AdamW: the numbers of torch's own clipping and of an unfused AdamW."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
+from conftest import state, tiny_net, tiny_task, tiny_trainer
+from gloo import lightning_rank, on_two_processes
 from lightning.pytorch import Callback
-from long_runs import CLIP, clipped
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW
+
+from uvit_decay.data import Digits
+from uvit_decay.tasks.sharding import Sharded, full, spare_copies
+
+CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
+STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}
+
+
+def clipped(folder, algorithm, *callbacks, **options):
+    task = tiny_task(tiny_net(schedule="learnable"))
+    options |= {"gradient_clip_val": CLIP[algorithm][1], "gradient_clip_algorithm": algorithm}
+    trainer = tiny_trainer(folder, *callbacks, max_steps=4, log_every_n_steps=1, **options)
+    trainer.fit(task, Digits(32))
+    return task, trainer
 
 
 class Torch(Callback):
@@ -50,3 +67,39 @@ def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
     if algorithm == "norm":
         assert norms.values == [float(norm) for norm in torchs.norms]  # before clipping
         assert min(norms.values) > CLIP["norm"][1]
+
+
+def on_a_rank(folder, rank):
+    """Norms of clipped runs, whose weights are saved."""
+    lightning_rank(rank)
+    spare_copies()
+    norms = {}
+    for algorithm in CLIP:
+        for name, strategy in STRATEGIES.items():
+            task, trainer = clipped(folder, algorithm, devices=2, strategy=strategy())
+            weights = {key: full(value).clone() for key, value in state(task).items()}
+            torch.save(weights, folder / f"{algorithm} {name} {trainer.global_rank}.pt")
+            norms[f"{algorithm} {name}"] = float(trainer.callback_metrics["train/grad_norm"])
+    return norms
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """The folder of all runs, and what each rank found in them."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, on_two_processes(partial(on_a_rank, folder), folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", CLIP)
+def test_clipping_of_two_processes_and_of_shards_is_that_of_one(ranks, tmp_path, algorithm):
+    folder, (ours, theirs) = ranks
+    assert ours == theirs
+    task, trainer = clipped(tmp_path, algorithm)
+    norm = float(trainer.callback_metrics["train/grad_norm"])
+    for strategy in STRATEGIES:
+        assert ours[f"{algorithm} {strategy}"] == pytest.approx(norm)
+        first, second = (torch.load(folder / f"{algorithm} {strategy} {rank}.pt") for rank in range(2))
+        for key, value in state(task).items():
+            assert torch.equal(first[key], second[key]), key
+            torch.testing.assert_close(first[key], value, rtol=0, atol=2e-5, msg=key)

@@ -10,7 +10,6 @@ import torch
 from conftest import Losses, run_script, same, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch import Callback
-from long_runs import leaves
 from PIL import Image
 from runs import StopAt
 from small_mae import mae_task
@@ -137,6 +136,14 @@ def trained(folder):
     """What a checkpoint holds but for the counts of Lightning, which number the epochs of a resumed run otherwise."""
     contents = checkpoint(folder)
     return {name: contents[name] for name in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers")}
+
+
+def leaves(tree, name=""):
+    if isinstance(tree, dict | list | tuple):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from leaves(value, f"{name}.{key}")
+    else:
+        yield name, tree
 
 
 def assert_close(found, wanted, atol):

@@ -38,16 +38,10 @@ class Average:
             self.shadow = {name: p.detach().float().clone() for name, p in parameters.items()}
         self.shadow = {name: like(p, self.shadow[name]) for name, p in parameters.items()}
 
-    def update(self, weights: list[Tensor], skipped: Tensor | None) -> None:
-        """Move towards the float32 weights of this rank, in the order of the shadow, unless the step was `skipped`."""
+    def update(self, weights: list[Tensor]) -> None:
+        """Move towards the float32 weights of this rank, in the order of the shadow."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
-        parts = _parts(self.shadow.values())
-        if skipped is None:
-            torch._foreach_lerp_(parts, weights, 1.0 - decay)
-        else:
-            share = torch.where(skipped, 0.0, 1.0 - decay)  # on the device, to the bit as above
-            for part, new in zip(parts, weights, strict=True):
-                part.lerp_(new, share)
+        torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 
     def state(self) -> dict[str, Any]:
@@ -119,7 +113,7 @@ class EMA(Callback):
         self._seen_step = trainer.global_step
         weights = [local_values(p).float() for p in self._trained]
         for average in self.averages:
-            average.update(weights, task.skips.now)
+            average.update(weights)
 
     @torch.no_grad()
     def _enter(self, task: LightningModule) -> None:

@@ -7,14 +7,12 @@ A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
 3. Loss: `training_step` returns the mean of `loss` over the piece.
 4. Guard: `_guard` records on the device whether the loss is finite; only a single process on the CPU raises at once.
-   With --model.optim.skip_non_finite the loss passes on to the gradient that it is not finite, and 7 guards.
 5. Accumulation: the backward pass adds the gradients, divided by the number of pieces; 1 to 5 repeat for each piece of
    the global batch. The gradients are averaged over the ranks.
 6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps.
-7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it, judges whether the step is to be
-   skipped and clips by --trainer.gradient_clip_val, if it is set.
-8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises. A skipped
-   step (`tasks/skips.py`) changes nothing here and in 10; it counts in 1, 2 and 9.
+7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it, and clips by
+   --trainer.gradient_clip_val, if it is set.
+8. Optimizer: its step; at logged steps the guard is read on all ranks, and a loss that was not finite raises.
 9. Schedule: it sets the learning rate of the next step.
 10. EMA: the average is updated with the new weights.
 11. Checkpoint: `LastCheckpoint` saves if one is due, unless a loss, a weight or an average is not finite.
@@ -47,20 +45,18 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.adapted import adapt, read_initial
-from uvit_decay.tasks.memory import enough_memory
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.place import recount
 from uvit_decay.tasks.resume import check, check_changes, check_data
 from uvit_decay.tasks.settings import Settings
 from uvit_decay.tasks.sharding import Sharded, compile_net, local_values, original_class
-from uvit_decay.tasks.skips import LOGGED, Skips
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"
 NEVER = 2**62  # a step that is never reached
 HINT = (
-    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps, set "
-    "--trainer.gradient_clip_val or skip such steps with --model.optim.skip_non_finite"
+    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
+    "--trainer.gradient_clip_val"
 )
 
 
@@ -68,7 +64,7 @@ class Task(LightningModule):
     """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function`.
 
     Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib; stops if a loss
-    is not finite, or skips some such steps, and logs train/skipped_steps.
+    is not finite.
 
     Args:
         net: the network; it has the attributes `image_size`, `channels`, `num_classes` and `config`, its constructor
@@ -94,7 +90,6 @@ class Task(LightningModule):
         if not isinstance(compile, bool) and compile not in backends:
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
         self._backend = "inductor" if compile is True else compile
-        self.skips = Skips(optim.skip_non_finite)
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._initial: StoredModel | None = None  # read, and not yet loaded
@@ -163,15 +158,11 @@ class Task(LightningModule):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        if not self._losses:
-            self.skips.begin(self.net, self.trainer.optimizers[0])
-        with enough_memory(self):
-            loss = self.loss(batch, "train")
-        if not self.skips.most:
-            self._guard(~torch.isfinite(loss.detach()))
+        loss = self.loss(batch, "train")
+        self._guard(~torch.isfinite(loss.detach()))
         self._utilisation.images += len(batch.images) * self.trainer.world_size
         self._losses.append(loss.detach())
-        return self.skips.spread(loss)
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
@@ -196,16 +187,10 @@ class Task(LightningModule):
         return every > 0 and step % every == 0
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
-        with enough_memory(self):
-            super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        self.skips.end(self.trainer.optimizers[0])
+        super().optimizer_step(epoch, batch_idx, optimizer, closure)
         if self._logs_at(self.trainer.global_step + 1):  # Lightning counts this step only afterwards
             self.raise_if_not_finite()
             self._utilisation.measure()
-
-    def backward(self, loss: Tensor) -> None:
-        with enough_memory(self):
-            super().backward(loss)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         losses, self._losses = self._losses, []
@@ -221,26 +206,21 @@ class Task(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: GradClipAlgorithmType | None = None,
     ) -> None:
-        """Clip the gradient, log its norm before, and let the step be skipped if that is not finite.
+        """Clip the gradient, and log its norm before.
 
         Lightning refuses to clip for a fused optimizer under bf16-mixed, though bfloat16 has no scaler to undo.
         """
         logged = self._logs_at(self.trainer.global_step + 1)
-        needed = logged or self.skips.most > 0
-        norm = clip(optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or "norm", needed)
+        norm = clip(optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or "norm", logged)
         if logged:
             self.log("train/grad_norm", norm)
-        if self.skips.most:
-            self._guard(self.skips.judge(norm, optimizer))
-            if logged:
-                self.log(LOGGED, self.skips.count.float())
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
         """Log the speed, and restart the clock after all callbacks, so that their time does not count as training."""
         if self._utilisation.speed:
             self.log_dict({name: torch.tensor(value) for name, value in self._utilisation.figures().items()})
             # Lightning's `prog_bar` would wait for the device at every batch.
-            for name in ("train/loss", "train/images_per_second", *self.skips.logged):
+            for name in ("train/loss", "train/images_per_second"):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
             self._utilisation.restart()
 
@@ -258,30 +238,24 @@ class Task(LightningModule):
             self.raise_if_not_finite()
 
     def raise_if_not_finite(self) -> None:
-        """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this.
-
-        Where steps are skipped, only if one more than may be skipped was.
-        """
+        """Raise a UserError if a loss since the start was NaN or infinite on any rank; all ranks must call this."""
         ours = torch.tensor(NEVER, device=self.device) if self._bad_step is None else self._bad_step
         step = int(self.trainer.strategy.reduce(ours, reduce_op="min"))
         if step < NEVER:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            what, after = self.skips.named()
-            raise UserError(f"the {what} is not finite at step {step}{after} (learning rate {rate:.3g}); {HINT}")
+            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {HINT}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
         check_finite(self.trainer, self.net.parameters(), "weights")
         checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
-        self.skips.save(checkpoint)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
         data, trains = self.trainer.datamodule, self.trainer.state.fn == "fit"
         card = check(checkpoint, self, self.trainer, "the checkpoint", trains)
         check_data(card, data, self.net.num_classes > 0, self.allowed)
-        self.skips.load(checkpoint)
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         if trains and (different := check_changes(checkpoint, card, self, data, optim)):
             rank_zero_info(f"other settings than the checkpoint's: {different}")

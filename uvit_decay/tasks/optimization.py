@@ -13,7 +13,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.runtime.errors import UserError, check_choice, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice
 from uvit_decay.tasks.lars import LARS
 from uvit_decay.tasks.sharding import full
 
@@ -54,8 +54,6 @@ class Optimization:
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
         min_lr: learning rate at the end of the cosine.
-        skip_non_finite: most steps of a run that may be skipped because their loss or gradient is not finite; one more
-            stops it. A skipped step changes no weight, moment or average, but counts as a step.
     """
 
     lr: float = 2e-4
@@ -70,7 +68,6 @@ class Optimization:
     layer_decay: float = 1.0
     warmup_epochs: float | None = None
     min_lr: float = 0.0
-    skip_non_finite: int = 0
 
     def __post_init__(self) -> None:
         if not self.lr > 0:
@@ -85,7 +82,6 @@ class Optimization:
             raise UserError(f"blr is positive, min_lr is not negative; got {self.blr}, {self.min_lr}")
         if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < math.inf:
             raise UserError(f"warmup_epochs is not negative, got {self.warmup_epochs}")
-        check_whole(0, skip_non_finite=self.skip_non_finite)
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""

@@ -18,7 +18,7 @@ from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.instantiate import Spec, renamed
+from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import check_size, flat, is_plain
 from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.settings import (
@@ -26,6 +26,7 @@ from uvit_decay.tasks.settings import (
     Change,
     Settings,
     allows,
+    as_now,
     changes,
     decides,
     differences,
@@ -71,7 +72,7 @@ def _check_settings(
     contents: Mapping[str, Any], card: ModelCard, task: LightningModule, where: str, trains: bool
 ) -> None:
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
-    before = renamed(contents.get("settings") or {})
+    before = as_now(contents.get("settings"))
     fixed, open_ = list(_other_optimizer(before, task)), []
     parts = ((part, getattr(card, part), ours) for part, ours in task.function().items())
     if function := [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]:

@@ -27,7 +27,7 @@ OF_TRAINING = re.compile(r"(seed_everything|model|data)\b")
 # These do not, of OF_TRAINING: where the data are and how they are read, what only looks, how a network began.
 FREE = re.compile(
     r"data\.(path|test_path|download|num_workers|device_batch_size|memory_gb|verify|test_crop)"
-    r"|model\.(compile|init_from|optim\.skip_non_finite|sampling\b.*|net\.(init|zero_init|skip_zero_init|checkpointing))"
+    r"|model\.(compile|init_from|sampling\b.*|net\.(init|zero_init|skip_zero_init|checkpointing))"
 )
 # A run that has begun no longer needs these, but of two runs they make different ones.
 BEGINNING = re.compile(r"model\.(init_from|net\.(init|zero_init|skip_zero_init))")
@@ -36,6 +36,11 @@ BEGINNING = re.compile(r"model\.(init_from|net\.(init|zero_init|skip_zero_init))
 def decides(name: str) -> bool:
     """Return whether a setting decides how training goes on; length and devices of the run, for example, do not."""
     return bool(TRAINER.fullmatch(name) or (OF_TRAINING.match(name) and not FREE.fullmatch(name)))
+
+
+def as_now(settings: Settings | None) -> Settings:
+    """Return the settings in a checkpoint, which an older version may have written, as this one writes them."""
+    return {name: value for name, value in renamed(settings or {}).items() if name != "model.optim.skip_non_finite"}
 
 
 def allows(allowed: Sequence[str], name: str) -> bool:
@@ -48,7 +53,7 @@ def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bo
 
     Without settings, as in runs that another program than train.py started, there is nothing to compare.
     """
-    changes = differences(renamed(before), now) if before and now else []
+    changes = differences(as_now(before), now) if before and now else []
     others = (name for name in (change.name for change in changes) if decides(name) or BEGINNING.fullmatch(name))
     return all(allows(allowed, name) for name in others)
 
@@ -108,7 +113,7 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
         least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
             if it or this run has no settings.
     """
-    before = renamed(contents.get("settings"))
+    before = as_now(contents.get("settings"))
     if before and settings:
         return differences(before, settings)
     group = contents["optimizer_states"][0]["param_groups"][0]
