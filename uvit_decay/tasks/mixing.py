@@ -14,7 +14,8 @@ from uvit_decay.runtime.random import generator
 class Mixing:
     """Mix every image of a batch with its neighbour, 2k with 2k + 1, in one proportion for the global batch.
 
-    Neighbours are on one device, so that the result does not depend on how the global batch is divided.
+    Neighbours are on one device, so that the result does not depend on how the global batch is divided. MAE's code
+    draws kind and proportion for each batch of 32 on a device.
 
     Args:
         mixup: Beta parameter of Mixup; 0 for none.
