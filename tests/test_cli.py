@@ -11,6 +11,9 @@ from conftest import ROOT
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
 LIGHTNING = "lightning.pytorch.callbacks."
+ACCUMULATION = json.dumps(
+    [{"class_path": f"{LIGHTNING}GradientAccumulationScheduler", "init_args": {"scheduling": {0: 2}}}]
+)
 
 
 def train(monkeypatch, folder, *args):
@@ -46,6 +49,10 @@ def metrics(**init_args):
         (["--trainer.devices", "-5"], "devices"),
         (["--trainer.val_check_interval", "0"], "--trainer.val_check_interval 0"),
         (["--trainer.accumulate_grad_batches", "0"], "--trainer.accumulate_grad_batches 0"),
+        (["--trainer.reload_dataloaders_every_n_epochs", "1"], "every epoch has an order of its own without it"),
+        (["--trainer.overfit_batches", "2"], "overfit_batches 2: give --data.path a folder of few images"),
+        (["--trainer.callbacks", ACCUMULATION], "GradientAccumulationScheduler changes the batch"),
+        (["--model.optim.lr", "1e-3", "--model.optim.blr", "1e-3"], "blr is in place of lr: set --model.optim.lr or"),
         (["--seed_everything=-1"], "seed_everything must be"),
         (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
         (["--trainer.log_every_n_steps", "-1"], "log_every_n_steps takes a number from 0"),
@@ -154,11 +161,15 @@ def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch,
 
 
 def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, monkeypatch, capsys):
+    saved = {"lr": 2e-4, "warmup_steps": 2500, "blr": 1e-3, "warmup_epochs": 0.1}  # of each pair one had no effect
     for most in (0, 3):
-        (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump({"model": {"optim": {"skip_non_finite": most}}}))
-    line = refused(monkeypatch, capsys, tmp_path, *SMALL, "-c", str(tmp_path / "3.yaml"))
+        optim = {**saved, "skip_non_finite": most}
+        config = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+        config["model"]["init_args"]["optim"] = optim
+        (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump(config))
+    line = refused(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "3.yaml"), *SMALL)
     assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line
-    train(monkeypatch, tmp_path, *SMALL, "-c", str(tmp_path / "0.yaml"))
+    train(monkeypatch, tmp_path, "-c", str(tmp_path / "0.yaml"), *SMALL)
 
 
 def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys):

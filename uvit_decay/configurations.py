@@ -17,6 +17,7 @@ from uvit_decay.runtime.bundled import config_names, find_config
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import check_size, parse, read_text
+from uvit_decay.tasks.optimization import IN_PLACE
 
 NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
@@ -29,6 +30,10 @@ DROPPED = {  # names of classes and options that are gone -> what to do without 
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
+REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
+    "reload_dataloaders_every_n_epochs": "it would repeat epoch 0; every epoch has an order of its own without it",
+    "overfit_batches": "give --data.path a folder of few images, or set --trainer.limit_train_batches",
+}
 LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 
 
@@ -65,13 +70,17 @@ def _load(text: str) -> Any:
 def _current(values: Any) -> Any:
     """Return a configuration that an older version may have saved, as this one writes it.
 
-    It held `skip_non_finite`, by default 0.
+    It held `skip_non_finite`, by default 0, and the defaults of options that others replaced.
     """
     if isinstance(values, list):
         return [_current(value) for value in values]
     if not isinstance(values, dict):
         return values
-    return {key: _current(value) for key, value in values.items() if (key, value) != ("skip_non_finite", 0)}
+    values = {key: _current(value) for key, value in values.items()}
+    if values.get("skip_non_finite") == 0:
+        del values["skip_non_finite"]
+        values |= {name: None for name, (other, _) in IN_PLACE.items() if values.get(other) is not None}
+    return values
 
 
 def limit(trusted: list[str]) -> None:
@@ -122,6 +131,11 @@ def check_values(config: Namespace) -> None:
             raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
     if config.trainer.val_check_interval == 0:
         raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
+    for name, instead in REFUSED.items():
+        if config.trainer[name]:
+            raise UserError(f"--trainer.{name} {config.trainer[name]}: {instead}")
+    if "GradientAccumulationScheduler" in str(config.trainer.callbacks):
+        raise UserError("GradientAccumulationScheduler changes the batch: set --data.batch_size, the same in all steps")
     strategy = config.trainer.strategy
     if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
         raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")

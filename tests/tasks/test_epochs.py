@@ -49,6 +49,37 @@ def test_it_may_go_on_in_other_pieces(whole, tmp_path):
     assert (step, ends) == (3 * EPOCH, whole[3])
 
 
+def test_a_run_that_ended_by_its_epochs_says_so_when_it_is_resumed(tmp_path, caplog):
+    options = {"limit_train_batches": 2}
+    *_, step, _, ended = run(tmp_path / "whole", **options)
+    with caplog.at_level("INFO"):
+        assert run(tmp_path / "rest", ended, **options)[0] == []
+    line = "the checkpoint is at step 6, the end of the run: set --trainer.max_epochs higher"
+    assert (step, caplog.messages.count(line)) == (6, 1)
+
+
+@pytest.mark.parametrize(("limit", "interval"), [(5, 2), (5 / EPOCH + 1e-6, 0.4), (1, 1)])
+@pytest.mark.parametrize("device_batch_size", [None, 16])
+def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, device_batch_size, limit, interval):
+    class Validations(Callback):
+        def on_validation_start(self, trainer, task):
+            validated.append(trainer.global_step)
+
+    validated, task = [], tiny_task()
+    options = {"limit_train_batches": limit, "val_check_interval": interval, "limit_val_batches": 1}
+    trainer = tiny_trainer(tmp_path, Validations(), max_steps=-1, max_epochs=2, **options)
+    trainer.fit(task, Digits(32, device_batch_size))
+    assert (trainer.global_step, validated) == ((2, [1, 2]) if limit == 1 else (10, [2, 4, 7, 9]))
+    assert (trainer.limit_train_batches, trainer.val_check_interval) == (limit, interval)
+
+
+def test_images_seen_are_counted_over_changes_of_the_batch(tmp_path):
+    path, task = tmp_path / "checkpoints" / "last.ckpt", tiny_task()
+    tiny_trainer(tmp_path, max_steps=2).fit(tiny_task(), Digits(32))
+    tiny_trainer(tmp_path, max_steps=5).fit(task, Digits(16), ckpt_path=path)
+    assert task.images_seen == 2 * 32 + 3 * 16
+
+
 def test_without_training_batches_nothing_is_trained(tmp_path):
     stopped = run(tmp_path / "stopped", max_steps=2)[-1]
     assert run(tmp_path / "rest", stopped, limit_train_batches=0)[0] == []

@@ -99,6 +99,7 @@ def test_the_schedule_by_epochs_is_that_of_mae():
 def test_blr_is_scaled_by_the_global_batch():
     assert Optimization(blr=1.5e-4).rate(4096) == pytest.approx(2.4e-3)
     assert Optimization(1e-3).rate(4096) == 1e-3
+    assert (Optimization().rate(4096), Optimization().warmup(5)) == (2e-4, 2500)
 
 
 def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):
@@ -111,8 +112,8 @@ def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):
 
 OPTIMIZERS = {
     "sgd": Optimization(0.1, optimizer="sgd", warmup_steps=2, decay_on="matrices"),
-    "lars": Optimization(10.0, optimizer="lars", warmup_steps=2, weight_decay=1e-4, schedule="cosine"),
-    "adamw": Optimization(1e-3, (0.9, 0.95), blr=8e-3, decay_on="layers", warmup_epochs=0.1, schedule="cosine"),
+    "lars": Optimization(0.1, optimizer="lars", warmup_steps=2, weight_decay=1e-4, schedule="cosine"),
+    "adamw": Optimization(betas=(0.9, 0.95), blr=8e-3, decay_on="layers", warmup_epochs=0.1, schedule="cosine"),
 }
 
 
@@ -144,6 +145,11 @@ def test_the_rate_of_a_run_follows_from_its_batch_and_its_epochs(tmp_path, caplo
     with caplog.at_level("INFO"):
         _, _, trainer = run(tmp_path, OPTIMIZERS["adamw"], StopAt(3), max_steps=44)
     assert "learning rate 0.001 = blr 0.008 x global batch 32 / 256" in caplog.text
+    assert "warning" not in caplog.text
+    with caplog.at_level("INFO"):
+        run(tmp_path, OPTIMIZERS["adamw"], max_steps=2)
+    line = "warning: the run ends at step 2, in its warm-up of 4.4 steps: lower --model.optim.warmup_epochs"
+    assert line in caplog.messages
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 4.4)
 
 
@@ -179,6 +185,8 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
     ("options", "message"),
     [
         ({"blr": 0.0}, "blr is positive"),
+        ({"lr": 1e-3, "blr": 1e-3}, "blr is in place of lr: set --model.optim.lr or --model.optim.blr to null"),
+        ({"warmup_steps": 0, "warmup_epochs": 1}, "warmup_epochs is in place of warmup_steps"),
         ({"min_lr": -1.0}, "min_lr is not negative"),
         ({"momentum": 1.0}, "momentum lies in"),
         ({"layer_decay": 0.0}, "layer_decay in"),

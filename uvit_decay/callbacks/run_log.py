@@ -108,7 +108,7 @@ def record(
     The history is last: a run that goes on takes it as the sign that all is done.
     """
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
-    images = step * trainer.datamodule.batch_size
+    images = trainer.lightning_module.images_seen
     measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
     with finishing_files(trainer):
         for logger in trainer.loggers:

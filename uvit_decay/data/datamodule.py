@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from hashlib import sha256
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -56,6 +57,7 @@ class ImageData(LightningDataModule):
         self.class_names: tuple[str, ...] = ()
         self.latents: LatentSpace | None = None  # None for pixels
         self.pieces = 1  # accumulated on each device for a global batch
+        self._in_steps: dict[str, Any] = {}  # settings of the trainer as they were given
         self.whole_test = False  # whether validation fills its last batch, to see all images; tasks that count set it
 
     @property
@@ -91,9 +93,11 @@ class ImageData(LightningDataModule):
             self._accumulate(sampler)
 
     def teardown(self, stage: str) -> None:
-        """Reset the accumulation of the trainer, which may be used for another fit."""
+        """Reset what was set of the trainer, which may be used for another fit."""
         if stage == "fit":
             self.trainer.accumulate_grad_batches = 1
+            for name, value in self._in_steps.items():
+                setattr(self.trainer, name, value)
 
     def _accumulate(self, sampler: StepSampler) -> None:
         """Let the trainer accumulate the pieces of a global batch, and print how it is divided."""
@@ -104,9 +108,22 @@ class ImageData(LightningDataModule):
                 "out, and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
             )
         self.trainer.accumulate_grad_batches = sampler.pieces
+        self._count_pieces(sampler)
         accumulated = f" x {sampler.pieces} accumulated" if sampler.pieces > 1 else ""
         images = sampler.share // sampler.pieces
         rank_zero_info(f"global batch {self.batch_size} = {sampler.num_replicas} x {images} images{accumulated}")
+
+    def _count_pieces(self, sampler: StepSampler) -> None:
+        """Convert the trainer's limit of an epoch and interval of validation from steps to pieces, its batches."""
+        steps = sampler.batches
+        for name in ("limit_train_batches", "val_check_interval"):
+            value = getattr(self.trainer, name, None)  # an interval of time is elsewhere
+            self._in_steps[name] = value
+            if isinstance(value, float) and 0 < value < 1:
+                value = max(1, int(value * steps))
+            if isinstance(value, int):
+                steps = min(value, steps)
+                setattr(self.trainer, name, value * sampler.pieces)
 
     def _sampler(
         self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None, fill: bool = False

@@ -65,10 +65,10 @@ def callbacks(run: Run, found: Measured) -> Iterator[Finding]:
 def length(run: Run, found: Measured) -> Iterator[Finding]:
     """Say how long the whole run takes, and remark on ends that are probably not meant."""
     optim, total = run.task.optim, found.total
-    warmup = optim.warmup_steps if optim.warmup_epochs is None else optim.warmup_epochs * found.epoch
+    warmup = optim.warmup(found.epoch)
     if total <= warmup:
         text = f"the run ends at step {total:g}, before its warm-up of {warmup:g} steps"
-        yield Finding("note", "warm-up", text, "--model.optim.warmup_steps, or a higher --trainer.max_steps")
+        yield Finding("note", "warm-up", text, f"{optim.flags()[1]}, or a higher --trainer.max_steps")
     if math.isinf(total):
         yield Finding("note", "run", "it has no end", "--trainer.max_steps")
         return
@@ -104,9 +104,8 @@ def _validation(run: Run, found: Measured) -> float:
         return 0.0
     images = len(test) * limit if isinstance(limit, float) else min(len(test), limit * run.data.batch_size)
     interval, epochs = trainer.val_check_interval, trainer.check_val_every_n_epoch
-    pieces = found.epoch * found.pieces
-    every = interval * pieces if isinstance(interval, float) else interval  # Lightning counts pieces
-    times = (found.total - run.begun) * found.pieces / max(1, every) / (epochs or 1)
+    every = interval * found.epoch if isinstance(interval, float) else interval / trainer.accumulate_grad_batches
+    times = (found.total - run.begun) / max(1, every) / (epochs or 1)
     return int(times) * images * found.step * FORWARD / run.data.batch_size
 
 

@@ -54,10 +54,6 @@ from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"
 NEVER = 2**62  # a step that is never reached
-HINT = (
-    "the last good checkpoint is kept: lower --model.optim.lr, lengthen --model.optim.warmup_steps or set "
-    "--trainer.gradient_clip_val"
-)
 
 
 class Task(LightningModule):
@@ -93,6 +89,7 @@ class Task(LightningModule):
         self._bad_step: Tensor | None = None
         self._losses: list[Tensor] = []  # since the last optimizer step
         self._initial: StoredModel | None = None  # read, and not yet loaded
+        self._before = 0, 0  # step of the checkpoint, and images until then
         self._utilisation = Utilisation()
 
     def configure_model(self) -> None:
@@ -112,6 +109,12 @@ class Task(LightningModule):
         if self.init_from is not None:
             file, self.init_from = Path(self.init_from), None
             self._initial = read_initial(file, self.net, self.function())
+
+    @property
+    def images_seen(self) -> int:
+        """Training images so far, over all devices and all parts of a resumed run."""
+        step, images = self._before
+        return images + (self.trainer.global_step - step) * self.trainer.datamodule.batch_size
 
     def settle(self) -> None:
         """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
@@ -175,6 +178,9 @@ class Task(LightningModule):
         if self.optim.blr is not None:
             batch = self.trainer.datamodule.batch_size
             rank_zero_info(f"learning rate {lr:g} = blr {self.optim.blr:g} x global batch {batch} / 256")
+        if (warmup := self.optim.warmup(epoch)) >= total:
+            flag = self.optim.flags()[1]
+            rank_zero_info(f"warning: the run ends at step {total:g}, in its warm-up of {warmup:g} steps: lower {flag}")
         optimizer = self.optim.build(self.net, lr)
         scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, floor))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
@@ -243,13 +249,14 @@ class Task(LightningModule):
         step = int(self.trainer.strategy.reduce(ours, reduce_op="min"))
         if step < NEVER:
             rate = self.trainer.optimizers[0].param_groups[0]["lr"]
-            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {HINT}")
+            raise UserError(f"the loss is not finite at step {step} (learning rate {rate:.3g}); {_advice(self.optim)}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
         check_finite(self.trainer, self.net.parameters(), "weights")
         checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
+        checkpoint["images_seen"] = self.images_seen
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
@@ -259,7 +266,11 @@ class Task(LightningModule):
         optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
         if trains and (different := check_changes(checkpoint, card, self, data, optim)):
             rank_zero_info(f"other settings than the checkpoint's: {different}")
-        epoch, _ = run_length(self.trainer)
+        step = checkpoint["global_step"]
+        self._before = step, checkpoint.get("images_seen", step * data.batch_size)
+        epoch, total = run_length(self.trainer)
+        if trains and step >= total > 0:
+            rank_zero_info(f"the checkpoint is at step {step}, the end of the run: set --trainer.max_epochs higher")
         recount(checkpoint["loops"]["fit_loop"], epoch, data.pieces)
 
 
@@ -267,4 +278,10 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
     """Raise a UserError on all ranks if the tensors of any rank hold NaN or infinity; all ranks must call this."""
     finite = torch.stack([torch.isfinite(local_values(tensor)).all() for tensor in tensors]).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
-        raise UserError(f"the {what} are not finite at step {trainer.global_step}; {HINT}")
+        advice = _advice(trainer.lightning_module.optim)
+        raise UserError(f"the {what} are not finite at step {trainer.global_step}; {advice}")
+
+
+def _advice(optim: Optimization) -> str:
+    rate, warmup = optim.flags()
+    return f"the last good checkpoint is kept: lower {rate}, lengthen {warmup} or set --trainer.gradient_clip_val"

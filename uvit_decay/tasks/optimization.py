@@ -21,6 +21,7 @@ Name = Literal["adamw", "lars", "sgd"]
 DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine"]
 BUFFERS = {"adamw": ("exp_avg", "exp_avg_sq"), "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}
+IN_PLACE = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}  # what may replace it; without either
 EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
 
 
@@ -39,10 +40,11 @@ class Optimization:
     """Optimizer and learning-rate schedule.
 
     Args:
-        lr: learning rate after the warm-up.
+        lr: learning rate after the warm-up; without this and `blr` 2e-4.
         betas: decay rates of AdamW's two moments, each in [0, 1).
         weight_decay: weight decay of the parameters that `decay_on` names.
-        warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps.
+        warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps. Without this and
+            `warmup_epochs` 2500.
         schedule: after the warm-up: `constant`, or half a `cosine` period down to `min_lr` at the end of training.
         optimizer: `adamw`, `lars` (MAE's linear probes) or `sgd` with momentum.
         blr: in place of `lr`: the learning rate of a global batch of 256; that of the run is proportional to its batch.
@@ -56,10 +58,10 @@ class Optimization:
         min_lr: learning rate at the end of the cosine.
     """
 
-    lr: float = 2e-4
+    lr: float | None = None
     betas: tuple[float, float] = (0.99, 0.999)
     weight_decay: float = 0.03
-    warmup_steps: int = 2500
+    warmup_steps: int | None = None
     schedule: Annealing = "constant"
     optimizer: Name = "adamw"
     blr: float | None = None
@@ -70,9 +72,14 @@ class Optimization:
     min_lr: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
+        for name, (other, _) in IN_PLACE.items():
+            if getattr(self, name) is not None and getattr(self, other) is not None:
+                flags = f"--model.optim.{name} or --model.optim.{other}"
+                raise UserError(f"{other} is in place of {name}: set {flags} to null")
+        if not (self.lr is None or self.lr > 0):
             raise UserError(f"lr must be positive, got {self.lr}")
-        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and self.warmup_steps >= 0):
+        warmup = self.warmup_steps or 0
+        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and warmup >= 0):
             raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
         for known, name in ((Name, "optimizer"), (DecayOn, "decay_on"), (Annealing, "schedule")):
             check_choice(known, **{name: getattr(self, name)})
@@ -85,7 +92,19 @@ class Optimization:
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""
-        return self.lr if self.blr is None else self.blr * batch_size / 256
+        lr = IN_PLACE["lr"][1] if self.lr is None else self.lr
+        return lr if self.blr is None else self.blr * batch_size / 256
+
+    def warmup(self, epoch: float) -> float:
+        """Return the optimizer steps of the warm-up, for an epoch of so many."""
+        if self.warmup_epochs is not None:
+            return self.warmup_epochs * epoch
+        return IN_PLACE["warmup_steps"][1] if self.warmup_steps is None else self.warmup_steps
+
+    def flags(self) -> tuple[str, str]:
+        """Return the flags that set the learning rate and the warm-up of this run."""
+        rate, warmup = (name if getattr(self, other) is None else other for name, (other, _) in IN_PLACE.items())
+        return f"--model.optim.{rate}", f"--model.optim.{warmup}"
 
     def factor(self, step: int, total: float, epoch: float = 1.0, floor: float = 0.0) -> float:
         """Return the factor of the learning rate at optimizer step `step` (from 0) of `total`.
@@ -97,7 +116,7 @@ class Optimization:
             floor: the factor at the end of the cosine.
         """
         by_epochs = self.warmup_epochs is not None
-        warmup = self.warmup_epochs * epoch if by_epochs else self.warmup_steps
+        warmup = self.warmup(epoch)
         if step < warmup:
             return (step if by_epochs else step + 1) / warmup
         if self.schedule == "constant":
@@ -135,7 +154,7 @@ class Optimization:
 
         Args:
             net: the network.
-            lr: learning rate after the warm-up.
+            lr: learning rate after the warm-up; without this and `blr` 2e-4.
         """
         groups = self.groups(net, lr)
         if self.optimizer == "adamw":

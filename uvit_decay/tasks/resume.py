@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.checkpoint.averages import extras
+from uvit_decay.checkpoint.averages import averages, extras
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
@@ -26,7 +26,6 @@ from uvit_decay.tasks.settings import (
     Change,
     Settings,
     allows,
-    as_now,
     changes,
     decides,
     differences,
@@ -72,7 +71,7 @@ def _check_settings(
     contents: Mapping[str, Any], card: ModelCard, task: LightningModule, where: str, trains: bool
 ) -> None:
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
-    before = as_now(contents.get("settings"))
+    before = contents.get("settings") or {}
     fixed, open_ = list(_other_optimizer(before, task)), []
     parts = ((part, getattr(card, part), ours) for part, ours in task.function().items())
     if function := [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]:
@@ -171,6 +170,7 @@ def _check_head(contents: Mapping[str, Any]) -> None:
     """Raise an error for steps, settings or a version of Lightning that are none."""
     for name in ("global_step", "epoch"):
         _check_count(contents[name], name)
+    _check_count(contents.get("images_seen", 0), "images_seen")
     if not LIGHTNING.fullmatch(contents[VERSION]):
         raise ValueError(f"{VERSION} is {contents[VERSION]!r:.40}")
     if not (isinstance(contents.get("settings", {}), dict) and is_plain(contents.get("settings"))):
@@ -184,13 +184,13 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Tra
     """
     parameters = dict(task.net.named_parameters())
     _check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
-    ema = contents["callbacks"].get("EMA")
-    for average in () if ema is None else (ema, *extras(ema, "the checkpoint").values()):
-        _check_tensors(average["shadow"], parameters, "EMA.shadow")
+    ema = contents["callbacks"].get("EMA", {})
+    for name, shadow in averages(ema, "the checkpoint").items():
+        _check_tensors(shadow, parameters, name)
+    for average in (ema, *extras(ema, "the checkpoint").values()) if ema else ():
         _check_count(average["updates"], "EMA.updates")
-        _ = float(average.get("decay", 0.0))
     (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
-    ours = task.optim.groups(task.net, task.optim.lr)
+    ours = task.optim.groups(task.net, 1.0)
     for group, _ in zip(optimizer["param_groups"], ours, strict=True):
         _ = [group[name] for name in ("initial_lr", "weight_decay", *task.optim.settings())]
     ordered = [parameter for group in ours for parameter in group["params"]]

@@ -13,6 +13,7 @@ from typing import Any
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.plain import flat
+from uvit_decay.tasks.optimization import IN_PLACE
 
 Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
 
@@ -38,9 +39,16 @@ def decides(name: str) -> bool:
     return bool(TRAINER.fullmatch(name) or (OF_TRAINING.match(name) and not FREE.fullmatch(name)))
 
 
-def as_now(settings: Settings | None) -> Settings:
-    """Return the settings in a checkpoint, which an older version may have written, as this one writes them."""
-    return {name: value for name, value in renamed(settings or {}).items() if name != "model.optim.skip_non_finite"}
+def _in_force(settings: Settings) -> Settings:
+    """Return settings with those of the optimizer that are in force; older versions stored others beside them."""
+    settings = {name: value for name, value in settings.items() if name != "model.optim.skip_non_finite"}
+    for name, (other, default) in IN_PLACE.items():
+        flag = f"model.optim.{name}"
+        if settings.get(f"model.optim.{other}") is not None:
+            settings[flag] = None
+        elif flag in settings and settings[flag] is None:
+            settings[flag] = default
+    return settings
 
 
 def allows(allowed: Sequence[str], name: str) -> bool:
@@ -53,7 +61,7 @@ def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bo
 
     Without settings, as in runs that another program than train.py started, there is nothing to compare.
     """
-    changes = differences(as_now(before), now) if before and now else []
+    changes = differences(before, now) if before and now else []
     others = (name for name in (change.name for change in changes) if decides(name) or BEGINNING.fullmatch(name))
     return all(allows(allowed, name) for name in others)
 
@@ -76,7 +84,8 @@ class Change:
 
 def differences(before: Settings, now: Settings) -> list[Change]:
     """Return the settings that differ; an option that the run of `before` did not know had its default then."""
-    before = {**dict(_defaults(before, now)), **before}
+    before = renamed(before)
+    before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
     pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
     return [Change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
 
@@ -113,7 +122,7 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
         least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
             if it or this run has no settings.
     """
-    before = as_now(contents.get("settings"))
+    before = contents.get("settings")
     if before and settings:
         return differences(before, settings)
     group = contents["optimizer_states"][0]["param_groups"][0]
