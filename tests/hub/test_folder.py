@@ -48,7 +48,7 @@ def latent_sit(vae, tmp_path_factory):
 
 def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
-    main(["export", str(BUNDLED), str(folder), "--to", "diffusers", "--no-grid"])
+    main(["export", str(BUNDLED), str(folder), "--to", "diffusers"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"wrote {folder} ({sum(p.stat().st_size for p in folder.rglob('*')) / 2**20:.1f} MiB)"
     scope = {}
@@ -105,7 +105,7 @@ def test_an_unconditional_network(tmp_path):
     export(file, tmp_path / "folder")
     pipeline = opened(tmp_path / "folder")
     assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()
-    with pytest.raises(UserError, match="unconditional"):
+    with pytest.raises(ValueError, match="unconditional"):
         pipeline(class_labels=[0])
 
 
@@ -114,7 +114,7 @@ def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
     pipeline = pipeline_of(card, Autoencoder(card.latents.vae))
     assert pipeline.config.id2label["0"] == "cassette player, n02979186"
     assert [pipeline._named(name) for name in ("N02979186", "domestic dog")] == [0, 1]
-    with pytest.raises(UserError, match=r"'cassette player' is the name of the classes \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"'cassette player' is the name of the classes \[0, 1\]"):
         pipeline("cassette player")
 
 
@@ -168,7 +168,7 @@ def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
     state = load_file(folder / WEIGHTS)
     change(state)
     save_file(state, folder / WEIGHTS, {"format": "pt"})
-    with pytest.raises(UserError, match=problem):
+    with pytest.raises(Exception, match=problem):  # the UserError of the folder's own code
         opened(folder)
 
 

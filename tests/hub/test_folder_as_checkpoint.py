@@ -15,18 +15,15 @@ from uvit_decay.checkpoint.folders import WEIGHTS
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder
-from uvit_decay.hub.options import CardOptions
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.initial import read_weights
-
-CARD = CardOptions(grid=False)
 
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     folder = tmp_path_factory.mktemp("digits")
-    export_folder(BUNDLED, folder, card=CARD)
+    export_folder(BUNDLED, folder)
     return folder
 
 
@@ -47,7 +44,7 @@ def test_its_own_autoencoder_decodes_latents(vae, tmp_path):
     file = write_denoiser(
         tmp_path / "sit.safetensors", net, Linear(), "velocity", Sampling("euler", 2), ("a", "b"), space
     )
-    export_folder(file, tmp_path / "folder", card=CARD)
+    export_folder(file, tmp_path / "folder")
     assert (sampled(tmp_path / "folder", range(2)) == sampled(file, range(2))).all()
     assert load(tmp_path / "folder").latents.vae == str(tmp_path / "folder" / "vae")
     assert str(vae).encode() not in (tmp_path / "folder" / WEIGHTS).read_bytes()  # no path of this machine

@@ -135,5 +135,5 @@ def test_weights_of_half_the_size(kind, tmp_path):
     ],
 )
 def test_mistakes_are_one_line(pipeline, call, problem):
-    with pytest.raises(UserError, match=problem):
+    with pytest.raises((ValueError, UserError), match=problem):
         pipeline(**call)

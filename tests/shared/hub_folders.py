@@ -18,7 +18,6 @@ from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder
-from uvit_decay.hub.options import CardOptions
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
@@ -82,6 +81,5 @@ def seeded(seed: int) -> torch.Generator:
 
 
 def export(file: Path, folder: Path, **options) -> Path:
-    """A folder for diffusers without the grid of its card, which takes the time of 40 pictures."""
-    export_folder(file, folder, card=CardOptions(grid=False), **options)
+    export_folder(file, folder, **options)
     return folder

@@ -1,103 +1,37 @@
-"""A stand-in for the Hugging Face Hub over HTTP on this machine: what huggingface_hub calls to upload and download."""
+"""A stand-in for the Hugging Face Hub over HTTP on this machine: what huggingface_hub calls to download."""
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 from huggingface_hub import constants, file_download
 
-TOKEN = "hf_of_the_tests"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @dataclass
 class Hub:
-    """What the server has received.
-
-    Args:
-        files: bytes by (repository, revision, name).
-        repositories: body of the request that made each of them.
-        messages: of the commits.
-        refuse: status with which requests that change something are refused; None for none.
-    """
+    """Repositories: bytes by their names and the names of files."""
 
     url: str = ""
-    files: dict[tuple[str, str, str], bytes] = field(default_factory=dict)
-    repositories: dict[str, dict] = field(default_factory=dict)
-    messages: list[str] = field(default_factory=list)
-    large: dict[str, bytes] = field(default_factory=dict)
-    refuse: int | None = None
+    files: dict[tuple[str, str], bytes] = field(default_factory=dict)
 
-    def of(self, repository: str, revision: str = "main") -> dict[str, bytes]:
-        """The files of a repository by name."""
-        return {name: data for (one, other, name), data in self.files.items() if (one, other) == (repository, revision)}
+    def add(self, repository: str, folder: Path) -> None:
+        """Take the files of a folder."""
+        for path in folder.rglob("*"):
+            if path.is_file():
+                self.files[repository, path.relative_to(folder).as_posix()] = path.read_bytes()
 
 
 class Handler(BaseHTTPRequestHandler):
     hub: Hub
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            return self.answer({"error": "Invalid username or password."}, 401)
-        if self.hub.refuse is not None:
-            return self.answer({"error": "refused"}, self.hub.refuse)
-        path = self.path.partition("?")[0].strip("/")
-        words = path.removeprefix("api/models/").split("/")
-        repository = "/".join(words[:2])
-        if path == "api/repos/create":
-            return self.create(json.loads(body))
-        if path == "api/validate-yaml":
-            return self.answer({"errors": [], "warnings": []})
-        if path.endswith(".git/info/lfs/objects/batch"):
-            return self.batch(json.loads(body))
-        if repository not in self.hub.repositories:
-            return self.answer({"error": "Repository not found"}, 404)
-        if words[2] == "branch":
-            return self.answer({})
-        if words[2] == "preupload":
-            modes = {True: "lfs", False: "regular"}
-            names = [file["path"] for file in json.loads(body)["files"]]
-            large = [{"path": name, "uploadMode": modes[name.endswith(".safetensors")]} for name in names]
-            return self.answer({"files": [{**file, "shouldIgnore": False} for file in large]})
-        return self.commit(repository, words[3], [json.loads(line) for line in body.splitlines()])
-
-    def create(self, about: dict) -> None:
-        name = f"{about['organization']}/{about['name']}"
-        known = name in self.hub.repositories
-        self.hub.repositories.setdefault(name, about)
-        self.answer({"url": f"{self.hub.url}/{name}"}, 409 if known else 200)
-
-    def batch(self, about: dict) -> None:
-        """Tell where to put large files."""
-        put = [{**one, "actions": {"upload": {"href": f"{self.hub.url}/lfs/{one['oid']}"}}} for one in about["objects"]]
-        self.answer({"transfer": "basic", "objects": put})
-
-    def commit(self, repository: str, revision: str, lines: list[dict]) -> None:
-        for line in lines:
-            value = line["value"]
-            if line["key"] == "header":
-                self.hub.messages.append(value["summary"])
-            elif line["key"] == "lfsFile":
-                self.hub.files[repository, revision, value["path"]] = self.hub.large[value["oid"]]
-            else:
-                assert (line["key"], value["encoding"]) == ("file", "base64")
-                self.hub.files[repository, revision, value["path"]] = base64.b64decode(value["content"])
-        self.answer({"commitUrl": f"{self.hub.url}/{repository}/commit/{COMMIT}", "commitOid": COMMIT})
-
-    def do_PUT(self) -> None:
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        oid = self.path.rpartition("/")[2]
-        assert hashlib.sha256(data).hexdigest() == oid
-        self.hub.large[oid] = data
-        self.answer({})
 
     def do_HEAD(self) -> None:
         self.download(body=False)
@@ -107,20 +41,17 @@ class Handler(BaseHTTPRequestHandler):
             return self.download(body=True)
         words = self.path.partition("?")[0].split("/")[3:]
         repository = "/".join(words[:2])
-        files = self.hub.of(repository)
+        files = {name: data for (owner, name), data in self.hub.files.items() if owner == repository}
         if words[2:3] == ["tree"]:
             oids = {name: hashlib.sha1(data).hexdigest() for name, data in files.items()}
             return self.answer([{"type": "file", "path": n, "size": len(files[n]), "oid": oids[n]} for n in files])
-        # huggingface_hub before 1.0 asks before an upload; diffusers before a download
         named = [{"rfilename": name} for name in files]
         return self.answer({"id": repository, "sha": COMMIT, "xetEnabled": False, "siblings": named})
 
     def download(self, body: bool) -> None:
         user, _, rest = self.path.partition("?")[0].strip("/").partition("/")
         name, _, rest = rest.partition("/resolve/")
-        revision, _, file = rest.partition("/")
-        revision = "main" if revision == COMMIT else revision
-        data = self.hub.files.get((f"{user}/{name}", revision, file))
+        data = self.hub.files.get((f"{user}/{name}", rest.partition("/")[2]))
         if data is None:
             self.answer({"error": "Entry not found"}, 404, {"X-Error-Code": "EntryNotFound"})
             return
@@ -158,15 +89,13 @@ def serving() -> Hub:
 
 
 @pytest.fixture
-def hub(monkeypatch, tmp_path):
-    """The stand-in, and huggingface_hub as HF_ENDPOINT, HF_TOKEN and HF_HUB_DISABLE_XET=1 would set it."""
+def hub(monkeypatch):
+    """The stand-in, and huggingface_hub as HF_ENDPOINT and HF_HUB_DISABLE_XET=1 would set it."""
     with serving() as server:
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         address = server.url + "/{repo_id}/resolve/{revision}/{filename}"
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address)
         monkeypatch.setattr(file_download, "HUGGINGFACE_CO_URL_TEMPLATE", address, raising=False)  # before 1.0
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # which processes of the whole suite inherit as True
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield server

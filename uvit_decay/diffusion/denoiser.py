@@ -14,7 +14,7 @@ from torch import Tensor
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import T_EPS, Network, Prediction, x_eps_from_output
 
-ROUNDING = 1e-6  # tolerance in comparisons of float32 times
+TIME_ROUNDING = 1e-6  # tolerance in comparisons of float32 times
 
 DenoiseFn = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 Noise = Callable[[int], Tensor]  # step index -> standard normal noise in the shape of the states
@@ -48,7 +48,7 @@ class Denoiser:
 
     def _evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
         # `time` is a float on the host, so that this comparison does not wait for the device.
-        guided = self.guided[0] - ROUNDING <= time <= self.guided[1] + ROUNDING
+        guided = self.guided[0] - TIME_ROUNDING <= time <= self.guided[1] + TIME_ROUNDING
         fn = self.fn if guided or self.plain is None else self.plain
         return fn(x, times_like(x, time))
 

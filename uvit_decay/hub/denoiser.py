@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from diffusers import ConfigMixin, ModelMixin
 from diffusers.configuration_utils import register_to_config
+from PIL import Image
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace, decoded
@@ -18,6 +20,7 @@ from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscr
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
 from uvit_decay.diffusion.sde import SDE
+from uvit_decay.image_io import to_pil, to_uint8
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -112,12 +115,19 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
         with computing(device, sampling.precision):
             yield from trajectory(model, sampling, labels, draw)
 
-    def images(self, states: Tensor, sampling: Sampling, vae: nn.Module | None) -> Tensor:
-        """Return float images (b, c, h, w) of about [-1, 1], decoded by `vae` if the states are latents."""
-        if self.space is None:
-            return states
-        with computing(states.device, decoding_precision(sampling, states.device)):
-            return torch.cat(list(decoded(vae, self.space, states, vae.dtype)))
+    def images(
+        self, states: Tensor, sampling: Sampling, vae: nn.Module | None, output_type: Literal["pil", "np", "pt"]
+    ) -> list[Image.Image] | Tensor | np.ndarray:
+        """Return the images of final states as the type that the user asks for; `vae` decodes latents."""
+        images = states
+        if self.space is not None:
+            with computing(states.device, decoding_precision(sampling, states.device)):
+                images = torch.cat(list(decoded(vae, self.space, states, vae.dtype)))
+        quantised = to_uint8(images)  # which refuses images that are not finite
+        if output_type == "pil":
+            return [to_pil(image) for image in quantised]
+        images = (images.float() / 2 + 0.5).clamp(0, 1)
+        return images if output_type == "pt" else images.permute(0, 2, 3, 1).cpu().numpy()
 
 
 class UViTDenoiser(DecayedDenoiser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -14,14 +15,10 @@ from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.card import KEY
 from uvit_decay.checkpoint.folders import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.class_names import synonyms
-from uvit_decay.hub.card import GRID, README, evaluations, model_card, settings_of
-from uvit_decay.hub.code import HOME, place
+from uvit_decay.hub.bundle import bundle
+from uvit_decay.hub.card import README, model_card
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.grid import write_grid
-from uvit_decay.hub.measured import recorded_run
-from uvit_decay.hub.options import CardOptions
-from uvit_decay.hub.pipeline import DecayPipeline
-from uvit_decay.hub.standalone import standalone
+from uvit_decay.hub.pipeline import HOME, DecayPipeline, code_of, place
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import PARTIAL, check_writable, claimed, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
@@ -35,40 +32,37 @@ def export_folder(
     target: Path,
     weights: Weights | None = None,
     vae: str | None = None,
-    alone: bool = False,
-    card: CardOptions = CardOptions(),  # noqa: B008  frozen
+    license: str | None = None,
 ) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
+
+    The folder needs torch and diffusers, but not this package.
 
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: the folder: a new one, an empty one, or one of an earlier export, whose other files stay.
         weights: set to write; default: EMA if the run kept them.
         vae: autoencoder of a checkpoint of latents, hub id or folder; default: the one that made them.
-        alone: put our code into the folder, so that it works without this package.
-        card: what README.md says and shows.
+        license: licence of the weights for README.md, by its short name; default: unknown.
 
     Returns:
         The lines of Python that load it.
     """
+    if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
+        raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
     _check_target(target)
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
     if vae is not None and not checkpoint.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-    measured, settings = evaluations(source, checkpoint, card.metrics), settings_of(recorded_run(source))
     autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", AUTOENCODER, GRID)) as folder, full:
+    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", AUTOENCODER)) as folder, full:
         pipeline.save_pretrained(folder)
         _add_card(folder / WEIGHTS, replace(checkpoint.card, latents=pipeline.denoiser.space))
-        if alone:
-            place(folder, standalone(type(pipeline)), standalone(type(pipeline.denoiser)))
-        if card.grid:
-            write_grid(folder / GRID, source, checkpoint, vae)
-        name, grid = target.resolve().name, GRID if card.grid else None
-        model_card(checkpoint, name, measured, settings, grid, card.license, alone).save(folder / README)
+        place(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
+        model_card(checkpoint, target.resolve().name, license).save(folder / README)
     return _lines(target, checkpoint)
 
 

@@ -1,14 +1,19 @@
 """A diffusers pipeline of our denoisers: the pictures of sample.py by diffusers' call.
 
-Its only components are the denoiser and, for latents, an autoencoder. There is no scheduler: diffusers' schedulers step
+This module is the file of an exported folder as it is, and imports nothing of this package. Its only components are
+the denoiser and, for latents, an autoencoder. There is no scheduler: diffusers' schedulers step
 on grids of 1000 levels and have no form of most of our samplers, so the denoiser brings its own, by name.
 """
 
 # No `from __future__ import annotations`: diffusers 0.35 reads the annotations of DecayPipeline.__init__ as they are,
 # and knows neither strings nor `X | None` there.
+import inspect
+import json
+import sys
 from collections.abc import Sequence
+from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -16,13 +21,18 @@ from diffusers import DiffusionPipeline, ImagePipelineOutput, ModelMixin
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.hub.code import COMPONENT, code_of, place
-from uvit_decay.image_io import to_pil, to_uint8
-from uvit_decay.runtime.errors import UserError
-
+HOME, INDEX, COMPONENT = "uvit_decay", "model_index.json", "denoiser"
 LARGEST_SEED = 2**63 - 1  # that torch.randint draws
 OUTPUTS = ("pil", "np", "pt", "latent")
 OutputType = Literal["pil", "np", "pt", "latent"]
+
+
+class CodeFile(NamedTuple):
+    """A file of Python with a class: the class's name, the file's name without .py, and its text."""
+
+    kind: str
+    name: str
+    text: str
 
 
 class DecayPipeline(DiffusionPipeline):
@@ -45,7 +55,7 @@ class DecayPipeline(DiffusionPipeline):
         self.register_modules(denoiser=denoiser, vae=vae)
         self.register_to_config(id2label=id2label or {}, sampling=sampling or {})
         if denoiser.space is not None and vae is None:
-            raise UserError("this denoiser makes latents: the pipeline needs a vae that decodes them")
+            raise ValueError("this denoiser makes latents: the pipeline needs a vae that decodes them")
 
     @torch.no_grad()
     def __call__(
@@ -77,20 +87,19 @@ class DecayPipeline(DiffusionPipeline):
             return_dict: return an ImagePipelineOutput rather than a tuple.
 
         Raises:
-            UserError: an argument that the checkpoint does not support, or images that are not finite.
+            ValueError: an argument that the checkpoint does not support.
+            UserError: a sampling that it does not support, or images that are not finite.
         """
         if output_type not in OUTPUTS:
-            raise UserError(f"output_type must be one of {', '.join(OUTPUTS)}, got {output_type!r}")
+            raise ValueError(f"output_type must be one of {', '.join(OUTPUTS)}, got {output_type!r}")
         labels = self._labels(class_labels)
         keys = image_keys(self._count(labels, num_images), generator)
         given = {"sampler": sampler, "steps": num_inference_steps, "guidance": guidance_scale}
         changes = {name: value for name, value in given.items() if value is not None}
         sampling = self.denoiser.sampling(self.config.sampling, self._execution_device, changes)
         states = self._states(sampling, keys, labels)
-        if output_type != "latent":
-            states = self.denoiser.images(states, sampling, self.vae)
+        images = states if output_type == "latent" else self.denoiser.images(states, sampling, self.vae, output_type)
         self.maybe_free_model_hooks()
-        images = converted(states, output_type)
         return ImagePipelineOutput(images=images) if return_dict else (images,)
 
     def _states(self, sampling: Any, keys: Sequence[tuple[int, int]], labels: Sequence[int] | None) -> Tensor:
@@ -112,10 +121,10 @@ class DecayPipeline(DiffusionPipeline):
         classes = self.denoiser.net.num_classes
         if not classes:
             if class_labels is not None:
-                raise UserError("this network is unconditional: leave out class_labels, and give num_images")
+                raise ValueError("this network is unconditional: leave out class_labels, and give num_images")
             return None
         if class_labels is None:
-            raise UserError(f"class_labels is missing: a class for each image, of 0 to {classes - 1}")
+            raise ValueError(f"class_labels is missing: a class for each image, of 0 to {classes - 1}")
         if isinstance(class_labels, Tensor):
             class_labels = class_labels.tolist()
         several = [class_labels] if isinstance(class_labels, int | str) else list(class_labels)
@@ -126,7 +135,7 @@ class DecayPipeline(DiffusionPipeline):
         if isinstance(label, str):
             return self._named(label)
         if isinstance(label, bool) or int(label) != label or not 0 <= label < classes:
-            raise UserError(f"class_labels: there is no class {label}, there are 0 to {classes - 1}")
+            raise ValueError(f"class_labels: there is no class {label}, there are 0 to {classes - 1}")
         return int(label)
 
     def _named(self, name: str) -> int:
@@ -136,18 +145,18 @@ class DecayPipeline(DiffusionPipeline):
         found = [number for number, label in labels.items() if label == name]
         found = found or [number for number, label in labels.items() if name in label.split(", ")]
         if len(found) > 1:
-            raise UserError(f"class_labels: {name!r} is the name of the classes {found}, give a number")
+            raise ValueError(f"class_labels: {name!r} is the name of the classes {found}, give a number")
         if not found:
-            raise UserError(f"class_labels: no class is named {name!r}; pipe.config.id2label has the names")
+            raise ValueError(f"class_labels: no class is named {name!r}; pipe.config.id2label has the names")
         return found[0]
 
     def _count(self, labels: list[int] | None, num_images: int | None) -> int:
         """Return the number of images."""
         if labels is not None and num_images not in (None, len(labels)):
-            raise UserError(f"num_images {num_images}: class_labels has a class for each of {len(labels)} images")
+            raise ValueError(f"num_images {num_images}: class_labels has a class for each of {len(labels)} images")
         count = len(labels) if labels is not None else 1 if num_images is None else num_images
         if count < 1:
-            raise UserError(f"there must be at least 1 image, got {count}")
+            raise ValueError(f"there must be at least 1 image, got {count}")
         return count
 
     def save_config(self, save_directory: str, push_to_hub: bool = False, **options: Any) -> None:
@@ -162,7 +171,7 @@ def image_keys(count: int, generator: torch.Generator | Sequence[torch.Generator
         seed = drawn_seed(generator)
         return [(seed, index) for index in range(count)]
     if len(generator) != count:
-        raise UserError(f"generator: {len(generator)} for {count} images; give one, or one for each image")
+        raise ValueError(f"generator: {len(generator)} for {count} images; give one, or one for each image")
     return [(drawn_seed(each), 0) for each in generator]
 
 
@@ -180,12 +189,22 @@ def is_fresh(generator: torch.Generator) -> bool:
     return torch.equal(seeded.get_state(), generator.get_state())
 
 
-def converted(images: Tensor, output_type: OutputType) -> list[Image.Image] | Tensor | np.ndarray:
-    """Return float images (b, c, h, w) of about [-1, 1] as the type that the user asks for."""
-    if output_type == "latent":
-        return images
-    quantised = to_uint8(images)  # which refuses images that are not finite
-    if output_type == "pil":
-        return [to_pil(image) for image in quantised]
-    images = (images.float() / 2 + 0.5).clamp(0, 1)
-    return images if output_type == "pt" else images.permute(0, 2, 3, 1).cpu().numpy()
+def code_of(kind: type) -> CodeFile:
+    """Return the file of Python that has this class."""
+    return named(kind.__name__, inspect.getsource(sys.modules[kind.__module__]))
+
+
+def named(kind: str, text: str) -> CodeFile:
+    """Return a file under a name that tells its contents: diffusers copies the files of all folders into one."""
+    return CodeFile(kind, f"{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
+
+
+def place(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
+    """Write both files into a folder of diffusers, in place of those that are there, and name them in its index."""
+    for old in (*folder.glob(f"{HOME}_*.py"), *folder.glob(f"{COMPONENT}/{HOME}_*.py")):
+        old.unlink()
+    (folder / f"{pipeline.name}.py").write_text(pipeline.text)
+    (folder / COMPONENT / f"{denoiser.name}.py").write_text(denoiser.text)
+    index = json.loads((folder / INDEX).read_text())
+    index |= {"_class_name": [pipeline.name, pipeline.kind], COMPONENT: [denoiser.name, denoiser.kind]}
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")

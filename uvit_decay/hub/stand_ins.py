@@ -1,12 +1,11 @@
-"""What self-contained files have in place of packages that they shall not need; see `uvit_decay.hub.standalone`."""
+"""What self-contained files have in place of packages that they shall not need; see `uvit_decay.hub.bundle`."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Float:
@@ -22,14 +21,6 @@ class Int(Float):
 
 class Int64(Float):
     """The same for int64."""
-
-
-class Pretrained(nn.Module):
-    """A network without methods for its own folder (abstract): the pipeline's folder has it."""
-
-    def __init_subclass__(cls, **about: Any) -> None:
-        """Accept what a class says of itself for its folder."""
-        super().__init_subclass__()
 
 
 def rearrange(x: Tensor, pattern: str, **sizes: int) -> Tensor:

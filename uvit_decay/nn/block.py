@@ -22,7 +22,7 @@ from uvit_decay.runtime.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]
 SkipMerge = Literal["add", "concat"]
-Pair = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
+Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
 
 
 class Attention(nn.Module):
@@ -93,8 +93,8 @@ class Block(nn.Module):
         self,
         x: Tokens,
         skip: Tokens | None,
-        alphas: Pair = (1.0, 1.0),
-        betas: Pair = (1.0, 1.0),
+        alphas: Factors = (1.0, 1.0),
+        betas: Factors = (1.0, 1.0),
     ) -> Tokens:
         """Apply x <- alpha x + beta f(x) for attention, then for the MLP.
 
@@ -144,8 +144,8 @@ class AdaLNBlock(nn.Module):
         x: Tokens,
         skip: Tokens | None,
         c: Float[Tensor, "b d"],
-        alphas: Pair,
-        betas: Pair = (1.0, 1.0),
+        alphas: Factors,
+        betas: Factors = (1.0, 1.0),
     ) -> Tokens:
         """Apply x <- alpha x + beta gate f(x) for attention, then for the MLP.
 

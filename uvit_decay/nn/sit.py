@@ -127,7 +127,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         else:
             self.enc_blocks = nn.ModuleList([block() for _ in range(half)])
             self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-        self.layers = _layers(depth, wiring)
+        self.layers = _sit_layers(depth, wiring)
         self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1), norm_type)
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
@@ -202,7 +202,7 @@ def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> N
         raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring: set wiring to decayed")
 
 
-def _layers(depth: int, wiring: str) -> tuple[Layer, ...]:
+def _sit_layers(depth: int, wiring: str) -> tuple[Layer, ...]:
     """Return the layers in execution order; only an odd depth, which no published size has, has a middle block."""
     half = depth // 2
     kinds = ["encoder"] * half + ["middle"] * (depth % 2) + ["decoder"] * half

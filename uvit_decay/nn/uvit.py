@@ -108,7 +108,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.in_blocks = nn.ModuleList([block() for _ in range(half)])
         self.mid_block = block()
         self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-        self.layers = _layers(half)
+        self.layers = _uvit_layers(half)
 
         self.norm = build_norm(norm_type, dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
@@ -159,7 +159,7 @@ def _check_arguments(depth: int, init: str) -> None:
     check_choice(_INITS, init=init)
 
 
-def _layers(half: int) -> tuple[Layer, ...]:
+def _uvit_layers(half: int) -> tuple[Layer, ...]:
     return (
         Layer("embeddings", "embeddings"),
         *(Layer(f"in_blocks.{i}", "encoder") for i in range(half)),

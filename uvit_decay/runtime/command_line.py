@@ -76,19 +76,24 @@ def run(
         about: the text of --help.
         prog: such as "python -m uvit_decay.checkpoint", where it is not the script's name.
         args: the words after the program's name; None takes those of this process.
-        dropped: what to do instead of subcommands that are gone, by their names.
+        dropped: what to do instead of subcommands and --options that are gone, by their names.
     """
     with user_errors():
-        words = sys.argv[1:] if args is None else args
-        if dropped and words and words[0] in dropped:
-            raise UserError(f"{words[0]}: {dropped[words[0]]}")
-        parse(commands, words, about, prog)()
+        parse(commands, sys.argv[1:] if args is None else args, about, prog, dropped)()
 
 
 def parse(
-    commands: Callable | Mapping[str, Callable], args: Sequence[str], about: str = "", prog: str | None = None
+    commands: Callable | Mapping[str, Callable],
+    args: Sequence[str],
+    about: str = "",
+    prog: str | None = None,
+    dropped: Mapping[str, str] | None = None,
 ) -> Callable[[], Any]:
     """Return the call of a function that the arguments ask for; see `run`."""
+    for i, word in enumerate(args):
+        name = word.partition("=")[0]
+        if dropped and name in dropped and (i == 0 or name.startswith("--")):
+            raise UserError(f"{name}: {dropped[name]}")
     parser = Parser(prog=prog, description=localised(about), formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(commands, Mapping):
         subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)
