@@ -28,19 +28,17 @@ from uvit_decay.callbacks.run_log import RunFolder, SaveConfig, makes_folders
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.configurations import Parser, check_files, check_values, limit, located
 from uvit_decay.data import ImageData
-from uvit_decay.preflight import Run
-from uvit_decay.preflight.nodes import short_form
 from uvit_decay.runtime.command_line import Parser as OneLineParser
+from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
-from uvit_decay.runtime.meeting import raise_if_lost
 from uvit_decay.runtime.memory import keep_freed_memory
 from uvit_decay.runtime.plain import flat
 from uvit_decay.runtime.precision import bf16_gain
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
-from uvit_decay.tasks.sharding import Sharded, check_nodes, spare_copies
+from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
@@ -70,27 +68,27 @@ class CLI(LightningCLI):
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
         _hush()
-        spare_copies()
+        register_ddp()
         keep_freed_memory()
         torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
         try:
-            cls(
-                Task,
-                ImageData,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                parser_class=Parser,
-                save_config_callback=SaveConfig,
-                save_config_kwargs={"save_to_log_dir": False},
-                args=words,
-            )
+            with others_needed():
+                cls(
+                    Task,
+                    ImageData,
+                    subclass_mode_model=True,
+                    subclass_mode_data=True,
+                    seed_everything_default=0,
+                    auto_configure_optimizers=False,
+                    parser_class=Parser,
+                    save_config_callback=SaveConfig,
+                    save_config_kwargs={"save_to_log_dir": False},
+                    args=words,
+                )
         except MisconfigurationException as error:
             raise UserError(" ".join(str(error).split())) from error
-        except RuntimeError as error:
-            raise_if_lost(error)
-            raise
+        finally:
+            destroy_group()
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -231,12 +229,6 @@ class CLI(LightningCLI):
         self._tell()
         if self.config.fit.ckpt_path not in NAMES:
             self._begin(self.config.fit.ckpt_path)
-        self.compare_nodes()
-
-    def compare_nodes(self) -> None:
-        """Compare the nodes, if there are several, before they wait for one another."""
-        run = Run(self.trainer, self.model, self.datamodule, self.model.settings)
-        self._meeting = short_form(run)  # its store must live until training has its own
 
     def _begin(self, path: str | Path | None) -> None:
         """Check a checkpoint, or load the weights from which a new run starts, before any work."""

@@ -88,9 +88,6 @@ class Doctor(CLI):
         text = f"it would go on from {found.path}" if found else "a new run, there is no checkpoint to go on from"
         return Finding("ok", "start", f"--ckpt_path {name}: {text}")
 
-    def compare_nodes(self) -> None:
-        """Do nothing: the report compares the nodes at its place."""
-
     def _check_fits(self, path: str | Path) -> int:
         self.begun = super()._check_fits(path)
         return self.begun
@@ -112,9 +109,8 @@ class Doctor(CLI):
 
             self.save_config_callback = None
             examine(run, self.report, practice)
-        if dist.is_initialized():  # end together: a process that is faster would take the group from the others
-            dist.barrier()
-            dist.destroy_process_group()
+        if dist.is_initialized() and not self.report.errors:
+            dist.barrier()  # a process that is faster would take the group from the others
         if code := self._close():
             sys.exit(code)
 

@@ -10,7 +10,7 @@ from programs import Moment
 from small_training import equal, goes_on_from, rows, runs, trained
 
 STEP, PROBES = "Task.optimizer_step", "LinearProbes.evaluate"
-LONGEST = 60  # seconds after which the other rank has ended; 30 of them it may wait for its own message
+LONGEST = 60  # seconds after which the other rank has ended, on a busy machine
 KILLS = {"kill -9 in a step": (signal.SIGKILL, STEP, 6), "SIGSEGV in a step": (signal.SIGSEGV, STEP, 9)}
 MORE = {"kill -9 in the probes": (signal.SIGKILL, PROBES, 0), "SIGABRT in a step": (signal.SIGABRT, STEP, 4)}
 pytestmark = pytest.mark.slow

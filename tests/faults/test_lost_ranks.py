@@ -11,7 +11,7 @@ import pytest
 from programs import Moment, Program
 from small_programs import SmallPrograms, contents
 
-SOON = 45  # seconds; 30 of them are left to a process to fail by itself
+SOON = 45  # seconds, on a busy machine
 STRUCK = {  # where one rank is killed: on rank 1 in what both do, on rank 0 where only it writes
     "encode": [(1, Moment("write_shard", 1, 5)), (0, Moment("write_shard", 1, 5))],
     "sample into a folder": [(1, Moment("Samples.images", 0, 5)), (0, Moment("Samples.images", 1, 5))],

@@ -14,8 +14,10 @@ from two_nodes import TwoNodes, can_isolate, two_nodes
 KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
 ENDLESS = ["--trainer.max_steps=1000000", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=5"]
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
-NODES = ["--trainer.num_nodes=2", "--trainer.strategy=ddp", "--trainer.enable_progress_bar=false"]
-FIT = ["train.py", "fit", *SMALL, *NODES]
+NODES = ["--trainer.num_nodes=2", "--trainer.enable_progress_bar=false"]
+STRATEGY, TIMEOUT = "uvit_decay.tasks.sharding.Replicated", "--trainer.strategy.init_args.timeout=0:00:"
+FIT = ["train.py", "fit", *SMALL, *NODES, f"--trainer.strategy={STRATEGY}", f"{TIMEOUT}30"]
+LOST = "another process has ended, or cannot be reached: "
 Start = Callable[..., list[Program]]
 
 
@@ -34,9 +36,9 @@ def launchers(two) -> list[Launcher]:
 def start(two, launchers, tmp_path) -> Start:
     """Starts a command on both nodes, or on some, with variables of the environment."""
 
-    def started(*words: object, only: tuple[int, ...] = (0, 1), waits: str = "", **variables: str) -> list[Program]:
-        impatient = ["tests/shared/impatient.py", *waits.split()] if waits else []
-        command = [*impatient, *map(str, words)]
+    def started(*words: object, only: tuple[int, ...] = (0, 1), seconds: float = 0, **variables: str) -> list[Program]:
+        impatient = ["tests/shared/impatient.py", seconds] if seconds else []
+        command = [str(word) for word in (*impatient, *words)]
         ranks = [{"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0"} if "fit" not in command else {} for i in (0, 1)]
         return [
             launchers[i].start(
@@ -90,21 +92,21 @@ def test_a_killed_process_of_a_training_ends_the_other(two, start, tmp_path, los
     programs = start(*FIT, *ENDLESS)
     until(programs[lost], lambda: trains(tmp_path))
     two.nodes[lost].strike(programs[lost])
-    ends(programs[1 - lost], f"process {lost} on", "has ended")
+    ends(programs[1 - lost], LOST)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(KIND != "namespaces", reason="loopback has no cable")
-def test_a_lost_network_ends_both(two, start, tmp_path, exhaustive):
-    """Nobody hears that a connection has ended: the kernel's probes find out."""
+def test_a_lost_network_ends_both_within_the_timeout(two, start, tmp_path, exhaustive):
+    """Nobody hears that a connection has ended."""
     if not exhaustive:
         pytest.skip("a sample: --exhaustive loses the network, too")
-    programs = start(*FIT, *ENDLESS, waits="IDLE=4 EVERY=2 PROBES=2 GRACE=2")
+    programs = start(*FIT, *ENDLESS, f"{TIMEOUT}09")
     until(programs[1], lambda: trains(tmp_path))
     two.nodes[1].unplug()
     try:
-        ends(programs[0], "process 1 on node1 has ended", within=300)
-        ends(programs[1], "process 0 on", "has ended", within=300)
+        for program in programs:
+            ends(program, LOST, "Timed out")
     finally:
         two.nodes[1].plug()
 
@@ -120,37 +122,31 @@ def test_a_killed_process_ends_the_other(two, start, tmp_path, trained, what, ex
     programs = start(*words, *options)
     until(programs[0], lambda: "/1000000" in programs[0].stderr)
     two.nodes[1].strike(programs[1])
-    ends(programs[0], "process 1 on", "has ended")
+    ends(programs[0], LOST)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KIND])
-def test_what_one_node_lacks_ends_both(start, trained, tmp_path, kind):
-    """The checkpoint is named on one node only by a path that is there; nobody waits for the other."""
-    programs = [
-        *start(*FIT, f"--ckpt_path={trained}", only=(0,)),
-        *start(*FIT, f"--ckpt_path={tmp_path / 'none.ckpt'}", only=(1,)),
-    ]
-    ends(programs[1], "none.ckpt")
-    ends(programs[0], "process", "none.ckpt")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KIND])
-def test_nodes_that_do_not_meet_end_after_their_patience(two, start, kind):
-    (alone,) = start(*FIT, only=(0,), waits="PATIENCE=4 REMARK=1")
-    ends(alone, "1 of 2 processes (rank 1) did not come to", "start the same command on every node")
-    assert "waiting for 1 of 2 processes (rank 1)" in alone.stderr
-    (alone,) = start(*FIT, only=(1,), waits="PATIENCE=4")
-    ends(alone, "the processes of this program cannot meet at", two.nodes[0].address)
+def test_nodes_that_do_not_meet_end_within_the_timeout(start, trained, kind):
+    (alone,) = start(*FIT, f"{TIMEOUT}03", only=(0,))
+    ends(alone, LOST, "1/2 clients joined")
+    (alone,) = start("sample.py", "--ckpt", trained, "--out", "four.npz", only=(1,), seconds=2)
+    ends(alone, LOST)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [KIND])
 def test_two_nodes_with_one_number_end(start, kind):
-    programs = start(*FIT, NODE_RANK="0")
+    for program in start(*FIT, f"{TIMEOUT}05", NODE_RANK="0"):
+        ends(program, LOST)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [KIND])
+def test_nodes_that_are_started_with_other_flags_end(start, kind):
+    programs = [*start(*FIT, only=(0,)), *start(*FIT, "--data.batch_size=16", only=(1,))]
     for program in programs:
-        ends(program, "two processes have rank 0", "give every node a number of its own")
+        ends(program, "the flag data.batch_size: not the same on", "give all nodes the same")
 
 
 @pytest.mark.slow

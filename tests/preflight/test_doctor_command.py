@@ -32,7 +32,7 @@ def examined(monkeypatch, capsys, folder, *flags):
         train(monkeypatch, folder, "doctor", *flags)
     except SystemExit as stop:
         code = stop.code
-    assert "UVIT_DECAY_PREFLIGHT" not in os.environ  # it is for processes that Lightning starts
+    assert "UVIT_DECAY_DOCTOR" not in os.environ  # it is for processes that Lightning starts
     assert sorted(folder.rglob("*")) == before
     return code, capsys.readouterr().out.splitlines()
 

@@ -13,6 +13,7 @@ from sample_script import sample
 
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.launchers import _slurm_nodes, set_variables
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -112,9 +113,7 @@ def small(trained, name, count=11):
 def test_any_number_of_processes_samples_what_one_does(one, trained, tmp_path, launcher, name, count, exhaustive):
     if (name, count) in (("-n", 11), ("--num", 2)) and not exhaustive:
         pytest.skip("a sample: --exhaustive tries three processes, too")
-    many = next(word for word in launcher if isinstance(word, int))
-    options = [*small(trained, name, count), "--processes", many]
-    result = run(*launcher, ROOT / "sample.py", *options, "--out", "many.npz", cwd=tmp_path)
+    result = run(*launcher, ROOT / "sample.py", *small(trained, name, count), "--out", "many.npz", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("wrote") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["many.npz"]
@@ -123,53 +122,33 @@ def test_any_number_of_processes_samples_what_one_does(one, trained, tmp_path, l
         assert np.array_equal(file["arr_1"], one[1][:count])
 
 
-@pytest.mark.slow
-def test_accelerate_that_starts_one_process_for_two_is_refused(trained, tmp_path):
-    command = [*ACCELERATE, "--num_processes", 2, "--cpu", ROOT / "sample.py", *small(trained, "--num")]
-    result = run(*command, "--out", "never.npz", cwd=tmp_path)
-    assert result.returncode != 0
-    (line,) = errors(result)
-    assert "accelerate launch has started one process, perhaps of several" in line
-    assert "accelerate launch --multi_gpu --num_processes P --num_machines 1" in line
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_single_process_of_accelerate_needs_the_number_that_was_wanted(monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    with pytest.raises(UserError, match="accelerate launch has started one process"):
-        Processes()._check(None)
-    with pytest.raises(UserError, match="--processes asks for 2 processes, but this program has 1") as raised:
-        Processes()._check(2)
-    assert "accelerate launch --multi_gpu --num_processes 2 --num_machines 1" in str(raised.value)
-    Processes()._check(1)
-    Processes(1, 2)._check(None)  # accelerate starts several through torchrun, which sets WORLD_SIZE
-
-
-@pytest.mark.parametrize("name", ["WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_fewer_processes_than_the_environment_says_are_refused_unless_so_wanted(name, monkeypatch):
-    monkeypatch.setenv(name, "2")
-    with pytest.raises(UserError, match="asks for 2 processes, but this program has 1: start it with `torchrun"):
-        Processes()._check(None)
-    Processes()._check(1)
-    Processes(1, 2)._check(None)
-    with pytest.raises(UserError, match="--processes asks for 3 processes, but this program has 2"):
-        Processes(1, 2)._check(3)
-    with pytest.raises(UserError, match="has 2: start it with python"):
-        Processes(1, 2)._check(1)
-
-
-def test_processes_that_cannot_meet_are_one_line(monkeypatch, capsys):
+def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")  # of a launcher that does not say where the first process is
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(SystemExit) as stop, user_errors():
         Processes.launched()
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the processes of this program cannot meet")
+    assert line.startswith("error: another process has ended, or cannot be reached")
+    assert "environment variable RANK expected" in line
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    Processes(1, 2)._check(None)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"):
-        Processes(1, 2)._check(None)
+        Processes.launched()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first", "last"),
+    [("gpu[07-09,12]", "gpu07", "gpu12"), ("a1,a2,b[3-4]", "a1", "b4"), ("alone", "alone", "alone")],
+)
+def test_tasks_of_srun_meet_on_their_first_node(monkeypatch, nodes, first, last):
+    job = {"JOB_ID": "1234567", "STEP_NUM_TASKS": "4", "PROCID": "3", "STEP_NODELIST": nodes}
+    monkeypatch.setattr(os, "environ", {f"SLURM_{name}": value for name, value in job.items()})
+    set_variables()
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": first, "MASTER_PORT": "19567"}
+    assert {name: os.environ[name] for name in expected} == expected
+    assert _slurm_nodes() == [first, last]

@@ -18,7 +18,7 @@ from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import ResNet, SiT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.sharding import spare_copies
+from uvit_decay.tasks.sharding import register_ddp
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -192,7 +192,7 @@ def test_labels_are_dropped_in_training_alone(tmp_path):
 def spoilt(folder, rank):
     """How runs of two processes end after the images of one of them are NaN at step 4, or 6."""
     lightning_rank(rank)
-    spare_copies()
+    register_ddp()
     return {last: ended(folder / str(last), last, rank) for last in (4, 6)}
 
 

@@ -12,7 +12,7 @@ from small_vit import PROBE, fine_tuning, linear_probe
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import spare_copies
+from uvit_decay.tasks.sharding import register_ddp
 
 TASKS = {
     "pre-training": mae_task,
@@ -53,7 +53,7 @@ def trained(make, folder, rank=0, **options):
 
 def rank_of_two(folder, rank):
     lightning_rank(rank)
-    spare_copies()
+    register_ddp()
     return {name: trained(make, folder / name, rank, devices=2, strategy="ddp") for name, make in TASKS.items()}
 
 

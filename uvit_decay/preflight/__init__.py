@@ -1,4 +1,4 @@
-"""Checks before a long run, which `train.py doctor` prints, and their short form before training on several nodes.
+"""Checks before a long run, which `train.py doctor` prints.
 
 A check is a function of a `Run` that yields findings. Nothing is trained, and nothing is left on a disk.
 """

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies import ParallelStrategy
 
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.resumption import runs_of
@@ -43,16 +42,6 @@ class Run:
     def folder(self) -> Path:
         """The folder in which the loggers make that of the run."""
         return runs_of(self.trainer.loggers, self.trainer.default_root_dir)[0]
-
-    @property
-    def has_ranks(self) -> bool:
-        """True if its strategy is one of several processes."""
-        return isinstance(self.trainer.strategy, ParallelStrategy)
-
-    @property
-    def launched_outside(self) -> bool:
-        """True if a launcher (torchrun, srun) has started all ranks; else Lightning starts those of this node."""
-        return self.has_ranks and self.trainer.strategy.cluster_environment.creates_processes_externally
 
 
 def gib(size: float) -> str:

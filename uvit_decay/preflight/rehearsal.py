@@ -23,8 +23,10 @@ from uvit_decay.callbacks.run_log import Summary
 from uvit_decay.preflight.environment import memory_limit
 from uvit_decay.preflight.plan import Run
 from uvit_decay.preflight.space import missing_weights, state_bytes
+from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.flops import matrix_rate, peak_bytes
+from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.optimization import run_length
 from uvit_decay.tasks.sharding import Sharded
@@ -90,13 +92,26 @@ class Measured:
 
 
 class Rehearsal(Callback):
-    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end."""
+    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end.
 
-    def __init__(self, run: Run) -> None:
-        self.run, self.found = run, Measured(limit=memory_limit(run.trainer.strategy.root_device))
+    Args:
+        run: the run.
+        failed: this rank has found an error: it ends when the other ranks have come, and they with it.
+    """
+
+    def __init__(self, run: Run, failed: bool = False) -> None:
+        self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
         self._begun = self._start = 0.0
         self._timed = 0  # pieces since `_start`
         self._forward = 0.0  # seconds of an evaluation of an image by its FLOPs
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """End a rank that has found an error; compare the images of the others."""
+        if self.failed:
+            raise UserError("this process has found an error")
+        data = trainer.datamodule
+        few = data.train[subset(data.train, COMPARED, "compared")][0].tolist()
+        Processes.current().check_same(f"images of {data.name}", [len(data.train), data.class_names, few])
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         """Estimate memory and time; raise NotTried on all ranks if one of them has not enough."""

@@ -1,15 +1,14 @@
 """Programs on several processes, started by `torchrun`, `accelerate launch` or `srun`; rank 0 gathers the results.
 
-Results are the same, in the same order, as on one process. It is an error if there are fewer processes than the
-launcher was asked for, as on a machine without a second GPU, where `accelerate launch --num_processes 2` starts one.
+Results are the same, in the same order, as on one process.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,21 +21,20 @@ import torch
 import torch.distributed as dist
 
 from uvit_decay.runtime.download import checksum
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import writing
-from uvit_decay.runtime.launchers import Place, requested
-from uvit_decay.runtime.meeting import failure, leave, meet, raise_if_lost
+from uvit_decay.runtime.launchers import choose_interface, requested, set_variables
 from uvit_decay.runtime.memory import keep_freed_memory
-from uvit_decay.runtime.program import MODULE, from_package
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 
-# Timeout of an idle rank that waits for the slowest one; the default is 10 minutes. `Lifelines` end the waiting if
-# another process has ended.
-PATIENCE = timedelta(days=7)
+# How long a rank waits for the others, at the start and in a collective. In training all ranks work alike. Elsewhere it
+# is the longest work of one rank alone: a part of 64 batches, or the metrics of rank 0.
+TRAINING, TIMEOUT = timedelta(minutes=10), timedelta(minutes=30)
 COMPARED = 8  # images of a set by which processes find out whether theirs are the same
+FROM_OTHERS = re.compile("gloo|env://", re.IGNORECASE)  # in messages of torch.distributed that have no class
 SEEN_AFTER = 5.0  # seconds after which a new file is seen through any file system that nodes share
 
 
@@ -55,15 +53,14 @@ class Processes:
         return self.rank == 0
 
     @classmethod
-    def launched(cls, expected: int | None = None) -> Processes:
-        """Initialise the process group of a script started by python, torchrun or accelerate launch.
+    def launched(cls, timeout: timedelta | None = None) -> Processes:
+        """Initialise the process group of a script started by python, torchrun, accelerate launch or srun.
 
         Args:
-            expected: required number of processes, --processes; None: at least as many as the launcher was asked for.
+            timeout: how long a process waits for another one; None: TIMEOUT.
 
         Raises:
-            UserError: the process group cannot be initialised or has another number of processes, there are more
-                processes than GPUs on this machine, or the launcher does not tell how many it was asked for.
+            UserError: the processes do not find one another, or there are more of them than GPUs on this machine.
         """
         # torch.distributed.nn.functional keeps a reference to the group that exists at its import, which libraries do
         # at some time. That group and its threads would never end, and sometimes abort the process when Python exits.
@@ -71,15 +68,17 @@ class Processes:
         import torch.distributed.nn.functional
 
         keep_freed_memory()
-        owned = _is_launched(expected) and not dist.is_initialized()
+        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
+        if 0 < gpus < here:
+            hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+            raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
+        owned = requested()[0] > 1 and not dist.is_initialized()
         if owned:
-            _initialise()
+            set_variables()
+            choose_interface(os.environ.get("MASTER_ADDR", ""))
+            with others_needed():
+                dist.init_process_group("gloo", timeout=timeout or TIMEOUT)  # for objects on the CPU
         processes = replace(cls.current(), owned=owned)
-        try:
-            processes._check(expected)
-        except UserError as error:
-            processes.end(failure(error))
-            raise
         if torch.cuda.is_available():
             torch.cuda.set_device(processes.local_rank)
         return processes
@@ -107,7 +106,7 @@ class Processes:
         if self.size == 1:
             return [mine]
         everyone = [None] * self.size if self.is_main else None
-        with _others_alive():
+        with others_needed():
             dist.gather_object(mine, everyone, dst=0)
         return everyone or []
 
@@ -116,7 +115,7 @@ class Processes:
         if self.size == 1:
             return value
         box = [value]
-        with _others_alive():
+        with others_needed():
             dist.broadcast_object_list(box, src=0)
         return box[0]
 
@@ -125,8 +124,9 @@ class Processes:
         found = self._gathered((socket.gethostname(), value))
         problem = ""
         for rank, (host, other) in enumerate(found):
-            if other != found[0][1]:
-                problem = f"{what}: not the same on {host} (process {rank}) as on {found[0][0]} (process 0)"
+            if other != (first := found[0][1]):
+                name = f" {min(other.items() ^ first.items())[0]}" if isinstance(other, dict) else ""
+                problem = f"{what}{name}: not the same on {host} (process {rank}) as on {found[0][0]} (process 0)"
         if problem := self.broadcast(problem):
             raise UserError(f"{problem}; give all nodes the same")
 
@@ -155,81 +155,36 @@ class Processes:
     def wait(self) -> None:
         """Return when all ranks have called this."""
         if self.size > 1:
-            with _others_alive():
+            with others_needed():
                 dist.barrier()
 
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.end("" if error is None else failure(error))
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
-    def end(self, problem: str = "") -> None:
-        """Destroy the process group if `launched` initialised it; with a `problem` the other processes end with it."""
+    def end(self) -> None:
+        """Destroy the process group if `launched` initialised it: others that wait for this process end, too."""
         if self.owned:
-            leave(problem)
-            if dist.is_initialized():
-                dist.destroy_process_group()
-
-    def _check(self, expected: int | None) -> None:
-        here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-        if 0 < gpus < here:
-            hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
-            raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
-        # accelerate sets this variable, and passes no number to a single process
-        if self.size == 1 and expected is None and "ACCELERATE_MIXED_PRECISION" in os.environ:
-            raise UserError(
-                "accelerate launch has started one process, perhaps of several: start it with python if one is right, "
-                f"else with {_commands('P')}, even without GPUs"
-            )
-        required, launcher = (expected, "--processes") if expected else requested()
-        if self.size < required or (expected and self.size != expected):
-            hint = f"{_commands(required)}, even without GPUs" if required > 1 else "python"
-            raise UserError(
-                f"{launcher} asks for {required} processes, but this program has {self.size}: start it with {hint}"
-            )
-
-
-def _commands(count: int | str) -> str:
-    """Return the commands that start this script on `count` processes."""
-    script = Path(sys.argv[0]).name
-    torchrun, accelerate = f"-- {script}", script
-    if from_package():
-        torchrun, accelerate = (f"-m {dashes}{MODULE} {sys.argv[1]}" for dashes in ("-- ", ""))
-    return (
-        f"`torchrun --nproc_per_node {count} {torchrun} ...` or `accelerate launch --multi_gpu "
-        f"--num_processes {count} --num_machines 1 --mixed_precision no --dynamo_backend no {accelerate} ...`"
-    )
-
-
-def _is_launched(expected: int | None) -> bool:
-    """Return whether a launcher has started several processes, of which this program is one."""
-    size, launcher = requested()
-    return size > 1 and not (launcher == "srun" and expected == 1)  # tasks of srun may be programs of one process
-
-
-def _initialise() -> None:
-    """Initialise the process group of a launcher's processes, for objects on the CPU, which are all that is sent."""
-    place = Place.of_environment()
-    if place is None or place.size is None:
-        raise UserError(
-            "the processes of this program cannot meet: RANK, MASTER_ADDR or MASTER_PORT is not set; start it with "
-            + _commands(requested()[0])
-        )
-    store = dist.PrefixStore("uvit_decay/objects", meet(place))
-    with explained(f"the processes of this program cannot talk to each other at {place.where}", RuntimeError):
-        dist.init_process_group("gloo", store=store, rank=place.rank, world_size=place.size, timeout=PATIENCE)
+            destroy_group()
 
 
 @contextmanager
-def _others_alive() -> Iterator[None]:
-    """Turn a failed collective into a UserError with the reason; the process that ended has printed more."""
-    with explained("another process of this program may have ended", RuntimeError):
-        try:
-            yield
-        except RuntimeError as error:
-            raise_if_lost(error)
+def others_needed() -> Iterator[None]:
+    """Turn what torch.distributed raises in the body into a UserError: another process is not there, or has ended."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        if not (isinstance(error, dist.DistError) or FROM_OTHERS.search(str(error))):
             raise
+        raise UserError(f"another process has ended, or cannot be reached: {one_line(error)}") from error
+
+
+def destroy_group() -> None:
+    """Destroy gloo's process group, whose threads abort Python's exit now and then."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        dist.destroy_process_group()
 
 
 @contextmanager

@@ -28,8 +28,6 @@ LAUNCHERS = {  # least and largest value of the environment variables that launc
     "MASTER_PORT": (0, 2**16 - 1),
 }
 
-WAITED_FOR = ("MASTER_ADDR", "SLURM_PROCID")  # variables of which a process with others has one
-
 
 class UserError(Exception):
     """An error in the user's input, with a message of one line: what is wrong, where, and how to fix it.
@@ -126,9 +124,7 @@ def user_errors() -> Iterator[None]:
         yield
         sys.stdout.flush()  # what cannot be printed is an error now, not at the end of the interpreter
     except UserError as error:
-        code = _fail(f"error: {error}", 2)
-        _tell_others(str(error))
-        sys.exit(code)
+        sys.exit(_fail(f"error: {error}", 2))
     except BrokenPipeError:
         sys.exit(_fail("the program that read the output has ended", 141))
     except OSError as error:
@@ -145,14 +141,6 @@ def user_errors() -> Iterator[None]:
         if isinstance(stop.__context__, KeyboardInterrupt):
             sys.exit(_stopped(stop.__context__))
         raise
-
-
-def _tell_others(problem: str) -> None:
-    """Tell processes that wait for this one, if a launcher has started some, not to wait longer."""
-    if any(name in os.environ for name in WAITED_FOR):
-        from uvit_decay.runtime.meeting import report  # imports torch
-
-        report(problem)
 
 
 def _stopped(error: KeyboardInterrupt) -> int:

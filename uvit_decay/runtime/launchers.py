@@ -4,56 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+import socket
+import struct
+import sys
+from contextlib import suppress
+from ipaddress import ip_address
 
 COUNTS = {  # environment variables in which launchers pass the number of processes
     "WORLD_SIZE": "torchrun",
     "SLURM_STEP_NUM_TASKS": "srun",  # not SLURM_NTASKS, which is also set in a batch script that calls torchrun
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a process among `size`, and where they meet: `address` and `port` of rank 0.
-
-    Args:
-        rank: from 0 to size - 1; -1 if only the node is known.
-        size: processes of the program; None if it is not known yet.
-        local_rank: number among the processes of this node.
-        address: host name or IP address of the node of rank 0.
-        port: of the store there, by which processes find one another.
-        served: whether the launcher serves the store, not rank 0.
-    """
-
-    rank: int
-    size: int | None
-    local_rank: int
-    address: str
-    port: int
-    served: bool = False
-
-    @property
-    def where(self) -> str:
-        """The meeting place in messages."""
-        return f"{self.address}:{self.port} (MASTER_ADDR, MASTER_PORT)"
-
-    @classmethod
-    def of_environment(cls) -> Place | None:
-        """Return the place that a launcher has given this process; None for a program of one process."""
-        size, launcher = requested()
-        if launcher == "srun" and size > 1:
-            ranks = _number("SLURM_PROCID"), size, _number("SLURM_LOCALID")
-            return cls(*ranks, os.environ.get("MASTER_ADDR") or _first_node(), _number("MASTER_PORT") or _slurm_port())
-        address, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT")
-        if not (address and port):
-            return None
-        served = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        if size > 1 and "RANK" in os.environ:
-            return cls(_number("RANK"), size, _number("LOCAL_RANK"), address, port, served)
-        if "NODE_RANK" not in os.environ:
-            return None
-        first = _number("NODE_RANK") == 0 and _number("LOCAL_RANK") == 0  # of a program started on every node by hand
-        return cls(0 if first else -1, None, _number("LOCAL_RANK"), address, port)
+BY_HAND = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # variables of Lightning, where no launcher starts the nodes
+GLOO = "GLOO_SOCKET_IFNAME"  # environment variable with the name of an interface
+SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
 def requested() -> tuple[int, str]:
@@ -62,17 +25,48 @@ def requested() -> tuple[int, str]:
     return max(counts, default=(1, "python"))
 
 
-def _number(name: str) -> int:
-    return int(os.environ.get(name) or 0)
+def set_variables() -> None:
+    """Set the environment variables that torch.distributed reads for a task of srun; other launchers set them."""
+    size, launcher = requested()
+    if launcher == "srun":
+        job = os.environ.get("SLURM_JOB_ID", "")
+        os.environ |= {"RANK": os.environ["SLURM_PROCID"], "WORLD_SIZE": str(size)}
+        os.environ.setdefault("MASTER_ADDR", _slurm_nodes()[0])
+        os.environ.setdefault("MASTER_PORT", str(15000 + int(job[-4:]) if job.isdecimal() else 12910))  # Lightning's
 
 
-def _first_node() -> str:
-    """Return the first name in SLURM's list of nodes: gpu[07-09,12] begins with gpu07."""
+def choose_interface(address: str) -> None:
+    """Let gloo use the interface that leads to `address`, of rank 0, unless all are on one node or the user has chosen.
+
+    By itself gloo takes the one that the name of the host stands for: often that is loopback, where processes on other
+    nodes do not find this one. Rank 0 itself may know its own name as loopback, too; then another node of SLURM shows
+    the way.
+    """
+    if GLOO in os.environ or sys.platform != "linux":
+        return
+    for other in (address, *_slurm_nodes()[1:]):
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((other, 9))  # sends nothing
+            own = probe.getsockname()[0]
+            if not ip_address(own).is_loopback and (name := _interface(probe, own)):
+                os.environ[GLOO] = name
+                return
+
+
+def _interface(probe: socket.socket, address: str) -> str | None:
+    """Return the name of the interface with this IPv4 address."""
+    from fcntl import ioctl
+
+    for _, name in socket.if_nameindex():
+        with suppress(OSError):  # an interface without an address
+            request = struct.pack("256s", name.encode()[:15])
+            if socket.inet_ntoa(ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]) == address:
+                return name
+    return None
+
+
+def _slurm_nodes() -> list[str]:
+    """Return the first and the last name in SLURM's list of nodes: gpu07 and gpu12 of gpu[07-09,12]; or loopback."""
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
-    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
-
-
-def _slurm_port() -> int:
-    """Return the port that Lightning derives from the number of the job."""
-    job = os.environ.get("SLURM_JOB_ID", "")
-    return 15000 + int(job[-4:]) if job.isdecimal() else 12910
+    first = re.sub(r"\[(\w+)[^\]]*\]", r"\1", nodes).split(",")[0]
+    return [first, re.sub(r"\[[^\]]*?(\w+)\]", r"\1", nodes).split(",")[-1]]

@@ -9,8 +9,6 @@ the same command completes after an interruption. On P processes, which write wh
         sample.py --num 50000 --out samples.npz
 
 torchrun takes --num for an abbreviation of an option of its own unless -- stands before the script. It leaves -n alone.
-Fewer processes than the launcher was asked for are refused. A single one of accelerate does not know that number, so it
-is refused, too, unless --processes 1 is given.
 """
 
 from collections.abc import Sequence
@@ -19,7 +17,7 @@ from pathlib import Path
 from typing import Annotated
 
 from uvit_decay.runtime.bundled import bundled
-from uvit_decay.runtime.command_line import Bounds, run
+from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.program import localised
 from uvit_decay.sampling_options import Count, SamplingOptions
 
@@ -31,7 +29,6 @@ def sample(
     ckpt: Path = BUNDLED,
     num: Annotated[Count | None, "-n"] = None,
     out: Path = Path("samples.png"),
-    processes: Annotated[int, Bounds(1, 2**16)] | None = None,
     compile: bool = False,
     sampling: SamplingOptions,
 ) -> None:
@@ -41,7 +38,6 @@ def sample(
         ckpt: a .ckpt, .safetensors or exported folder; default: the bundled digits.
         num: images; default: 10 for each class, 64 without.
         out: .png, .npz or a folder.
-        processes: refuse any other number; default: that of the launcher, where known.
         compile: torch.compile for the network: pays off for thousands of images; changes no image but by rounding.
     """
     from uvit_decay.sample_files import check_output, write_samples
@@ -52,7 +48,7 @@ def sample(
     from uvit_decay.runtime.files import claimed
     from uvit_decay.samples import Samples
 
-    with Processes.launched(processes) as group:
+    with Processes.launched() as group:
         group.check_file(ckpt)
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each

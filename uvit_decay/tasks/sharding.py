@@ -10,11 +10,12 @@ import inspect
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -24,56 +25,57 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import HasIntermediates
+from uvit_decay.runtime.distributed import TRAINING, Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.launchers import Place, requested
-from uvit_decay.runtime.meeting import failure, leave, meet
+from uvit_decay.runtime.launchers import BY_HAND, choose_interface, requested
+
+PLACES = {"data.path", "data.test_path"}  # settings that may differ where nodes have copies of the images
 
 
-def spare_copies() -> None:
-    """Make `ddp`, and `auto` on several devices, skip needless copies.
-
-    Buffers are not broadcast at each step: they are constant, or statistics of batch norms, which `ClassifyTask`
-    averages. Gradients are views of the communication buckets.
-    """
-    known = inspect.signature(DistributedDataParallel).parameters
-    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"  # before torch 2.15
-    spared = {buffers: False, "gradient_as_bucket_view": True}
-    StrategyRegistry.register("ddp", Replicated, "without needless copies", override=True, **spared)
+def register_ddp() -> None:
+    """Let `ddp`, and `auto` on several devices, be `Replicated`."""
+    StrategyRegistry.register("ddp", Replicated, "without needless copies", override=True)
 
 
 class Replicated(DDPStrategy):
-    """Lightning's DDP strategy, whose processes meet within a stated time, and end when one of them has ended."""
+    """Lightning's DDP strategy without needless copies, with the timeout of training and gloo's interface.
+
+    Buffers are not broadcast at each step: they are constant, or statistics of batch norms, which `ClassifyTask`
+    averages. Gradients are views of the communication buckets.
+
+    Args:
+        timeout: how long a process waits for another one, at the start and in a collective.
+        options: of DDPStrategy.
+
+    Raises:
+        UserError: processes have different settings.
+    """
+
+    def __init__(self, *, timeout: timedelta = TRAINING, **options: Any) -> None:
+        known = inspect.signature(DistributedDataParallel).parameters
+        buffers = (
+            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        )  # before torch 2.15
+        super().__init__(timeout=timeout, **{buffers: False, "gradient_as_bucket_view": True, **options})
 
     def setup_distributed(self) -> None:
-        self.set_world_ranks()
-        if self.world_size > 1 and not distributed.is_initialized():
-            cluster = self.cluster_environment
-            place = Place.of_environment()
-            served = place is not None and place.served
-            where = cluster.main_address, cluster.main_port, served
-            self._store = meet(Place(self.global_rank, self.world_size, self.local_rank, *where))  # kept alive
+        choose_interface(self.cluster_environment.main_address)
         super().setup_distributed()
-
-    def on_exception(self, exception: BaseException) -> None:
-        leave(failure(exception))
-        super().on_exception(exception)
-
-    def teardown(self) -> None:
-        leave()
-        super().teardown()
+        settings = {name: str(value) for name, value in self.lightning_module.settings.items() if name not in PLACES}
+        Processes.current().check_same("the flag", settings)
 
 
 def check_nodes(trainer: Trainer) -> None:
     """Raise a UserError if the trainer counts other processes than a launcher has started, or cannot find its nodes."""
-    (started, launcher), counted = requested(), trainer.world_size
+    (started, launcher), strategy = requested(), trainer.strategy
+    outside = isinstance(strategy, ParallelStrategy) and strategy.cluster_environment.creates_processes_externally
     flags = f"--trainer.num_nodes {trainer.num_nodes} x {trainer.num_devices} devices"
-    if "LOCAL_RANK" not in os.environ and launcher != "srun" and trainer.num_nodes > 1:
-        needed = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
-        if unset := [name for name in needed if name not in os.environ]:
+    if trainer.num_nodes > 1 and not outside:
+        if unset := [name for name in BY_HAND if name not in os.environ]:
             raise UserError(f"{flags}: set {', '.join(unset)} on every node, or use a launcher (docs/machines.md)")
-    elif started > 1 and started != counted:
+    elif started != trainer.world_size and (outside or started > 1):
         raise UserError(
-            f"{launcher} has started {started} processes, the trainer counts {counted} ({flags}): set "
+            f"{launcher} has started {started} processes, the trainer counts {trainer.world_size} ({flags}): set "
             "--trainer.num_nodes to the nodes, and --trainer.devices to the processes of each"
         )
 
@@ -114,7 +116,6 @@ class Sharded(Replicated):
 
     def teardown(self) -> None:
         """Tear down all parts, but leave the shards on their devices; DDP would move the network to the CPU."""
-        leave()
         self.cluster_environment.teardown()
         self.precision_plugin.teardown()
         self.accelerator.teardown()

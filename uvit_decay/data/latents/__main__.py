@@ -6,6 +6,7 @@ On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode .
 import os
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,6 +20,8 @@ from uvit_decay.runtime.command_line import Bounds, run
 from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.runtime.program import PROGRAM, from_package, localised
 from uvit_decay.sampling_options import Count
+
+SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
 
 
 def encode_images(
@@ -50,7 +53,7 @@ def encode_images(
         shard_size: images in a file.
         workers: processes that decode images.
     """
-    with Processes.launched() as processes:
+    with Processes.launched(SHARES) as processes:
         autoencoder = Autoencoder(vae, pick_device(None, processes.local_rank), getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         space = autoencoder.space
