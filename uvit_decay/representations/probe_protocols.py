@@ -15,11 +15,11 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from uvit_decay.representations.adam_probe import AdamProbe
 from uvit_decay.representations.alignment import Neighbourhood, cknna
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
+from uvit_decay.representations.linear_probes import DDAE, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import logistic_grid
 from uvit_decay.representations.options import ProbeProtocolName, Probing
 from uvit_decay.representations.reference import Reference
@@ -60,14 +60,14 @@ class ProbeProtocol:
         judge: the computation.
         scores: names of its scores; `test_accuracy`, in [0, 1], is among them.
         chosen_by: the score by which the best cell is chosen. By `test_accuracy` its number is too high.
-        adam: the classifier, if it is trained by Adam.
+        probe: how the classifier is trained, if step by step.
         fresh: every pass over the training images has noise of its own.
     """
 
     judge: Callable[[Cells, Probing], Scores]
     scores: tuple[str, ...]
     chosen_by: Literal["held_out_accuracy", "test_accuracy"]
-    adam: AdamProbe | None = None
+    probe: LinearProbe | None = None
     fresh: bool = False
 
     @property
@@ -79,9 +79,8 @@ class ProbeProtocol:
         """Return its settings for reports, as plain values."""
         chosen = "test images: too high" if self.chosen_by == "test_accuracy" else "a held-out fifth of the training"
         known = {"best_cell_chosen_on": chosen}
-        if self.adam is not None:
-            adam = _adam(self.adam, options)
-            return {"classifier": adam.about(), "epochs": adam.epochs, **known}
+        if self.probe is not None:
+            return {**_asked(self.probe, options).about(), **known}
         vote = "equal votes" if options.uniform else "votes exp(similarity / 0.07)"
         classifier = "logistic regression, l2 penalty chosen on a held-out fifth of the training images"
         return {"classifier": classifier, "knn": f"cosine, {vote}", **known}
@@ -101,8 +100,8 @@ def ddae(cells: Cells, options: Probing) -> Scores:
     """Judge by a linear classifier that sees the training images with new noise in every pass.
 
     Xiang, Yang, Huang, Wang 2023, "Denoising Diffusion Autoencoders are Unified Self-supervised Learners": every layer
-    and noise level, the best on the test images. Optimizer, rate, passes and batch are from memory of the publication
-    and its code, neither of which was at hand; its random flips are left out, as not every data set allows them.
+    and noise level, the best on the test images. The random crops and flips of its code are left out, as not every data
+    set allows them.
     """
     return {"test_accuracy": _accuracy(cells, options, DDAE, cells.train)}
 
@@ -111,8 +110,7 @@ def repa(cells: Cells, options: Probing) -> Scores:
     """Judge by a linear classifier and by CKNNA with a reference, see `alignment`.
 
     Yu et al. 2025, "Representation Alignment for Generation": linear probes and CKNNA by layer and noise level. The
-    classifier's settings are from memory of the publication, whose code was not at hand. It sees features of
-    un-augmented images with one noise each, extracted once.
+    classifier sees features of un-augmented images with one noise each, extracted once.
     """
     train = cells.train(0)
     device = "cpu" if cells.device.type == "mps" else cells.device  # Apple's GPUs lack float64
@@ -122,13 +120,13 @@ def repa(cells: Cells, options: Probing) -> Scores:
     return {"test_accuracy": _accuracy(cells, options, REPA, lambda _: train), "cknna": alignment}
 
 
-def _adam(probe: AdamProbe, options: Probing) -> AdamProbe:
+def _asked(probe: LinearProbe, options: Probing) -> LinearProbe:
     return replace(probe, epochs=options.epochs or probe.epochs, seed=options.seed)
 
 
-def _accuracy(cells: Cells, options: Probing, probe: AdamProbe, train: Callable[[int], Tensor]) -> Tensor:
-    parts = cells.labels, cells.test, cells.test_labels
-    return _adam(probe, options).accuracies(train, *parts, cells.classes, cells.device)
+def _accuracy(cells: Cells, options: Probing, probe: LinearProbe, train: Callable[[int], Tensor]) -> Tensor:
+    *_, models = _asked(probe, options).passes(train, cells.labels, cells.classes, cells.device)
+    return accuracies(models, cells.test, cells.test_labels, cells.device)
 
 
 def _ranks(cells: Cells) -> tuple[Tensor, Tensor]:
@@ -137,9 +135,6 @@ def _ranks(cells: Cells) -> tuple[Tensor, Tensor]:
     literal = [effective_rank(cell) for cell in test]
     return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in test])
 
-
-DDAE = AdamProbe(epochs=15, batch_size=128, lr=1e-3)
-REPA = AdamProbe(epochs=90, batch_size=16_384, lr=6.4e-3)
 
 PROBE_PROTOCOLS: dict[ProbeProtocolName, ProbeProtocol] = {
     "paper": ProbeProtocol(paper, SCORES, "held_out_accuracy"),

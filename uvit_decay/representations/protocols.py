@@ -7,7 +7,7 @@ chosen. A protocol is added by an entry in PROTOCOLS and its name in `options.Pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from uvit_decay.nn.intermediates import Pool
 from uvit_decay.representations.extraction import Features
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.linear import LinearProbe
+from uvit_decay.representations.linear_probes import IN100, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fitted_accuracy, logistic_grid
 from uvit_decay.representations.options import Classification
 from uvit_decay.runtime.errors import UserError
@@ -51,11 +51,12 @@ class Protocol:
 
 
 def in100_linear(features: Features, options: Classification) -> Outcome:
-    """Judge by the paper's linear probe on ImageNet-100, see `LinearProbe`."""
-    probe = LinearProbe(options.epochs, seed=options.seed)
-    accuracies = probe.accuracies(features)
-    best = int(accuracies.argmax())
-    values = {"last": float(accuracies[-1]), "best_on_test": float(accuracies[best])}
+    """Judge by the paper's linear probe on ImageNet-100."""
+    probe, device, test = replace(IN100, epochs=options.epochs, seed=options.seed), features.train.device, features.test
+    passes = probe.passes(lambda _: features.train[None], features.train_labels, features.classes, device)
+    found = [float(accuracies(models, test[None], features.test_labels, device)) for models in passes]
+    best = max(range(len(found)), key=found.__getitem__)
+    values = {"last": found[-1], "best_on_test": found[best]}
     return Outcome(
         values, {**probe.about(), "best_epoch": best + 1, "reported": "last; best_on_test is chosen on test"}
     )

@@ -14,7 +14,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.runtime.errors import UserError, check_choice
-from uvit_decay.tasks.lars import LARS
+from uvit_decay.runtime.lars import LARS
 from uvit_decay.tasks.sharding import full
 
 Name = Literal["adamw", "lars", "sgd"]
