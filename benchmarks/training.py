@@ -19,7 +19,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.diffusion.loss import diffusion_loss
 from uvit_decay.diffusion.noise_path import VP, Linear
 from uvit_decay.nn import MAE, SiT, UViT
-from uvit_decay.runtime.precision import bf16_gain
+from uvit_decay.runtime.precision import trains_in_bf16
 from uvit_decay.tasks import DiffusionTask, MAETask
 from uvit_decay.tasks.base import Optimization, Task
 
@@ -148,7 +148,7 @@ def default_precision(net: UViT | SiT | MAE, device: torch.device) -> str:
     """Return the precision in which train.py trains this network here if none is asked for."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported() else "float32"
-    return "bf16" if bf16_gain(net.dim) > 1.0 else "float32"
+    return "bf16" if trains_in_bf16(net.dim) else "float32"
 
 
 def flops(net: UViT | SiT | MAE, batch: int) -> int:

@@ -35,7 +35,7 @@ from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.memory import keep_freed_memory
 from uvit_decay.runtime.plain import flat
-from uvit_decay.runtime.precision import bf16_gain
+from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
 from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
@@ -132,14 +132,13 @@ class CLI(LightningCLI):
         self._get(self.config_init, "trainer").precision = trainer.precision
 
     def _cpu_precision(self, logger: Any) -> str | None:
-        """Return bf16-mixed where a table says that it is faster; a run that began without it goes on without it."""
+        """Return bf16-mixed where it is measured to be faster; a run that began in float32 goes on in it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
-        gain = bf16_gain(width) if isinstance(width, int) else 1.0
-        if gain == 1.0 or self._began_in_float32(logger):
+        if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(logger):
             return None
         rank_zero_info(
-            f"bf16-mixed: a network of width {width} trains about {gain:g} times as fast in bfloat16 on this CPU; "
-            "--trainer.precision 32-true for float32"
+            f"bf16-mixed: this CPU multiplies matrices {product_ratio():.1f} times as fast in bfloat16, the network is "
+            f"{width} wide; --trainer.precision 32-true for float32"
         )
         return "bf16-mixed"
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import backends
 
-from uvit_decay.runtime.precision import BF16_GAINS, bf16_gain, computing, full_float32
+from uvit_decay.runtime import precision
+from uvit_decay.runtime.precision import computing, full_float32
 
 CPU = torch.device("cpu")
 KNOBS = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -87,16 +88,15 @@ def test_an_error_inside_restores_them(restored):
     assert settings() == before
 
 
-@pytest.mark.parametrize(("width", "gain"), [(1, 1.0), (64, 1.0), (96, 1.6), (191, 1.9), (192, 2.2), (1152, 3.1)])
-def test_bf16_pays_for_wide_networks_on_cpus_with_amx_alone(width, gain, monkeypatch):
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True, raising=False)
-    assert bf16_gain(width) == gain
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    assert bf16_gain(width) == 1.0
-    monkeypatch.delattr(torch.cpu, "_is_amx_tile_supported")
-    assert bf16_gain(width) == 1.0
+@pytest.mark.parametrize(("width", "times", "faster"), [(95, 3.0, False), (96, 1.6, True), (512, 1.2, False)])
+def test_wide_networks_train_in_bf16_where_its_products_are_faster(width, times, faster, monkeypatch):
+    """AMX or not: what a product takes decides."""
+    seconds = {torch.float32: 1.0, torch.bfloat16: 1 / times}
+    monkeypatch.setattr(precision, "_seconds", lambda a, b: seconds[a.dtype])
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: not faster, raising=False)
+    monkeypatch.setattr(precision, "product_ratio", precision.product_ratio.__wrapped__)
+    assert precision.trains_in_bf16(width) == faster
 
 
-def test_the_gains_rise_with_the_width():
-    assert sorted(BF16_GAINS.items()) == list(BF16_GAINS.items())
-    assert sorted(BF16_GAINS.values()) == list(BF16_GAINS.values())
+def test_the_ratio_is_one_of_products_of_this_machine():
+    assert 0.01 < precision.product_ratio() < 100

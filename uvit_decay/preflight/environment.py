@@ -20,7 +20,6 @@ from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import list_images
 from uvit_decay.preflight.plan import Run, gib
 from uvit_decay.preflight.report import Finding
-from uvit_decay.runtime.precision import bf16_gain
 
 COMPROMISED = ("2.6.2", "2.6.3")  # uploads of lightning that ran a stranger's code
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
@@ -70,7 +69,6 @@ def devices(run: Run) -> Iterator[Finding]:
         return
     cores = os.cpu_count() or 1
     text = f"{count} process{'es' * (count > 1)} on {cores} CPU cores, {gib(memory_limit(device))}"
-    text += ", AMX" if bf16_gain(10**6) > 1 else ""
     yield Finding("ok", "devices", f"{text}, {precision}")
     if count > cores:
         text = f"--trainer.devices {count} starts {count} processes on {cores} cores"

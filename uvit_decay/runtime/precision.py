@@ -1,4 +1,4 @@
-"""The floating-point precision of networks in sampling and evaluation, and where training in bfloat16 is faster.
+"""The floating-point precision of networks in sampling and evaluation, and whether training in bfloat16 is faster.
 
 float32 is true float32 (no autocast, no TF32, no bfloat16), so that results are reproducible elsewhere; tf32 rounds the
 factors of matrix products and convolutions to 10 bits of mantissa, on CUDA GPUs; bf16 is autocast to bfloat16, 7 bits.
@@ -6,8 +6,11 @@ factors of matrix products and convolutions to 10 bits of mantissa, on CUDA GPUs
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from statistics import median
 from typing import Literal
 
 import torch
@@ -16,9 +19,10 @@ from uvit_decay.runtime.errors import UserError
 
 Precision = Literal["float32", "tf32", "bf16"]
 
-# By least width of a transformer: how many times as fast as in float32 its training step is under autocast to bfloat16
-# on a CPU with AMX. Measured on one core, with 18 to 258 tokens (docs/LOG.md). Narrower ones gain little or nothing.
-BF16_GAINS = {96: 1.6, 128: 1.9, 192: 2.2, 256: 2.6, 512: 3.1}
+# Transformers of this width and more train faster in bfloat16 on a CPU that multiplies matrices so many times as fast
+# in it (docs/LOG.md): 1.6 to 3 times with AMX, 1.8 to 2 with AVX512-BF16, with a ratio of 1.9 (1.5 when busy).
+# Without either it is 0.4 to 0.5. Narrower networks gain little or nothing.
+BF16_WIDTH, BF16_RATIO = 96, 1.25
 
 
 def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:
@@ -31,14 +35,27 @@ def chosen_precision(precision: Precision | None, device: torch.device) -> Preci
     return precision or ("tf32" if device.type == "cuda" else "float32")
 
 
-def bf16_gain(width: int) -> float:
-    """Return how many times as fast a transformer of this width trains in bf16 on this CPU; 1 if that is no gain.
+def trains_in_bf16(width: int) -> bool:
+    """Return whether a transformer of this width trains faster in bf16 on this CPU, by the time of a product."""
+    return width >= BF16_WIDTH and product_ratio() >= BF16_RATIO
 
-    CPUs whose only instructions for bfloat16 are those of AVX512-BF16 are slower in it than in float32.
+
+@cache
+def product_ratio() -> float:
+    """Measure how many times as long a product of matrices takes in float32 as in bfloat16 on this CPU: some ms.
+
+    Processor time, medians of products in turn, so that other programs do not decide.
     """
-    has_amx = getattr(torch.cpu, "_is_amx_tile_supported", None)  # private: a torch without it knows no AMX
-    gains = [gain for least, gain in BF16_GAINS.items() if width >= least]
-    return max(gains, default=1.0) if has_amx is not None and has_amx() else 1.0
+    pairs = [torch.ones(2, 256, 256, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    seconds = [[_seconds(*pair) for pair in pairs] for _ in range(16)]
+    single, half = (median(each) for each in zip(*seconds[1:], strict=True))  # the first ones prepare
+    return single / half
+
+
+def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
+    start = time.process_time()
+    torch.mm(a, b)
+    return time.process_time() - start
 
 
 def full_float32(device: torch.device) -> AbstractContextManager[None]:
