@@ -59,7 +59,7 @@ def test_a_folder_holds_numbered_pngs_equal_to_the_array(trained, tmp_path, monk
         (["--guidance", "nan"], "guidance must be a number"),
         (
             ["--processes", "2"],
-            "--processes is no longer an option: as many processes work as",
+            "--processes: is no longer an option: as many processes work as",
         ),
         (["--num", "10001"], "a grid takes at most 10000 images"),
         (["--device", "nowhere"], "--device nowhere"),

@@ -37,7 +37,6 @@ from uvit_decay.runtime.errors import UserError, check_whole, user_errors
 from uvit_decay.runtime.program import localised
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
-DROPPED = {"--processes": "is no longer an option: as many processes work as the launcher has started"}
 
 
 @dataclass(frozen=True)
@@ -60,8 +59,7 @@ class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong option in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        hints = [f"; {flag} {why}" for flag, why in DROPPED.items() if flag in re.split(r"[ =]", message)]
-        raise UserError(message.removeprefix("argument ") + "".join(hints))
+        raise UserError(message.removeprefix("argument "))
 
 
 def run(
