@@ -165,7 +165,7 @@ def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, mon
     for most in (0, 3):
         optim = {**saved, "skip_non_finite": most}
         config = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-        config["model"]["init_args"]["optim"] = optim
+        config["model"]["init_args"]["optim"], config["trainer"]["callbacks"] = optim, []
         (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump(config))
     line = refused(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "3.yaml"), *SMALL)
     assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line

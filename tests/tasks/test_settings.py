@@ -55,6 +55,7 @@ def test_which_settings_decide_how_training_goes_on():
     free = "trainer.max_steps trainer.max_epochs trainer.max_time trainer.devices trainer.num_nodes trainer.strategy"
     free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
     free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
+    free += " trainer.callbacks.EMA.extra_decays model.net.init trainer.callbacks.EMAs.decay"
     assert not [name for name in free.split() if decides(name)]
     bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
     bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,24 +18,31 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 MISSING = "nothing"
 ALL = "all"  # in --resume.allow
-# Of the settings of the trainer only these change what the network learns, and how its weights are averaged (further
-# averages change none of those before). Precision is a matter of the devices, as the order of sums is.
-TRAINER = re.compile(
-    r"trainer\.(gradient_clip_\w+|limit_train_batches|overfit_batches|sync_batchnorm|callbacks\.EMA\b(?!\.extra_decays).*)"
-)
-OF_TRAINING = re.compile(r"(seed_everything|model|data)\b")
-# These do not, of OF_TRAINING: where the data are and how they are read, what only looks, how a network began.
-FREE = re.compile(
-    r"data\.(path|test_path|download|num_workers|device_batch_size|memory_gb|verify|test_crop)"
-    r"|model\.(compile|init_from|sampling\b.*|net\.(init|zero_init|skip_zero_init|checkpointing))"
-)
-# A run that has begun no longer needs these, but of two runs they make different ones.
-BEGINNING = re.compile(r"model\.(init_from|net\.(init|zero_init|skip_zero_init))")
+DECIDES, BEGINS, FREE = "decides how training goes on", "decides how it begins", "changes no weight"
+EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
+    **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
+    **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
+    **dict.fromkeys((f"data.{name}" for name in ("path", "test_path", "download", "num_workers", "memory_gb")), FREE),
+    **dict.fromkeys((f"data.{name}" for name in ("device_batch_size", "verify", "test_crop")), FREE),
+    "model.init_from": BEGINS,
+    **dict.fromkeys((f"model.net.{name}" for name in ("init", "zero_init", "skip_zero_init")), BEGINS),
+    "trainer": FREE,  # precision is a matter of the devices, as the order of sums is
+    **dict.fromkeys((f"trainer.gradient_clip_{name}" for name in ("val", "algorithm")), DECIDES),
+    **dict.fromkeys(("trainer.limit_train_batches", "trainer.sync_batchnorm", "trainer.callbacks.EMA"), DECIDES),
+    "trainer.callbacks.EMA.extra_decays": FREE,
+}
+
+
+def effect(name: str) -> str:
+    """Return what a setting does to a run, by the longest name in EFFECTS that it begins with."""
+    while name and name not in EFFECTS:
+        name = name.rpartition(".")[0]
+    return EFFECTS.get(name, FREE)
 
 
 def decides(name: str) -> bool:
     """Return whether a setting decides how training goes on; length and devices of the run, for example, do not."""
-    return bool(TRAINER.fullmatch(name) or (OF_TRAINING.match(name) and not FREE.fullmatch(name)))
+    return effect(name) == DECIDES
 
 
 def _in_force(settings: Settings) -> Settings:
@@ -57,18 +63,17 @@ def allows(allowed: Sequence[str], name: str) -> bool:
 
 
 def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
-    """Return whether a run of the settings `now` is one of `before` that goes on, but for what is `allowed` to differ.
+    """Return whether two runs have equal settings, apart from those that are `allowed` to differ or change no weight.
 
     Without settings, as in runs that another program than train.py started, there is nothing to compare.
     """
     changes = differences(before, now) if before and now else []
-    others = (name for name in (change.name for change in changes) if decides(name) or BEGINNING.fullmatch(name))
-    return all(allows(allowed, name) for name in others)
+    return all(effect(change.name) == FREE or allows(allowed, change.name) for change in changes)
 
 
 @dataclass(frozen=True)
 class Change:
-    """A setting of which a run has another value, `now`, than the checkpoint from which it goes on.
+    """A setting of which a resumed run has another value, `now`, than its checkpoint.
 
     `flag` is that which sets it, None if it is called as the setting is, empty if there is none.
     """
@@ -83,7 +88,7 @@ class Change:
 
 
 def differences(before: Settings, now: Settings) -> list[Change]:
-    """Return the settings that differ; an option that the run of `before` did not know had its default then."""
+    """Return the settings that differ; an option that the older run did not know had its default."""
     before = renamed(before)
     before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
     pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
