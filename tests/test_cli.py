@@ -172,6 +172,11 @@ def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, mon
     train(monkeypatch, tmp_path, "-c", str(tmp_path / "0.yaml"), *SMALL)
 
 
+def test_a_base_class_is_no_data(tmp_path, monkeypatch, capsys):
+    line = refused(monkeypatch, capsys, tmp_path, "--data", "uvit_decay.data.cifar._CIFAR")
+    assert line.endswith("Expected an instantiatable class, but is abstract")
+
+
 def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys):
     (tmp_path / "trusted_callbacks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)

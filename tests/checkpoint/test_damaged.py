@@ -206,6 +206,12 @@ def test_a_tensor_larger_than_the_file_is_refused(trained, tmp_path):
         load(changed_training(trained, tmp_path, enlarge), "raw")
 
 
+def test_two_weights_of_one_name_are_refused(trained, tmp_path):
+    path = changed_training(trained, tmp_path, lambda c: c["state_dict"].update({"norm.bias": torch.zeros(16)}))
+    with pytest.raises(UserError, match=r"has both norm\.bias and net\.norm\.bias"):
+        load(path, "raw")
+
+
 @pytest.mark.parametrize("value", [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), "text", None])
 def test_what_is_no_plain_tensor_is_no_weight(trained, tmp_path, value):
     path = changed_training(trained, tmp_path, lambda c: c["state_dict"].update({"net.norm.bias": value}))

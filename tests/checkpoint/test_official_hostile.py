@@ -7,6 +7,7 @@ import torch
 from official_files import TINY, imported, saved, tiny, tiny_sit
 
 from uvit_decay.checkpoint.convert import import_official
+from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.runtime.errors import UserError
 
 
@@ -42,6 +43,20 @@ def test_a_dict_that_holds_itself_is_looked_into_no_further(tmp_path):
     contents["model"] = contents
     with pytest.raises(UserError, match="looks like a training checkpoint with the entries weight, model"):
         imported(contents, tmp_path)
+
+
+def test_tensors_that_share_memory_are_imported_and_two_of_one_name_refused(tmp_path):
+    state, names = tiny(), ("norm.bias", "norm.weight")
+    both = torch.rand(2, 16)
+    imported(state | dict(zip(names, both, strict=True)), tmp_path)
+    imported(state | dict.fromkeys(names, both[0]), tmp_path)
+    with pytest.raises(UserError, match=r"has both norm\.bias and module\.norm\.bias"):
+        imported(state | {"module.norm.bias": both[0]}, tmp_path)
+
+
+def test_a_choice_that_is_none_is_one_line():
+    with pytest.raises(UserError, match="--path must be linear or gvp or .*, it is 'nope'"):
+        ImportOptions(path="nope")
 
 
 @pytest.mark.parametrize("step", [True, -1, 10**30, 1.5])

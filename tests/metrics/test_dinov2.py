@@ -162,6 +162,9 @@ def refused(path):
         ({"norm.bias": torch.zeros(3)}, "norm.bias is (3,), not (128,)"),
         ({"norm.bias": torch.zeros(WIDTH, dtype=torch.int64)}, "norm.bias is torch.int64, not torch.float32"),
         ({"norm.bias": torch.full((WIDTH,), torch.nan)}, "norm.bias has values that are not finite"),
+        ({"norm.bias": torch.zeros(WIDTH).to_sparse()}, "its 'norm.bias' is no plain tensor with a name"),
+        ({3: torch.zeros(WIDTH)}, "its '3' is no plain tensor with a name"),
+        ({"other": torch.zeros(3, dtype=torch.bfloat16)}, "1 tensors are unknown, the first is other"),
     ],
 )
 def test_what_is_no_dinov2_is_one_line(changes, message, weights, tmp_path):

@@ -71,13 +71,26 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
     state = weights(num_classes=0).state_dict()
     torch.save({name: value for name, value in state.items() if not name.startswith("norm.")}, tmp_path / "decayed.pth")
     with pytest.raises(
-        UserError, match=r"does not fit test_vit: it lacks norm.weight; decayed and fine-tuned MAEs: python -m"
+        UserError, match=r"does not fit test_vit: lacks norm.weight; decayed and fine-tuned MAEs: python -m"
     ):
         timm_vit(NAME, tmp_path / "decayed.pth")
     with pytest.raises(UserError, match=r"does not fit vit_tiny_patch16_224"):
         timm_vit("vit_tiny_patch16_224", file)
     with pytest.raises(UserError, match="does not exist"):
         timm_vit(NAME, tmp_path / "nothing.pth")
+
+
+@pytest.mark.parametrize("value", [torch.zeros(64, dtype=torch.int64), torch.zeros(64, dtype=torch.complex64)])
+def test_weights_of_another_kind_are_not_cast(tmp_path, value):
+    torch.save(weights(num_classes=0).state_dict() | {"norm.bias": value}, tmp_path / "cast.pth")
+    with pytest.raises(UserError, match=f"does not fit test_vit: its norm.bias is of {value.dtype}"):
+        timm_vit(NAME, tmp_path / "cast.pth")
+
+
+def test_positions_that_are_empty_are_one_line(tmp_path):
+    torch.save(weights(num_classes=0).state_dict() | {"pos_embed": torch.zeros(1, 0, 64)}, tmp_path / "empty.pth")
+    with pytest.raises(UserError, match="empty.pth does not fit test_vit"):
+        timm_vit(NAME, tmp_path / "empty.pth")
 
 
 def test_weights_that_cannot_be_fetched_and_tags_that_are_not_there_are_one_line():

@@ -124,6 +124,10 @@ def test_the_last_norm_of_an_encoder_is_not_left_out(tmp_path):
     save_tensors(file, encoder.state_dict(), {KEY: json.dumps(card.to_dict())})
     with pytest.raises(UserError, match="norm after its last block, this network none: set --model.net.norm true"):
         start_from(small_vit(batch_norm=True, norm=False), file)
+    other = card.to_dict() | {"net": card.to_dict()["net"] | {"init_args": encoder.config | {"image_size": 16}}}
+    save_tensors(tmp_path / "other.safetensors", encoder.state_dict(), {KEY: json.dumps(other)})
+    with pytest.raises(UserError, match="other.safetensors: the weights do not fit the network that it describes"):
+        start_from(small_vit(batch_norm=True, norm=True), tmp_path / "other.safetensors")
     for net in (small_vit(batch_norm=True, norm=True), small_vit(pool="mean")):  # which has a norm of its own
         assert "; new: " in start_from(net, file)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
-from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party, unpickle
+from uvit_decay.checkpoint.io import StoredModel, check_weights, read, read_third_party, unpickle
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import (
     IMPORTED,
@@ -86,8 +86,7 @@ def export(source: Path, target: Path, weights: Weights | None = None, *, to: Li
 def _export(source: Path, target: Path, weights: Weights | None, to: Literal["timm"] | None) -> str:
     stored = read(source, weights)
     if target.suffix == ".safetensors" and not to:
-        if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
-            stored.network()
+        stored.check()
         _write(target, stored.card, stored.state)
         return ""
     net = stored.network()

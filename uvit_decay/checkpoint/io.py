@@ -31,7 +31,7 @@ from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.plain import parse, typed
 from uvit_decay.runtime.program import localised
-from uvit_decay.runtime.tensor_files import damaged, load_tensors
+from uvit_decay.runtime.tensor_files import damaged, is_plain, load_tensors
 from uvit_decay.runtime.zips import check_records, has_crcs, is_zip
 from uvit_decay.weights import Weights, WeightSet
 
@@ -132,6 +132,11 @@ class StoredModel:
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
 
+    def check(self) -> None:
+        """Raise a UserError if the weights do not fit the network; a class from elsewhere is not built."""
+        if self.card.net.is_from(HOME):
+            self.network()
+
     def _check_sizes(self, init_args: Mapping[str, object]) -> None:
         """Raise a UserError if the described network is larger than its weights, before any block is built."""
         numbers = sum(value.numel() for value in self.state.values())
@@ -170,14 +175,26 @@ def _read_exported(path: Path) -> StoredModel:
 def _of_folder(stored: StoredModel, folder: Path) -> StoredModel:
     """Return the network in a folder's denoiser, with the folder's own autoencoder."""
     card = replace(stored.card, latents=own_latents(stored.card.latents, folder))
-    return replace(stored, card=card, state={name.removeprefix("net."): value for name, value in stored.state.items()})
+    return replace(stored, card=card, state=without_prefix(stored.state, "net.", folder))
+
+
+def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
+    """Return the entries under their names without a prefix; raise a UserError if two entries have the same name then.
+
+    `where` is the file that they are from.
+    """
+    renamed = {str(name).removeprefix(prefix): value for name, value in state.items()}
+    if len(renamed) < len(state):
+        twice = next(name for name in state if f"{prefix}{name}" in state)
+        raise UserError(f"{where} has both {twice} and {prefix}{twice}: it is damaged, or two networks in one file")
+    return renamed
 
 
 def _read_training(path: Path, weights: WeightSet | None) -> StoredModel:
     contents = read_training_checkpoint(path, whole=False)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
-    state = {name.removeprefix("net."): value for name, value in state.items()}
+    state = without_prefix(state, "net.", path)
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
     named = averages(callbacks.get("EMA", {}), path)
     if weights not in (None, "raw") and not named:
@@ -253,8 +270,7 @@ def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     In a file of torch.save, the storage of each weight must equal a record in size and CRC-32. Only these storages are
     read, not unused data such as the optimizer state.
     """
-    plain = all(value.layout == torch.strided and not value.is_meta and not value.is_nested for value in state.values())
-    if not plain or sum(value.nbytes for value in state.values()) > path.stat().st_size:
+    if not all(map(is_plain, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
     if is_zip(path):
         with zipfile.ZipFile(path) as archive:

@@ -11,7 +11,7 @@ import io
 import pickle
 import sys
 import tarfile
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,7 +33,7 @@ _PIXELS = 3 * 32 * 32
 _LARGEST = 2**28  # bytes of a file, of which CIFAR-100's training images have 155 million
 
 
-class _CIFAR(ImageData):
+class _CIFAR(ImageData, ABC):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
     `keys` are the key of the labels in the batches and that of the class names in the meta file.

@@ -60,8 +60,8 @@ class DINOv2Net(nn.Module):
     def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
         super().__init__()
         state = {name: value for name, value in read_state(path, DINOV2).items() if name != "mask_token"}
+        self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
         self.resize, self.sha256 = RESIZE_DINOV2[protocol], _sha256(state)
-        self.vit, self.dim, self.depth = _vision_transformer(state, path)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
         self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
         self.eval().requires_grad_(False)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.tensor_files import load_tensors
+from uvit_decay.runtime.tensor_files import is_plain, load_tensors
 from uvit_decay.runtime.zips import check_records, is_zip
 
 
@@ -45,6 +45,8 @@ def read_state(path: Path, network: Network) -> dict[str, Tensor]:
     if not isinstance(state, dict):
         raise network.refused(path, f"it is no state_dict but a {type(state).__name__}")
     for name, value in state.items():
+        if not isinstance(name, str) or (isinstance(value, Tensor) and not is_plain(value)):
+            raise network.refused(path, f"its {str(name)[:60]!r} is no plain tensor with a name")
         if not isinstance(value, Tensor):
             reason = f"a state_dict in a wrapping, {name!r} is a {type(value).__name__}: save the inner one alone"
             raise network.refused(path, reason)

@@ -100,14 +100,15 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     """Load the weights of a file; all of the encoder must be there, as a decayed MAE lacks the norm of a plain one."""
     from timm.models.vision_transformer import checkpoint_filter_fn
 
-    from uvit_decay.checkpoint.io import check_weights, read_third_party
+    from uvit_decay.checkpoint.io import check_weights, mismatch, read_third_party
 
     contents = typed(dict[str, object], read_third_party(file), f"contents of {file}")
     contents = next((contents[key] for key in MAPS if isinstance(contents.get(key), dict)), contents)
     state = typed(dict[str, Tensor], contents, f"weights in {file}")
     check_weights(file, state)
     state = {key: value for key, value in state.items() if not key.startswith(OUTSIDE)}
-    with explained(f"{file} does not fit {name}", RuntimeError, KeyError, ValueError, AttributeError):
-        missing, unexpected = model.load_state_dict(checkpoint_filter_fn(state, model), strict=False)
-    for key, problem in [*((key, "lacks") for key in missing), *((key, "has also") for key in unexpected)]:
-        raise UserError(f"{file} does not fit {name}: it {problem} {key}; {IMPORT}")
+    with explained(f"{file} does not fit {name}", Exception):  # timm looks at no shape before it uses it
+        state = checkpoint_filter_fn(state, model)
+    if problem := mismatch(model, state, name):
+        raise UserError(f"{file} does not fit {name}: {problem}; {IMPORT}")
+    model.load_state_dict(state)

@@ -24,7 +24,8 @@ TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     """Write tensors and metadata with their checksums; the file replaces `path` when it is complete."""
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    # Copies: safetensors refuses tensors that share memory, as tied ones and views do.
+    tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
     metadata = {**(metadata or {}), TENSORS: _crc32(tensors)}
     content = save(tensors, metadata | {HEADER: _header_crc32(metadata, tensors)})
     end = 8 + int.from_bytes(content[:8], "little")
@@ -65,6 +66,11 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     if verify and checksums != _crc32(tensors):
         raise damaged(path, "tensors are")
     return metadata, tensors
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether a tensor of a file has values in memory, one for each index."""
+    return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
 
 
 def damaged(path: Path, what: str) -> UserError:

@@ -45,6 +45,7 @@ def start_from(net: nn.Module, file: Path) -> str:
         UserError: a file that cannot be read, of another architecture or another decay.
     """
     stored = read_weights(file)
+    stored.check()
     _check_architecture(stored, net)
     own, head = net.state_dict(), head_module(net)
     taken = {name: v for name, v in stored.state.items() if name in own and name.partition(".")[0] != head}

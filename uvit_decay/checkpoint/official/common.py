@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
-from uvit_decay.checkpoint.io import mismatch
+from uvit_decay.checkpoint.io import mismatch, without_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
@@ -74,6 +74,10 @@ class ImportOptions:
     norm_pix: bool | None = None
     pixels: Pixels | None = None
     classes: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            typed(kind, getattr(self, name), f"--{name.replace('_', '-')}")
 
 
 def on_meta(kind: type[Net], **config: Any) -> Net:
@@ -179,7 +183,7 @@ class StateDict:
     @classmethod
     def of(cls, contents: Mapping[Any, Any], family: str, where: Path) -> StateDict:
         """Build it from the entries of a file, with DataParallel's prefix removed from their names."""
-        loaded = cls({str(name).removeprefix(PREFIX): value for name, value in contents.items()}, family, where)
+        loaded = cls(without_prefix(contents, PREFIX, where), family, where)
         for name, value in loaded.state.items():
             if not isinstance(value, Tensor):
                 raise loaded.error(f"its {name} is a {type(value).__name__}, not a tensor")
