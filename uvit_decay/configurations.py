@@ -22,7 +22,10 @@ from uvit_decay.tasks.optimization import IN_PLACE
 NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
-FORMS = re.compile(r"'NoneType'|Given value|Not a valid subclass of|Subclass types expect|^a class path|^a dict with")
+FORMS = re.compile(
+    r"'NoneType'|abc.Sequence'|dot import path|Given value|Not a valid subclass of|Subclass types expect|"
+    r"^a class path|^a dict with"
+)
 DROPPED = {  # names of classes and options that are gone -> what to do without them
     "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
     "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",

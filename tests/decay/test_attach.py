@@ -58,7 +58,7 @@ def test_attached_equals_the_edited_forward_in_value_and_gradient(case, options)
     weights = decay.shortcuts(DEPTH, **options)
     torch.testing.assert_close(attached.alphas.tolist(), list(weights.alphas), rtol=1e-6, atol=0)
     # Learned alphas are float32, as in our own networks.
-    alphas = attached.alphas.tolist() if weights.learnable else weights.alphas
+    alphas = attached.alphas.tolist() if weights.learned else weights.alphas
     out, edited = case(), case.edited(alphas, weights.betas)
     torch.testing.assert_close(out, edited, rtol=1e-9, atol=1e-9)
     assert (out - plain).abs().max() > 1e-3

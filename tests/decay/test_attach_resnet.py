@@ -91,7 +91,7 @@ def test_each_block_and_schedule_equals_the_edited_forward(model, x, schedule, t
     attached = decay.attach(model, **options)
     weights = decay.shortcuts(blocks_of(model), **options, per_block=1)
     assert attached.shortcuts == weights
-    alphas = attached.alphas.tolist() if weights.learnable else weights.alphas
+    alphas = attached.alphas.tolist() if weights.learned else weights.alphas
     expected = edited(reference, x, alphas, weights.betas)
     assert not torch.allclose(expected, plain, rtol=1e-3)
     assert_same(model, model(x), reference, expected, rtol=1e-9, atol=1e-12)

@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 from torch import nn
 
-from uvit_decay.decay import Shortcuts, alpha_min_for, attach, effective_decay, shortcuts
+from uvit_decay.decay import alpha_min_for, attach, effective_decay, shortcuts, weighted
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
@@ -165,20 +165,19 @@ def test_alpha_min_one_is_exactly_the_ordinary_network(schedule, index, branches
 
 @pytest.mark.parametrize(("schedule", "alpha"), [("constant", math.sqrt(0.5)), ("constant-branch", 1.0)])
 def test_constant_schedules_scale_the_branch_and_only_one_of_them_the_shortcut(schedule, alpha):
-    expected = Shortcuts((alpha,) * 24, (math.sqrt(0.5),) * 24)
-    assert shortcuts(12, 1.0, schedule=schedule) == expected
+    assert shortcuts(12, 1.0, schedule=schedule) == weighted([alpha] * 24, math.sqrt(0.5))
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
 def test_fixed_schedules_leave_the_branch_unscaled_and_are_not_learnable(schedule):
     result = shortcuts(12, 0.6, schedule=schedule)
     assert result.betas == (1.0,) * 24
-    assert not result.learnable
+    assert not result.learned
 
 
 def test_learnable_alphas_start_on_the_linear_schedule():
     learned, fixed = shortcuts(12, 0.6, schedule="learnable"), shortcuts(12, 0.6)
-    assert learned.learnable
+    assert learned.learned == "alphas"
     assert (learned.alphas, learned.betas) == (fixed.alphas, fixed.betas)
 
 

@@ -97,13 +97,13 @@ class TorchEncoder(Case):
     def blocks(self) -> list[nn.Module]:
         return list(self.model.layers)
 
-    def edited(self, alphas, betas=None, states=None) -> Tensor:
-        betas = betas or (1.0,) * len(alphas)
+    def edited(self, alphas, betas=None, states=None, scales=None) -> Tensor:
+        betas, scales = betas or (1.0,) * len(alphas), scales or (1.0,) * len(alphas)
         x = self.x
         for i, layer in enumerate(self.reference.layers):
-            n = layer.norm1(x)
+            n = scales[2 * i] * layer.norm1(x)
             x = alphas[2 * i] * x + betas[2 * i] * layer.self_attn(n, n, n, need_weights=False)[0]
-            f = layer.linear2(layer.activation(layer.linear1(layer.norm2(x))))
+            f = layer.linear2(layer.activation(layer.linear1(scales[2 * i + 1] * layer.norm2(x))))
             x = alphas[2 * i + 1] * x + betas[2 * i + 1] * f
             if states is not None:
                 states.append(x)

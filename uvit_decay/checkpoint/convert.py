@@ -231,7 +231,7 @@ def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedM
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
     """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`."""
     family = _family(net, where)
-    if net.shortcuts.learnable or set(net.shortcuts.betas) != {1.0}:
+    if net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):
         raise UserError(
             f"{where} has the schedule {net.config['schedule']!r}, whose weights the official layout has no place for: "
             "export .safetensors"

@@ -42,8 +42,10 @@ def timm_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict
     if not isinstance(net, MAE | ViT):
         kind = type(net).__name__
         raise UserError(f"{where} holds a {kind}, the layout of timm is for ViT and MAE: leave out --to")
-    if net.shortcuts.learnable:
-        raise UserError(f"{where} has learned alphas, which the layout of timm has no place for: export .safetensors")
+    if learned := net.shortcuts.learned:
+        raise UserError(
+            f"{where} has learned {learned}, which the layout of timm has no place for: export .safetensors"
+        )
     kept = {name: value.contiguous() for name, value in state.items() if name.startswith(PARTS)}
     if "head.1.weight" not in kept:
         return kept
@@ -75,7 +77,7 @@ def python_lines(net: MAE | ViT, state: Mapping[str, Tensor], target: Path) -> s
     )
     options = {"checkpoint_path": str(target), "num_classes": net.num_classes, **options}
     lines = ["import timm", f"model = timm.create_model({name + tag!r}, {_arguments(options)})"]
-    if {*net.shortcuts.alphas, *net.shortcuts.betas} != {1.0}:
+    if not net.shortcuts.plain():
         usual = {name: parameter.default for name, parameter in signature(decay.attach).parameters.items()}
         lines.insert(1, "from uvit_decay import decay")
         lines.append(f"decay.attach(model, {_arguments(_changed({name: config[name] for name in DECAY}, usual))})")

@@ -12,34 +12,40 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.blocks import Gated, Pair, Pairs, Single, known_pairs
-from uvit_decay.decay.hooks import HookedBranches
-from uvit_decay.decay.schedule import Branches, Granularity, Index, Schedule, Shortcuts, shortcuts
+from uvit_decay.decay.hooks import HookedBranches, HookedPair
+from uvit_decay.decay.schedule import (
+    Branches,
+    Granularity,
+    Index,
+    Schedule,
+    branch_weights,
+    register_weights,
+    shortcuts,
+)
+from uvit_decay.decay.table import Shortcuts, Weights
 from uvit_decay.runtime.errors import UserError
 
 
 class Attached(nn.Module):
     """Decay attached to a model; `remove()` or the end of a `with` block detaches it.
 
-    `alphas`, one a branch, are a buffer, or a parameter if `learnable`. They are not in the model, whose state_dict
-    keeps its keys: train, save and move this module together with the model (under DDP, wrap one module that holds
-    both).
+    `alphas`, one a branch, are a buffer, or a parameter if they are learned, as betas may be. They are not in the
+    model, whose state_dict keeps its keys: train, save and move this module together with the model (under DDP, wrap
+    one module that holds both).
     """
 
     alphas: Tensor
 
-    def __init__(self, weights: Shortcuts, device: torch.device) -> None:
+    def __init__(self, weights: Shortcuts, dim: int, device: torch.device) -> None:
         super().__init__()
         self.shortcuts = weights
         self.hooked: list[HookedBranches] = []
-        alphas = torch.tensor(weights.alphas, device=device)
-        if weights.learnable:
-            self.alphas = nn.Parameter(alphas)
-        else:
-            self.register_buffer("alphas", alphas, persistent=False)
+        register_weights(self, weights, dim, persistent=False)
+        self.to(device)
 
-    def weights(self, k: int) -> tuple[float | Tensor, float]:
-        """Return alpha and beta of branch k."""
-        return self.shortcuts.weights(k, self.alphas)
+    def weights(self, k: int) -> Weights:
+        """Return the weights of branch k."""
+        return branch_weights(self, self.shortcuts, k)
 
     def remove(self) -> None:
         """Remove all hooks; the model then computes exactly what it did before."""
@@ -70,8 +76,9 @@ def attach(
     index: Index = "code",
     branches: Branches = "both",
     pairs: Pairs | None = None,
+    dim: int | None = None,
 ) -> Attached:
-    """Give every residual branch of `model` the shortcut of Eq. 3 without changes to its code or its state_dict.
+    """Give every residual branch of `model` a shortcut of the table without changes to its code or its state_dict.
 
     Branches with alpha = beta = 1 get no hook, so alpha_min = 1 registers none. Copies and pickles of the model stay
     decayed; `copy.deepcopy((model, attached))` gives a copy whose decay can be removed. Graphs compiled before by
@@ -90,6 +97,7 @@ def attach(
         pairs: the branches in execution order, attention before MLP: (norm, branch) names the modules that a branch
             calls first, with x, and last; `Gated` names a block with gates, where only norms and additions use x;
             `Single` names a block with one branch, for networks in which all blocks are such.
+        dim: width of the tokens, for a schedule that learns a weight for each channel.
 
     Raises:
         UserError: a model that is attached already or has no supported block; in its forward, modules that are not
@@ -103,11 +111,15 @@ def attach(
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
     weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block)
-    attached = Attached(weights, next((p.device for p in model.parameters()), torch.device("cpu")))
+    if weights.per_channel and dim is None:
+        raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
+    attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))
     first = 0
     for group in groups:
         last = first + len(group.norms)
-        if weights.learnable or {*weights.alphas[first:last], *weights.betas[first:last]} != {1.0}:
+        if set(weights.scales[first:last]) != {1.0} and not isinstance(group, HookedPair):
+            raise UserError(f"the schedule {schedule!r} scales norms, which in this model are not apart from branches")
+        if not weights.plain(first, last):
             group.register(model, attached.weights, first)
             attached.hooked.append(group)
         first = last

@@ -24,9 +24,10 @@ from os.path import commonprefix
 from torch import Tensor, nn
 
 from uvit_decay.decay.schedule import decayed_add
+from uvit_decay.decay.table import Weights
 from uvit_decay.runtime.errors import UserError
 
-Weights = Callable[[int], tuple[float | Tensor, float]]  # alpha and beta of branch k
+WeightsOf = Callable[[int], Weights]  # the weights of branch k
 
 
 class BranchState(threading.local):
@@ -59,7 +60,7 @@ class HookedBranches:
         """The names of all modules that hooks may be registered on."""
         return *self.norms, self.end
 
-    def register(self, model: nn.Module, weights: Weights, first: int) -> None:
+    def register(self, model: nn.Module, weights: WeightsOf, first: int) -> None:
         """Register the hooks on the modules of `model`; the first branch here is branch `first` of the model.
 
         In one forward pass they run in the order: `forget` (enclosing module starts), `enter` (before each norm),
@@ -120,13 +121,24 @@ class HookedBranches:
 class HookedPair(HookedBranches):
     """A branch that the network adds to its input unscaled: y = x + f(norm(x))."""
 
+    def register(self, model: nn.Module, weights: WeightsOf, first: int) -> None:
+        """Register the hooks, with a further one on the norm if its output is scaled."""
+        super().register(model, weights, first)
+        if weights(first).scale != 1.0:
+            norm = model.get_submodule(self.norms[0])
+            self.handles.append(norm.register_forward_hook(self.scale_norm, prepend=True))
+
+    def scale_norm(self, norm: nn.Module, args: tuple, out: Tensor) -> Tensor:
+        """Return the scaled output of the norm (its forward hook)."""
+        return self.weights(self.first).scale * out
+
     def on_norm_input(self, v: Tensor) -> Tensor:
         self.state.x, self.state.v, self.state.count = v, v, 1
         return v
 
     def apply_decay(self, out: Tensor) -> Tensor:
         """Return beta f + (alpha - 1) x, to which the network adds x."""
-        alpha, beta = self.weights(self.first)
+        alpha, beta, _ = self.weights(self.first)
         return decayed_add(self.state.x, out, alpha - 1, beta)
 
 
@@ -141,7 +153,7 @@ class HookedProjection(HookedBranches):
     def modules(self) -> tuple[str, ...]:
         return *self.norms, self.last, self.end
 
-    def register(self, model: nn.Module, weights: Weights, first: int) -> None:
+    def register(self, model: nn.Module, weights: WeightsOf, first: int) -> None:
         """Register the hooks, with a further one on the last module of the branch."""
         super().register(model, weights, first)
         self.handles.append(model.get_submodule(self.last).register_forward_hook(self.scale, prepend=True))
@@ -150,8 +162,8 @@ class HookedProjection(HookedBranches):
         """Return beta f, and record f, whose shape `leave` checks (forward hook of the branch's last module)."""
         if not isinstance(out, Tensor):
             raise UserError(f"{self.last!r} gives no tensor: check the names")
-        self.state.v, beta = out, self.weights(self.first)[1]
-        return out if beta == 1.0 else beta * out
+        self.state.v, beta = out, self.weights(self.first).beta
+        return out if not isinstance(beta, Tensor) and beta == 1.0 else beta * out
 
     def on_norm_input(self, v: Tensor) -> Tensor:
         self.state.count = 1
@@ -159,7 +171,7 @@ class HookedProjection(HookedBranches):
 
     def apply_decay(self, out: Tensor) -> Tensor:
         """Return alpha times the projection, to which the network adds beta f."""
-        alpha = self.weights(self.first)[0]
+        alpha = self.weights(self.first).alpha
         return out * (alpha.to(out.dtype) if isinstance(alpha, Tensor) else alpha)
 
 
@@ -178,7 +190,7 @@ class HookedGates(HookedBranches):
         """Return Eq. 3 for the branch that ends here: out - v is its output g f, undecayed."""
         if out is self.state.v:
             raise UserError(f"{self.end!r} adds in place, where its branches cannot be told from its input")
-        alpha, beta = self.weights(self.first + self.state.count - 1)
+        alpha, beta, _ = self.weights(self.first + self.state.count - 1)
         return decayed_add(self.state.x, out - self.state.v, alpha, beta)
 
 

@@ -1,4 +1,4 @@
-"""Decayed identity shortcuts: the schedules of the paper and the quantities that follow from them.
+"""Decayed identity shortcuts: the weights of a network's residual branches and the quantities that follow from them.
 
 "Residual Connections Harm Generative Representation Learning" (CVPR 2026). A residual branch f_k computes
 
@@ -7,53 +7,64 @@
 where alpha_k falls with depth from 1 to alpha_min. A transformer block has two branches, attention (k even) and MLP
 (k odd), so L blocks have N = 2 L branches in execution order; a ResNet's block has one, so N = L. Notation:
 k = 0..N-1 counts residual branches, `alpha_min` in (0, 1] is the last alpha, u in [0, 1] is the depth of a branch.
-alpha_min = 1 is the ordinary network.
+alpha_min = 1 is the ordinary network. Other kinds of shortcuts are entries of `uvit_decay.decay.table`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, weighted
 from uvit_decay.runtime.errors import UserError, check_choice
 
-Schedule = Literal["linear", "cosine", "constant", "constant-branch", "learnable"]
+# An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
+# number, `--trust mine.schedule --model.net.schedule mine.schedule`. Networks record a function as what it gave.
+Numbers = Sequence[float] | Sequence[Sequence[float]]
+Schedule = Literal[*SHORTCUTS] | Sequence[float] | Sequence[Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
 
-SQRT_HALF = math.sqrt(0.5)
-
-
-@dataclass(frozen=True)
-class Shortcuts:
-    """The weights of a network's residual branches: x <- alphas[k] x + betas[k] f_k(x), k in execution order."""
-
-    alphas: tuple[float, ...]
-    betas: tuple[float, ...]
-    learnable: bool = False
-
-    def weights(self, k: int, learned: Tensor) -> tuple[float | Tensor, float]:
-        """Return alpha and beta of branch k; alpha is that of `learned` if the alphas are learned."""
-        return (learned if self.learnable else self.alphas)[k], self.betas[k]
-
 
 def decayed_add(x: Tensor, f: Tensor, alpha: float | Tensor, beta: float | Tensor = 1.0) -> Tensor:
-    """Return alpha x + beta f (Eq. 3), with beta = 1 as one fused multiply-add in place of the ordinary addition.
+    """Return alpha x + beta f: one fused multiply-add in place of the ordinary addition where one of them is 1.
 
     `alpha` is a number, or a scalar tensor if it is learned; `beta` a number, or a tensor that broadcasts to f. x and f
     have the same shape; the dtype is their promotion.
     """
-    if isinstance(beta, Tensor) or beta != 1.0:
+    if not isinstance(alpha, Tensor) and alpha == 1.0:
+        return torch.addcmul(x, f, beta.to(x.dtype)) if isinstance(beta, Tensor) else torch.add(x, f, alpha=beta)
+    if isinstance(beta, Tensor):
+        f = beta.to(x.dtype) * f
+    elif beta != 1.0:
         f = beta * f
     if isinstance(alpha, Tensor):
         return torch.addcmul(f, alpha.to(x.dtype), x)
     return torch.add(f, x, alpha=alpha)
+
+
+def register_weights(module: nn.Module, shortcuts: Shortcuts, dim: int, persistent: bool = True) -> None:
+    """Register what `shortcuts` records as buffers of `module`, and what is learned as a parameter.
+
+    `dim` is the number of channels, for betas of channels.
+    """
+    for name in shortcuts.recorded:
+        values = shortcuts.tensor(name, dim)
+        if name == shortcuts.learned:
+            module.register_parameter(name, nn.Parameter(values))
+        else:
+            module.register_buffer(name, values, persistent)
+
+
+def branch_weights(module: nn.Module, shortcuts: Shortcuts, k: int, as_tensors: bool = False) -> Weights:
+    """Return the weights of branch k; what `module` holds of them are tensors if learned, or with `as_tensors`."""
+    held = shortcuts.recorded if as_tensors else (shortcuts.learned,)
+    return Weights(*((getattr(module, n) if n in held else getattr(shortcuts, n))[k] for n in NAMES))
 
 
 def shortcuts(
@@ -70,10 +81,8 @@ def shortcuts(
     Args:
         blocks: number of decayed blocks L.
         alpha_min: weight of the deepest identity shortcut, in (0, 1].
-        schedule: `linear` (Eq. 5, the paper's); `cosine` (Table 3a; the paper gives no formula, this one is
-            alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2); `constant` sqrt(1/2) (x + f) and `constant-branch`
-            x + sqrt(1/2) f (Table 3b; both need alpha_min = 1, which they do not use); `learnable`, one weight a branch
-            initialised with the linear schedule (Table 5; the paper gives no initial values; ones for alpha_min = 1).
+        schedule: an entry of `uvit_decay.decay.table.SHORTCUTS`, of which `linear` is the paper's; or the alphas, or
+            pairs of alpha and beta, of all branches; or a function of their number that returns these.
         granularity: `branch`, one alpha for each branch (the authors' code); `block`, one for both branches of a block.
         index: `code` u = k / (N - 1), from exactly 1 to exactly alpha_min; `v2` u = (k + 1) / N (Eq. 5 of the paper's
             second version); `v1` u = k / N (first version: never reaches alpha_min).
@@ -85,7 +94,6 @@ def shortcuts(
         raise UserError(
             f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, the paper uses 0.6 to 0.8"
         )
-    check_choice(Schedule, schedule=schedule)
     check_choice(Granularity, granularity=granularity)
     check_choice(Index, index=index)
     check_choice(Branches, branches=branches)
@@ -96,32 +104,35 @@ def shortcuts(
         raise UserError(
             "a ResNet's block has one residual branch, neither attention nor MLP: leave out granularity and branches"
         )
-    if schedule in ("constant", "constant-branch", "learnable") and branches != "both":
+    named = isinstance(schedule, str)
+    if named:
+        check_choice(SHORTCUTS, schedule=schedule)
+    falls = named and SHORTCUTS[schedule].falls
+    if not falls and alpha_min != 1.0:
+        raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
+    if (not falls or schedule == "learnable") and branches != "both":
         raise UserError(f"the schedule {schedule!r} is for both kinds of branches, got branches {branches!r}")
-    if schedule in ("constant", "constant-branch"):
-        if alpha_min != 1.0:
-            raise UserError(f"the schedule {schedule!r} has no alpha_min, got {alpha_min}: set alpha_min to 1")
-        alpha = SQRT_HALF if schedule == "constant" else 1.0
-        return Shortcuts((alpha,) * count, (SQRT_HALF,) * count)
-
-    curve = _cosine if schedule == "cosine" else _linear
+    if not named:
+        return _listed(schedule(count) if callable(schedule) else schedule, count)
+    if per_block == 1 and SHORTCUTS[schedule].blocks:
+        raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for those of a ResNet")
     repeat = 1 if granularity == "branch" else 2
-    alphas = [curve(u, alpha_min) for u in _depths(count // repeat, index) for _ in range(repeat)]
-    if branches == "attention":
-        alphas[1::2] = [1.0] * blocks
-    if branches == "mlp":
-        alphas[0::2] = [1.0] * blocks
-    return Shortcuts(tuple(alphas), (1.0,) * count, learnable=schedule == "learnable")
+    depths = [u for u in _depths(count // repeat, index) for _ in range(repeat)]
+    if branches != "both":
+        depths[1 if branches == "attention" else 0 :: 2] = [0.0] * blocks
+    return SHORTCUTS[schedule].weights(depths, alpha_min)
 
 
-def _linear(u: float, alpha_min: float) -> float:
-    """Return 1 - (1 - alpha_min) u (Eq. 5)."""
-    return 1.0 - (1.0 - alpha_min) * u
-
-
-def _cosine(u: float, alpha_min: float) -> float:
-    """Return alpha_min + (1 - alpha_min)(1 + cos(pi u)) / 2, for Table 3a."""
-    return alpha_min + (1.0 - alpha_min) * 0.5 * (1.0 + math.cos(math.pi * u))
+def _listed(numbers: Numbers, count: int) -> Shortcuts:
+    """Return shortcuts of alphas, or of pairs of alpha and beta, that were given one by one."""
+    pairs = [tuple(number) if isinstance(number, Sequence) else (number, 1.0) for number in numbers]
+    if len(pairs) != count or not all(len(pair) == 2 and all(map(math.isfinite, pair)) for pair in pairs):
+        raise UserError(
+            f"a schedule given as a list needs a finite alpha, or a pair of alpha and beta, for each of the {count} "
+            f"residual branches, got {len(pairs)} entries: {str(numbers)[:200]}"
+        )
+    alphas, betas = zip(*pairs, strict=True)
+    return weighted([float(alpha) for alpha in alphas], [float(beta) for beta in betas])
 
 
 def _depths(n: int, index: Index) -> list[float]:

@@ -40,26 +40,36 @@ class HasDataLayers(Protocol):
 class DecayedNet(Pretrained):
     """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
 
-    Subclasses set `num_classes`, `null_label` and `checkpointing` and call `record_shortcuts` in their constructor.
+    Subclasses set `num_classes`, `null_label`, `checkpointing` and `dim`, and call `record_shortcuts` in their
+    constructor.
     """
 
     num_classes: int
     null_label: bool
     checkpointing: bool
+    dim: int
     class_token = False  # whether the first token is one
     shortcuts: decay.Shortcuts
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
-        """Register alphas and betas in the state_dict, where loading checks them; learned alphas are a parameter."""
+        """Register the weights of the branches in the state_dict, where loading checks them.
+
+        `config` gets what a function of the user's own gave, so that a checkpoint is read without that function.
+        """
         self.shortcuts = shortcuts
-        alphas = torch.tensor(shortcuts.alphas)
-        if shortcuts.learnable:
-            self.alphas = nn.Parameter(alphas)
-        else:
-            self.register_buffer("alphas", alphas)
-        if set(shortcuts.betas) != {1.0}:
-            self.register_buffer("betas", torch.tensor(shortcuts.betas))
-        self.register_load_state_dict_pre_hook(_check_alphas)
+        if not isinstance(self.config["schedule"], str):
+            self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
+        decay.register_weights(self, shortcuts, self.dim)
+        self.register_load_state_dict_pre_hook(_check_weights)
+
+    def silence(self, blocks: Sequence[nn.Module]) -> None:
+        """Zero the last layers of the branches of `blocks`, whose output then starts at 0.
+
+        Branches whose betas start at 0 are silent already, and no gradient would reach either.
+        """
+        if any(self.shortcuts.betas):
+            for block in blocks:
+                block.zero_init()
 
     def run_blocks(
         self, tokens: Tensor, blocks: Sequence[nn.Module], skips: int, *conditions: Tensor, keep: Tensor | None = None
@@ -78,17 +88,13 @@ class DecayedNet(Pretrained):
                 unread.append(tokens)
             yield tokens
 
-    def _weights(
-        self, k: int, keep: Tensor | None, as_tensors: bool
-    ) -> tuple[Sequence[float | Tensor], Sequence[float | Tensor]]:
-        """Return the alphas and the betas of block k; alphas are scalar tensors if learned or if `as_tensors`."""
-        pair = slice(2 * k, 2 * k + 2)
-        learned = self.shortcuts.learnable
-        alphas = tuple(self.alphas[pair]) if learned or as_tensors else self.shortcuts.alphas[pair]
-        betas = self.shortcuts.betas[pair]
-        if keep is None:
-            return alphas, betas
-        return alphas, [beta * kept[:, None, None] for beta, kept in zip(betas, keep[pair], strict=True)]
+    def _weights(self, k: int, keep: Tensor | None, as_tensors: bool) -> Iterator[Sequence[float | Tensor]]:
+        """Return alphas, betas and scales of block k; see `decay.branch_weights` for `as_tensors`."""
+        pair = [decay.branch_weights(self, self.shortcuts, i, as_tensors) for i in (2 * k, 2 * k + 1)]
+        if keep is not None:
+            kept = keep[2 * k : 2 * k + 2, :, None, None]
+            pair = [branch._replace(beta=branch.beta * drawn) for branch, drawn in zip(pair, kept, strict=True)]
+        return zip(*pair, strict=True)
 
     def run_block(self, block: nn.Module, *inputs: object) -> Tensor:
         """Return block(*inputs).
@@ -133,22 +139,22 @@ def init_linears(net: nn.Module, init_weight: Callable[[Tensor], Any]) -> None:
                 nn.init.zeros_(module.bias)
 
 
-def _check_alphas(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
+def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: object) -> None:
     """Raise a UserError for weights of another decay.
 
     Official files hold no alphas; they load into a network of any decay.
     """
     official = prefix + "alphas" not in state
-    for name, expected in (("alphas", net.shortcuts.alphas), ("betas", net.shortcuts.betas)):
-        if name not in net.state_dict():
-            continue
+    for name in net.shortcuts.recorded:
         if official:
-            state[prefix + name] = torch.tensor(expected)
-        if name == "alphas" and net.shortcuts.learnable:
+            state[prefix + name] = net.shortcuts.tensor(name, net.dim)
+        if official or name == net.shortcuts.learned:
             continue
-        value = state.get(prefix + name, torch.empty(0))
+        expected, value = getattr(net.shortcuts, name), state.get(prefix + name, torch.empty(0))
         stored, rounding = value.tolist(), torch.finfo(value.dtype).eps
-        if len(stored) != len(expected) or max(abs(a - b) for a, b in zip(stored, expected, strict=True)) > rounding:
+        if len(stored) != len(expected) or any(
+            abs(a - b) > rounding * max(1.0, abs(b)) for a, b in zip(stored, expected, strict=True)
+        ):
             raise UserError(
                 f"the weights were trained with {name} {_outline(stored)}, this network has {_outline(expected)}: "
                 "set alpha_min, schedule, granularity, index and branches to match"

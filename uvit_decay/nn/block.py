@@ -95,15 +95,16 @@ class Block(nn.Module):
         skip: Tokens | None,
         alphas: Factors = (1.0, 1.0),
         betas: Factors = (1.0, 1.0),
+        scales: Factors = (1.0, 1.0),
     ) -> Tokens:
-        """Apply x <- alpha x + beta f(x) for attention, then for the MLP.
+        """Apply x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
 
         `skip` is given if and only if the block was built with skip=True.
         """
         if self.skip_linear is not None:
             x = merged(self.skip_linear, x, skip)
-        x = decayed_add(x, self.attn(self.norm1(x)), alphas[0], betas[0])
-        return decayed_add(x, self.mlp(self.norm2(x)), alphas[1], betas[1])
+        x = decayed_add(x, self.attn(scaled(self.norm1(x), scales[0])), alphas[0], betas[0])
+        return decayed_add(x, self.mlp(scaled(self.norm2(x), scales[1])), alphas[1], betas[1])
 
     def zero_init(self) -> None:
         """Zero the last linear layer of both branches: their output starts at 0, which keeps small alpha_min stable.
@@ -146,8 +147,9 @@ class AdaLNBlock(nn.Module):
         c: Float[Tensor, "b d"],
         alphas: Factors,
         betas: Factors = (1.0, 1.0),
+        scales: Factors = (1.0, 1.0),
     ) -> Tokens:
-        """Apply x <- alpha x + beta gate f(x) for attention, then for the MLP.
+        """Apply x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 
         `skip` is given if and only if the block was built to merge one.
         """
@@ -155,8 +157,10 @@ class AdaLNBlock(nn.Module):
             x = merged(self.skip, x, skip) if self.concat else x + self.skip(skip)
         # The rows are in the official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
-        x = decayed_add(x, gate1 * self.attn(modulate(self.norm1(x), shift1, scale1)), alphas[0], betas[0])
-        return decayed_add(x, gate2 * self.mlp(modulate(self.norm2(x), shift2, scale2)), alphas[1], betas[1])
+        normed = scaled(self.norm1(x), scales[0])
+        x = decayed_add(x, gate1 * self.attn(modulate(normed, shift1, scale1)), alphas[0], betas[0])
+        normed = scaled(self.norm2(x), scales[1])
+        return decayed_add(x, gate2 * self.mlp(modulate(normed, shift2, scale2)), alphas[1], betas[1])
 
     def silence_skip(self) -> None:
         """Initialise the long skip without effect: W = 0 for `add`, W = [I, 0] for `concat`, where W maps x too."""
@@ -190,6 +194,11 @@ class AdaLNHead(nn.Module):
 def merged(linear: nn.Linear, x: Tokens, skip: Tokens) -> Tokens:
     """Return W [x, skip] + b in the dtype of the residual stream x."""
     return linear(torch.cat([x, skip], dim=-1)).to(x.dtype)
+
+
+def scaled(x: Tokens, scale: float | Tensor) -> Tokens:
+    """Return scale x, and x itself for the scale 1 of an ordinary branch."""
+    return x if not isinstance(scale, Tensor) and scale == 1.0 else x * scale
 
 
 def modulate(x: Tokens, shift: Float[Tensor, "b 1 d"], scale: Float[Tensor, "b 1 d"]) -> Tokens:

@@ -153,7 +153,8 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
 
     def _zero_init(self) -> None:
         """Zero the last linear maps of all residual branches and skips, and the prediction (Sec. 3 of the paper)."""
-        for block in (*self.blocks, *self.decoder_blocks):
+        self.silence([*self.blocks])
+        for block in self.decoder_blocks:
             block.zero_init()
         for linear in (self.decoder_pred, *(layer.fc[2] for layer in self.skip)):
             nn.init.zeros_(linear.weight)

@@ -28,10 +28,14 @@ Stem = Literal["imagenet", "cifar"]
 class DecayedBlock(BasicBlock):
     """torchvision's BasicBlock with weights of its shortcut and of its branch."""
 
-    def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float = 1.0) -> Tensor:
+    def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float | Tensor = 1.0) -> Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         shortcut = x if self.downsample is None else self.downsample(x)
         return self.relu(decay.decayed_add(shortcut, out, alpha, beta))
+
+    def zero_init(self) -> None:
+        """Zero the scales of the last norm, so that the branch's output starts at 0."""
+        nn.init.zeros_(self.bn2.weight)
 
 
 class ResNet(DecayedNet, pipeline_tag="image-classification"):
@@ -93,8 +97,7 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         if zero_init:
-            for block in self.blocks():
-                nn.init.zeros_(block.bn2.weight)
+            self.silence(self.blocks())
 
     def blocks(self) -> list[DecayedBlock]:
         """Return all residual blocks in execution order."""
@@ -120,7 +123,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         x = self.scale.enter(x).contiguous(memory_format=torch.channels_last)  # faster, above all in bfloat16
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         for k, block in enumerate(self.blocks()):
-            x = block(x, *self.shortcuts.weights(k, self.alphas))
+            alpha, beta, _ = decay.branch_weights(self, self.shortcuts, k)
+            x = block(x, alpha, beta)
         return self.avgpool(x).flatten(1)
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:

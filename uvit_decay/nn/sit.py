@@ -142,8 +142,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
             nn.init.normal_(linear.weight, std=0.02)
         if self.num_classes:
             nn.init.normal_(self.y_embedder.embedding_table.weight, std=0.02)
+        self.silence(self._blocks())
         for block in self._blocks():
-            block.zero_init()
             if block.skip is not None and self.config["skip_zero_init"]:
                 block.silence_skip()
         self.final_layer.zero_init()

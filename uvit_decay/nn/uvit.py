@@ -118,8 +118,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
 
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
-            for block in self.blocks():
-                block.zero_init()
+            self.silence(self.blocks())
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""

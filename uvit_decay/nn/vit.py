@@ -152,8 +152,7 @@ class ViT(Encoder, pipeline_tag="image-feature-extraction"):
             self.head = nn.Sequential(*batch_normed) if batch_norm else linear
         self.init_weights()
         if zero_init:
-            for block in self.blocks:
-                block.zero_init()
+            self.silence([*self.blocks])
 
     @property
     def linear_head(self) -> nn.Linear:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -109,8 +110,8 @@ def typed(kind: Any, value: Any, where: str) -> Any:
 
     Args:
         kind: a dataclass, bool, int, float, str or a subclass of it, which checks text, object (anything), `Literal`,
-            `X | None`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class, of which
-            `value` is an instance.
+            `X | None`, `X | Y`, or tuple[X, ...], tuple[X, X], Sequence[X] or dict[str, X] of these; or another class,
+            of which `value` is an instance.
         value: a value of JSON, YAML or a pickle of plain values.
         where: name of the value in errors.
     """
@@ -119,6 +120,11 @@ def typed(kind: Any, value: Any, where: str) -> Any:
         return _dataclass(kind, typed(dict[str, object], value, where), where)
     if NoneType in args:
         return None if value is None else typed(next(arg for arg in args if arg is not NoneType), value, where)
+    if origin in (Union, UnionType):
+        for other in args[1:]:
+            with suppress(UserError):
+                return typed(other, value, where)
+        return typed(args[0], value, where)
     if origin is dict and isinstance(value, dict):
         return {typed(str, key, where): typed(args[1], item, f"{where}: {key}") for key, item in value.items()}
     several = origin not in (None, dict, Literal) and isinstance(value, list | tuple)

@@ -92,7 +92,7 @@ def _same_tensors(stored: Any, task: LightningModule) -> bool:
         _check_tensors(stored, ours, "state_dict")
     except MALFORMED:
         return False
-    fixed = [name for name in ours if name.endswith((".alphas", ".betas"))]
+    fixed = [name for name in ours if name.endswith((".alphas", ".betas", ".scales"))]
     return all(torch.equal(stored[name], ours[name].cpu()) for name in fixed)
 
 

@@ -1,0 +1,199 @@
+"""The table of shortcuts: every entry against its formula, in our networks and attached, learned and recorded."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from foreign_models import MODELS
+from mae_reference import SMALL as SMALL_MAE
+from networks import SIT, UVIT
+from torch import nn
+
+from uvit_decay import decay
+from uvit_decay.decay import SHORTCUTS, shortcuts
+from uvit_decay.nn import MAE, ResNet, ViT
+from uvit_decay.nn.block import AdaLNBlock, Block
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import construct
+
+N, A = 6, 0.7
+LINEAR = [1 - 0.3 * k / (N - 1) for k in range(N)]
+ROOT_HALF, MP = math.sqrt(0.5), math.hypot(0.7, 0.3)
+# alpha, beta and scale of branch k of N, written again from the papers
+FORMULAS = {
+    "linear": lambda k: (LINEAR[k], 1, 1),
+    "cosine": lambda k: (A + (1 - A) * (1 + math.cos(math.pi * k / (N - 1))) / 2, 1, 1),
+    "learnable": lambda k: (LINEAR[k], 1, 1),
+    "constant": lambda k: (ROOT_HALF, ROOT_HALF, 1),
+    "constant-branch": lambda k: (1, ROOT_HALF, 1),
+    "gain": lambda k: (1, 1 / math.prod(LINEAR[: k + 1]), 1),
+    "mp_sum": lambda k: (0.7 / MP, 0.3 / MP, 1),
+    "depth_scaled": lambda k: (1, 1, 1 / math.sqrt(1 + k // 2)),
+    "layerscale": lambda k: (1, 0.1, 1),
+    "rezero": lambda k: (1, 0, 1),
+}
+LEARNED = {"learnable": "alphas", "layerscale": "betas", "rezero": "betas"}
+
+
+def options(name):
+    return {"schedule": name, "alpha_min": A if SHORTCUTS[name].falls else 1.0}
+
+
+each_entry = pytest.mark.parametrize("name", SHORTCUTS)
+
+
+@each_entry
+def test_every_entry_has_the_weights_of_its_formula(name):
+    given = shortcuts(3, **options(name))
+    for k, (alpha, beta, scale) in enumerate(zip(given.alphas, given.betas, given.scales, strict=True)):
+        assert (alpha, beta, scale) == pytest.approx(FORMULAS[name](k), rel=1e-12)
+    assert given.learned == LEARNED.get(name)
+
+
+@pytest.mark.parametrize(("blocks", "initial"), [(18, 1e-1), (19, 1e-5), (24, 1e-5), (25, 1e-6)])
+def test_layerscale_starts_smaller_in_deeper_networks(blocks, initial):
+    assert set(shortcuts(blocks, 1.0, "layerscale").betas) == {initial}
+
+
+def by_hand(block, x, weights, c):
+    """The branches of a block of either kind, with the weights of its two branches, in plain operations."""
+    shift, scale, gate = (0.0, 0.0), (0.0, 0.0), (1.0, 1.0)
+    if c is not None:
+        (*shift_scale_gate,) = block.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
+        shift, scale, gate = shift_scale_gate[::3], shift_scale_gate[1::3], shift_scale_gate[2::3]
+    for i, (norm, branch) in enumerate([(block.norm1, block.attn), (block.norm2, block.mlp)]):
+        alpha, beta, factor = weights[i]
+        x = alpha * x + beta * gate[i] * branch(factor * norm(x) * (1 + scale[i]) + shift[i])
+    return x
+
+
+@each_entry
+@pytest.mark.parametrize("kind", [UVIT, SIT], ids=lambda kind: kind.name)
+def test_blocks_of_our_networks_compute_the_formula_and_learned_weights_get_gradients(name, kind):
+    torch.manual_seed(0)
+    net = kind.small(**options(name)).double()
+    for parameter in net.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    x, t, y = kind.inputs()
+    seen = []
+    for block in net.modules():
+        if isinstance(block, Block | AdaLNBlock):
+            block.register_forward_hook(lambda *call: seen.append(call))
+    net(x.double(), t.double(), y).square().mean().backward()
+    weights = [decay.branch_weights(net, net.shortcuts, k) for k in range(2 * kind.blocks)]
+    for i, (block, (tokens, skip, *rest), out) in enumerate(seen):
+        if getattr(block, "skip_linear", None) is not None:
+            tokens = block.skip_linear(torch.cat([tokens, skip], dim=-1))
+        c = rest[0] if isinstance(block, AdaLNBlock) else None
+        torch.testing.assert_close(out, by_hand(block, tokens, weights[2 * i : 2 * i + 2], c), rtol=1e-9, atol=1e-9)
+    assert len(seen) == kind.blocks
+    if name in LEARNED:
+        assert getattr(net, LEARNED[name]).grad.abs().min() > 0
+
+
+@each_entry
+def test_attach_takes_every_entry(name):
+    torch.manual_seed(0)
+    case = MODELS["torch"]()
+    case.to(torch.float64)
+    dim = case.model.layers[0].norm1.normalized_shape[0] if name == "layerscale" else None
+    attached = decay.attach(case.model, **options(name), dim=dim).double()
+    weights = [decay.branch_weights(attached, attached.shortcuts, k) for k in range(len(attached.shortcuts.alphas))]
+    alphas, betas, scales = zip(*weights, strict=True)
+    edited = case.edited(alphas, betas, scales=scales)
+    out = case()
+    torch.testing.assert_close(out, edited, rtol=1e-6, atol=1e-6)
+    if name in LEARNED:
+        out.square().mean().backward()
+        assert getattr(attached, LEARNED[name]).grad.abs().min() > 0
+    attached.remove()
+
+
+def test_attach_needs_the_width_for_channels_and_norms_of_their_own_for_scales():
+    with pytest.raises(UserError, match="give their number, `dim`"):
+        decay.attach(MODELS["torch"]().model, 1.0, "layerscale")
+    with pytest.raises(UserError, match="'depth_scaled' scales norms"):
+        decay.attach(MODELS["diffusers"]().model, 1.0, "depth_scaled")
+
+
+@each_entry
+@pytest.mark.parametrize("build", [UVIT.small, SIT.small, lambda **o: ViT(16, 4, 3, 16, 4, 2, zero_init=True, **o)])
+def test_state_dicts_record_the_entry_and_refuse_another(name, build):
+    net, plain = build(**options(name)), build()
+    build(**options(name)).load_state_dict(net.state_dict())
+    official = {key: value for key, value in net.state_dict().items() if key not in ("alphas", "betas", "scales")}
+    build(**options(name)).load_state_dict(official)
+    assert list(official) == [key for key in plain.state_dict() if key != "alphas"]
+    with pytest.raises((UserError, RuntimeError), match="alphas|betas|scales"):
+        plain.load_state_dict(net.state_dict())
+    another = build(**options("mp_sum" if name != "mp_sum" else "constant"))
+    with pytest.raises((UserError, RuntimeError), match="alphas|betas|scales"):
+        another.load_state_dict(net.state_dict())
+
+
+@each_entry
+@pytest.mark.parametrize("wiring", ["official", "decayed"])
+def test_branches_of_every_entry_learn_when_they_start_at_zero(name, wiring):
+    """With betas of 0 and last layers of 0, no gradient would ever reach either."""
+    torch.manual_seed(0)
+    mae = MAE(**SMALL_MAE, wiring=wiring, zero_init=True, **options(name))
+    x = torch.randn(2, 3, mae.image_size, mae.image_size)
+    rows = list(mae._encode(x, torch.arange(3).repeat(2, 1)))
+    (rows[-1] - rows[0]).square().mean().add(rows[-1].sum()).backward()
+    last = [block.mlp.fc2.weight.grad for block in mae.blocks]
+    assert name == "rezero" or all(grad.abs().max() > 0 for grad in last)
+    assert name != "rezero" or mae.betas.grad.abs().min() > 0
+
+
+def test_a_resnet_takes_the_entries_that_do_not_count_blocks_of_two():
+    for name, kind in SHORTCUTS.items():
+        if kind.blocks:
+            with pytest.raises(UserError, match="not for those of a ResNet"):
+                ResNet(32, width=4, stem="cifar", **options(name))
+        else:
+            net = ResNet(16, width=4, stem="cifar", num_classes=2, **options(name))
+            net(torch.randn(4, 3, 16, 16)).square().sum().backward()
+            assert name not in LEARNED or getattr(net, LEARNED[name]).grad.abs().max() > 0
+
+
+def falling(count):
+    """A schedule of one's own."""
+    return [(1.0 - k / 10, 1.0 + k) for k in range(count)]
+
+
+def test_lists_and_functions_of_ones_own_are_recorded_as_numbers():
+    net = ViT(16, 4, 3, 16, 2, 2, schedule=falling)
+    assert net.shortcuts.alphas == (1.0, 0.9, 0.8, 0.7)
+    assert net.config["schedule"] == [[1.0, 1.0], [0.9, 2.0], [0.8, 3.0], [0.7, 4.0]]
+    again = construct(ViT, net.config, True, "a file", "ViT")  # as a checkpoint does, which holds plain values
+    again.load_state_dict(net.state_dict())
+    assert again.config == net.config
+    assert ViT(16, 4, 3, 16, 2, 2, schedule=[1.0, 0.9, 0.8, 0.7]).shortcuts == decay.weighted([1.0, 0.9, 0.8, 0.7])
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 0.9], [1.0, 0.9, 0.8, math.nan], [[1.0, 1.0, 1.0]] * 4])
+def test_a_list_that_does_not_fit_is_one_line(numbers):
+    with pytest.raises(UserError, match="for each of the 4 residual branches"):
+        shortcuts(2, 1.0, numbers)
+
+
+def test_what_does_not_fall_refuses_alpha_min_and_one_kind_of_branches():
+    for schedule in (*(name for name, kind in SHORTCUTS.items() if not kind.falls), [1.0] * 4, falling):
+        with pytest.raises(UserError, match="has no alpha_min"):
+            shortcuts(2, 0.7, schedule)
+        with pytest.raises(UserError, match="for both kinds of branches"):
+            shortcuts(2, 1.0, schedule, branches="mlp")
+
+
+def test_the_gain_of_a_branch_is_its_beta_over_the_product_of_the_alphas():
+    assert shortcuts(3, A).gains == pytest.approx([1 / math.prod(LINEAR[: k + 1]) for k in range(N)])
+    assert shortcuts(3, A, "gain").gains == pytest.approx(shortcuts(3, A).gains)
+    assert shortcuts(12, 0.6).gains[-1] == pytest.approx(279, abs=0.5)
+
+
+def test_the_documentation_lists_the_table():
+    text = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
+    for name, kind in SHORTCUTS.items():
+        learned = kind.weights([0.0, 0.0], 1.0).learned or "nothing"
+        assert f"| `{name}` | {kind.formula} | {learned} | {kind.source} |" in text
