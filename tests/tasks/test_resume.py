@@ -78,7 +78,7 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
         f"error: {path} was trained with model.label_dropout 0.1, this run has 0.2: set --model.label_dropout 0.1; "
         in refused
     )
-    assert refused.endswith(f"; --resume.allow '[{names}]' goes on with what this run has")
+    assert refused.endswith(f"; --resume.allow '[{names}]' resumes with what this run has")
     more += [f"--resume.allow=[{names}]"]
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", *flags, f"--ckpt_path={path}", "--trainer.max_steps=3", *more)

@@ -110,7 +110,7 @@ def _positions(net: nn.Module, theirs: nn.Module, state: State, layers: DataLaye
 def _labels(
     net: nn.Module, theirs: nn.Module, stored: StoredModel, layers: DataLayers, class_names: Sequence[str]
 ) -> Iterator[Adapted]:
-    """Yield the label table, or for a network without one what it leaves to do."""
+    """Yield the adapted label table, or the bias that replaces it."""
     if layers.labels is None or layers.labels not in stored.state:
         return
     table = stored.state[layers.labels].float()

@@ -1,4 +1,4 @@
-"""The place in an epoch at which a run goes on."""
+"""The place in an epoch at which a resumed run begins."""
 
 from __future__ import annotations
 

@@ -47,15 +47,15 @@ def check(
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must be the task's, and if it `trains` all settings that decide how training
-    goes on, unless `task.allowed` names them. Tensors must be finite and have the shapes and dtypes of this run's: the
-    fused optimizer would read beyond the end of moments that are too small.
+    continues, unless `task.allowed` names them. Tensors must be finite and have the shapes and dtypes of this run's:
+    the fused optimizer would read beyond the end of moments that are too small.
 
     Args:
         contents: contents of the checkpoint.
         task: task of this run.
         trainer: trainer of this run.
         where: name of the checkpoint in errors.
-        trains: whether the run goes on with the training.
+        trains: whether the run trains, and does not only validate.
     """
     damaged = f"{where} is damaged, or of another network"
     with explained(damaged, *MALFORMED):

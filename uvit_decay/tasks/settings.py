@@ -1,4 +1,4 @@
-"""The settings of two runs, by flag: which differ, and which of them decide how the training goes on."""
+"""The settings of two runs, by flag: which differ, and which of them decide how a resumed run trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 MISSING = "nothing"
 ALL = "all"  # in --resume.allow
-DECIDES, BEGINS, FREE = "decides how training goes on", "decides how it begins", "changes no weight"
+DECIDES, BEGINS, FREE = "decides how a run trains", "decides how it begins", "changes no weight"
 EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
     **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
@@ -41,7 +41,7 @@ def effect(name: str) -> str:
 
 
 def decides(name: str) -> bool:
-    """Return whether a setting decides how training goes on; length and devices of the run, for example, do not."""
+    """Return whether a setting decides how a resumed run trains; its length and devices, for example, do not."""
     return effect(name) == DECIDES
 
 
@@ -138,12 +138,12 @@ def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, le
 
 
 def refusal(where: str, fixed: Sequence[Change], open_: Sequence[Change]) -> str:
-    """Return one line that refuses to go on from `where`: what must be as before, and what --resume.allow may allow."""
+    """Return one line that refuses to resume from `where`: what must be equal, and what --resume.allow may allow."""
     parts = []
     for change in (*fixed, *open_):
         flag = change.name if change.flag is None else change.flag
         hint = f": set --{flag} {change.before}" if flag and change.before != MISSING else ""
         parts.append(f"{change.name} {change.before}, this run has {change.now}{hint}")
     names = ",".join(change.flag or change.name for change in open_)
-    hint = f"; --resume.allow '[{names}]' goes on with what this run has" if open_ else ""
+    hint = f"; --resume.allow '[{names}]' resumes with what this run has" if open_ else ""
     return f"{where} was trained with {'; '.join(parts)}{hint}"
