@@ -37,7 +37,9 @@ def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
     lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     last = lines[-1]
-    assert {"best_accuracy", "watched_knn", "watched_effective_rank", "watched_dimensions"} <= last["values"].keys()
+    assert {"best_accuracy", "watched_knn", "watched_effective_rank_of_cls", "watched_dimensions_of_cls"} <= last[
+        "values"
+    ].keys()
     assert (last["metadata"]["watched"], last["metadata"]["pool"]) == ("blocks.1", "cls")
     assert (last["metadata"]["times"], last["metadata"]["input"]) == ([0.0], "clean images")
     rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]

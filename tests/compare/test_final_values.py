@@ -106,3 +106,12 @@ def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
 def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
     run = a_run(tmp_path, top1="much")
     assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
+
+
+def test_ranks_of_class_tokens_and_those_of_older_runs_are_read(tmp_path):
+    newer, older = (a_run(tmp_path, i, dimensions=True, metadata=None) for i in range(2))
+    history = newer / "probes.jsonl"
+    text = history.read_text().replace('_rank"', '_rank_of_cls"').replace('_dimensions"', '_dimensions_of_cls"')
+    history.write_text(text)
+    assert "watched_effective_rank_of_cls" in text
+    assert Run.read(newer).last == Run.read(older).last

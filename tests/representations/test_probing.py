@@ -10,13 +10,16 @@ import pytest
 import torch
 from conftest import ROOT, tiny_net
 from evaluations import evaluate, refused
+from small_mae import mae_task
 
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
-from uvit_decay.representations.probing import Prober, Probing, check_probed
+from uvit_decay.representations.effective_rank import effective_rank
+from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
@@ -173,3 +176,16 @@ def test_a_network_without_a_null_label_is_refused():
     data.setup()
     with pytest.raises(Exception, match="under the null label"):
         check_probed(tiny_net(null_label=False), VP(), data, Probing())
+
+
+def test_the_rank_of_an_encoder_is_that_of_its_class_tokens(digits):
+    net = mae_task().net.eval()
+    options = Probing(max_train=60, max_test=50, neighbours=5)
+    grid = Prober(net, None, digits, options, CPU).grid(Processes())
+    x = to_float(digits.test[probed_images(options, digits)[1]][0])
+    with torch.no_grad():
+        states = list(net.forward_intermediates(x))
+    expected = [effective_rank(state[:, 0]) for state in states]
+    assert grid.scores["effective_rank_of_cls"][0].tolist() == pytest.approx(expected, rel=1e-4)
+    assert effective_rank(states[-1][:, 1:].mean(dim=1)) != pytest.approx(expected[-1], rel=1e-2)
+    assert "effective_rank" not in grid.scores

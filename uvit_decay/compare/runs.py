@@ -15,6 +15,7 @@ from uvit_decay.runtime.program import localised
 
 BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "watched_knn"
 RANK, DIMENSIONS = "watched_effective_rank", "watched_dimensions"  # of features centred over samples: dimensions
+OF_CLASS_TOKENS = "_of_cls"  # the ending of ranks of class tokens; others are of pooled features
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
 RANGES = {
@@ -113,7 +114,8 @@ def _check_range(name: str, value: float, where: str) -> None:
 def _point(measurement: Measurement) -> dict[str, float]:
     """Return a measurement as a point of the curves."""
     at = {"step": measurement.step, "epoch": measurement.epoch, "images": measurement.images_seen}
-    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS), math.nan), **measurement.values, **at}
+    values = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in measurement.values.items()}
+    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS), math.nan), **values, **at}
 
 
 def _last_top1(path: Path) -> float | None:

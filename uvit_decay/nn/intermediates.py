@@ -64,9 +64,14 @@ def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[
     return sorted({known[name] for name in names})
 
 
+def has_class_token(net: HasIntermediates) -> bool:
+    """Return whether the network's token 0 is a class token."""
+    return isinstance(net, MayHaveClassToken) and net.class_token
+
+
 def check_pool(net: HasIntermediates, pool: Pool) -> None:
     """Raise a UserError for pool "cls" of a network without a class token."""
-    if pool == "cls" and not (isinstance(net, MayHaveClassToken) and net.class_token):
+    if pool == "cls" and not has_class_token(net):
         raise UserError(f"{type(net).__name__} has no class token: pool mean (patch tokens) or all")
 
 

@@ -19,6 +19,7 @@ SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
     *("knn_accuracy", "effective_rank", "dimensions"),
 )
+RANKS, OF_CLASS_TOKENS = ("effective_rank", "dimensions"), "_of_cls"  # the ending of ranks where there are any
 TEST, BEST_ON_TEST = "test_accuracy", "best_on_test_accuracy"
 
 
@@ -36,7 +37,8 @@ class Grid:
     Names are those of a protocol: SCORES, or `test_accuracy` and perhaps `cknna`. `best_on_test_accuracy` uses the l2
     penalty that is best on the test set, as papers report it: it is biased upwards. The effective rank is the paper's,
     an entropy. `dimensions` is its exponential for features centred over the images: without centring, what all images
-    have in common outweighs their differences.
+    have in common outweighs their differences. Both are of class tokens, as in the paper, where there are any, and then
+    end in `_of_cls`; else of the pooled features.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.
@@ -62,7 +64,7 @@ class Grid:
         """Return the scores of layer `number`, averaged over the noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
-        names |= {name: name for name in ("effective_rank", "dimensions")}
+        names |= {name: name for name in self.scores if name.startswith(RANKS)}
         return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
 
     def summary(self) -> dict[str, Any]:

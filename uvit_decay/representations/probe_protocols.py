@@ -38,6 +38,7 @@ class Cells:
         labels: classes of the training images, 0 to `classes` - 1.
         test: those of the test images.
         test_labels: their classes.
+        ranked: features of the test images whose ranks are computed: their class tokens, or `test`.
         classes: number of classes.
         device: where to compute.
         reference: the features of another network to align with; None where there is none.
@@ -47,6 +48,7 @@ class Cells:
     labels: Int64[Tensor, " n"]
     test: Float[Tensor, "layers n2 d"]
     test_labels: Int64[Tensor, " n2"]
+    ranked: Float[Tensor, "layers n2 d"]
     classes: int
     device: torch.device
     reference: Reference | None
@@ -131,7 +133,7 @@ def _accuracy(cells: Cells, options: Probing, probe: LinearProbe, train: Callabl
 
 def _ranks(cells: Cells) -> tuple[Tensor, Tensor]:
     """Return the effective rank of test features as the paper defines it, and as a number of dimensions."""
-    test = cells.test.to("cpu" if cells.device.type == "mps" else cells.device)  # Apple's GPUs lack float64
+    test = cells.ranked.to("cpu" if cells.device.type == "mps" else cells.device)  # Apple's GPUs lack float64
     literal = [effective_rank(cell) for cell in test]
     return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in test])
 

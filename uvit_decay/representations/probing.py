@@ -20,9 +20,17 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from uvit_decay.nn.intermediates import HasIntermediates, check_pool, layer_indices, pooled_features
+from uvit_decay.nn.intermediates import (
+    HasIntermediates,
+    Pool,
+    check_pool,
+    has_class_token,
+    layer_indices,
+    pooled,
+    pooled_features,
+)
 from uvit_decay.representations.alignment import NEIGHBOURS
-from uvit_decay.representations.grid import Grid, mean_and_spread
+from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.probe_protocols import PROBE_PROTOCOLS, Cells, ProbeProtocol
 from uvit_decay.runtime.cost import estimated_seconds
@@ -147,8 +155,13 @@ class Prober:
             return None
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         found = torch.stack(rows).unflatten(0, (len(self.times), draws))  # (levels, draws, scores, layers)
-        mean, spread = (dict(zip(self.by.scores, side.unbind(1), strict=True)) for side in mean_and_spread(found))
+        mean, spread = (dict(zip(self._names(), side.unbind(1), strict=True)) for side in mean_and_spread(found))
         return Grid(layers, self.times, mean, self.protocol(), spread if draws > 1 else {}, self.by.chosen_by)
+
+    def _names(self) -> list[str]:
+        """Return the names of the scores: that of a rank says if it is one of class tokens."""
+        ending = OF_CLASS_TOKENS if has_class_token(self.net) else ""
+        return [f"{name}{ending}" if name in RANKS else name for name in self.by.scores]
 
     def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
         """Yield the scores of the jobs on the first process; on a CPU idle cores compute others that are small."""
@@ -211,10 +224,14 @@ class Prober:
         labels = self.data.train.labels[train], self.data.test.labels[test]
 
         def of_train(passed: int) -> Tensor:
-            return self._features(self.data.train, train, layers, level, *self._key("train", level, draw, passed))
+            key = self._key("train", level, draw, passed)
+            return self._features(self.data.train, train, layers, level, *key, pools=[self.probing.pool])[0]
 
-        of_test = self._features(self.data.test, test, layers, level, *self._key("test", level, draw))
-        return Cells(of_train, labels[0], of_test, labels[1], len(self.data.class_names), self.device, self.reference)
+        pools = [self.probing.pool, "cls" if has_class_token(self.net) else self.probing.pool]
+        key = self._key("test", level, draw)
+        of_test, ranked = self._features(self.data.test, test, layers, level, *key, pools=pools)
+        classes = len(self.data.class_names)
+        return Cells(of_train, labels[0], of_test, labels[1], ranked, classes, self.device, self.reference)
 
     def _key(self, split: str, level: int, draw: int = 0, passed: int = 0) -> tuple[str | int, ...]:
         """Return the key of the noise; that of the first draw in the first pass is what it was without either."""
@@ -240,17 +257,26 @@ class Prober:
         """
         train, test = probed_images(self.probing, self.data)
         layers = layers or self._chosen_layers()
-        of_train = self._features(self.data.train, train, layers, level, *self._key("train", level))
-        of_test = self._features(self.data.test, test, layers, level, *self._key("test", level))
+        pools = [self.probing.pool]
+        (of_train,) = self._features(self.data.train, train, layers, level, *self._key("train", level), pools=pools)
+        (of_test,) = self._features(self.data.test, test, layers, level, *self._key("test", level), pools=pools)
         return of_train, self.data.train.labels[train], of_test, self.data.test.labels[test]
 
     @torch.no_grad()
-    def _features(self, images: ImageSet, chosen: list[int], layers: list[int], level: int, *key: str | int) -> Tensor:
-        """Return features of the images `chosen`, float32 (layers, n, d), on the CPU; batches are written in place.
+    def _features(
+        self,
+        images: ImageSet,
+        chosen: list[int],
+        layers: list[int],
+        level: int,
+        *key: str | int,
+        pools: Sequence[Pool],
+    ) -> Tensor:
+        """Return features of the images `chosen`, float32 (pools, layers, n, d), on the CPU, written in place.
 
         The noise depends on `key` and the number of an image.
         """
-        out = torch.empty(len(layers), len(chosen), self.net.dim)
+        out = torch.empty(len(pools), len(layers), len(chosen), self.net.dim)
         jobs = batches(len(chosen), self.probing.batch_size, 1)
 
         def read(rows: range) -> Tensor:
@@ -261,10 +287,12 @@ class Prober:
             x, part = self.data.network_input(x.to(self.device, non_blocking=True)), chosen[rows.start : rows.stop]
             inputs = network_inputs(self.path, x, self.times[level], part, *key)
             with computing(self.device, self.precision):
-                found = pooled_features(self.net, *inputs, pool=self.probing.pool)
-            return torch.stack([found[layer] for layer in layers])  # a list as index would be copied to the device
+                states, prefix = self.net.forward_intermediates(*inputs), self.net.num_prefix_tokens
+                read_from = (state for i, state in enumerate(states) if i in layers)
+                found = [torch.stack([pooled(state, pool, prefix) for pool in pools]) for state in read_from]
+            return torch.stack(found, dim=1)
 
         with closing(read_ahead(read, jobs, self.device)) as stored:
             for rows, found in zip(jobs, on_cpu(map(features, stored, jobs)), strict=True):
-                out[:, rows.start : rows.stop] = found
+                out[:, :, rows.start : rows.stop] = found
         return out
