@@ -87,18 +87,6 @@ def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, f
     assert re.match(line, found), found
 
 
-def test_a_step_too_long_for_this_machine_is_estimated(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.preflight.rehearsal.LONGEST", 0.0)
-    code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, "--ckpt_path=auto")
-    assert code == 0
-    assert of(lines, "start") == ["ok       start: --ckpt_path auto: a new run, there is no checkpoint to go on from"]
-    assert "would take about" in of(lines, "memory")[0]
-    assert re.match(r"note +speed: 1000 steps take .* at best", of(lines, "speed")[0])
-    (preview,) = of(lines, "Preview")
-    assert "40 network evaluations" in preview  # 10 images, two steps, with and without a label
-    assert ", 3 times" in preview  # after 15 and 30 steps, and at the end
-
-
 def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("uvit_decay.preflight.rehearsal.SECONDS", 0.1)
     run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]

@@ -3,9 +3,7 @@
 import math
 
 import pytest
-import torch
 from conftest import tiny_task, tiny_trainer
-from lightning.pytorch import Callback
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.data import Digits, Images, Latents
@@ -13,9 +11,8 @@ from uvit_decay.metrics import Inception
 from uvit_decay.preflight import Finding, Report, Run
 from uvit_decay.preflight.cost import length, memory
 from uvit_decay.preflight.environment import images, installed
-from uvit_decay.preflight.rehearsal import Measured, Rehearsal, activation_bytes
+from uvit_decay.preflight.rehearsal import Measured, Rehearsal
 from uvit_decay.preflight.space import checkpoint_bytes, disk, kept_checkpoints, weights
-from uvit_decay.tasks.utilisation import piece
 
 
 def run_of(folder, *callbacks, data=None, task=None, **options):
@@ -95,7 +92,7 @@ def test_a_run_without_an_end_that_keeps_checkpoints_is_a_warning(tmp_path):
     [(0.5, "ok", ""), (0.95, "warning", "--data.device_batch_size 8"), (1.5, "error", "--data.device_batch_size 8")],
 )
 def test_memory_against_the_device(tmp_path, share, level, flag):
-    found = Measured(limit=2**30, peak=int(share * 2**30), images=16, tried=True)
+    found = Measured(limit=2**30, peak=int(share * 2**30), images=16)
     (finding,) = memory(run_of(tmp_path), found)
     assert finding.level == level
     assert finding.flag.startswith(flag)
@@ -104,34 +101,6 @@ def test_memory_against_the_device(tmp_path, share, level, flag):
 def test_a_run_without_an_end_is_a_note(tmp_path):
     (finding,) = length(run_of(tmp_path), Measured(step=1.0, epoch=44))
     assert (finding.level, finding.text, finding.flag) == ("note", "it has no end", "--trainer.max_steps")
-
-
-class Activations(Callback):
-    """What the backward pass keeps: estimated without memory, and of the real network."""
-
-    def on_fit_start(self, trainer, task):
-        self.estimate, self.kept, alive = activation_bytes(task), {}, []
-        example = piece(task)
-        labels = torch.zeros(example.labels.shape, dtype=torch.int64)
-        batch = example._replace(images=torch.zeros(example.images.shape), labels=labels)
-
-        def keep(tensor):
-            alive.append(tensor)
-            storage = tensor.untyped_storage()
-            self.kept[storage._cdata] = storage.nbytes()
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            task.loss(batch, "train")
-        for parameter in task.net.parameters():
-            self.kept.pop(parameter.untyped_storage()._cdata, None)
-
-
-def test_activations_are_estimated_without_memory(tmp_path):
-    watch = Activations()
-    tiny_trainer(tmp_path, watch, max_steps=1).fit(tiny_task(), Digits(32))
-    actual = sum(watch.kept.values())
-    assert actual <= watch.estimate < 1.2 * actual  # another kernel of attention
 
 
 @pytest.mark.parametrize(("every", "epochs", "at_end", "times"), [(10, None, True, 3), (7, 1, False, 5)])

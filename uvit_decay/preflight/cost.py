@@ -7,12 +7,11 @@ import time
 from collections.abc import Iterator
 
 from uvit_decay.preflight.plan import Run, duration, gib
-from uvit_decay.preflight.rehearsal import Measured
+from uvit_decay.preflight.rehearsal import FORWARD, Measured
 from uvit_decay.preflight.report import Finding
 from uvit_decay.preflight.space import checkpoint_bytes, kept_checkpoints
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
-FORWARD = 1 / 3  # time of an image without a backward pass, against that of training
 HALF = 0.5  # share of the run that evaluations may take without a remark
 
 
@@ -20,10 +19,9 @@ def memory(run: Run, found: Measured) -> Iterator[Finding]:
     """Compare the memory of a step with that of the device."""
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
     processes = run.trainer.num_devices if on_cpu else 1
-    taken = (found.peak if found.tried else found.estimate) * processes
-    how = "takes" if found.tried else "would take about"
+    taken = found.peak * processes
     where = f"all {processes} processes" if processes > 1 else "a process" if on_cpu else "a GPU"
-    text = f"a step of {found.pieces} x {found.images} images {how} {gib(taken)} of the {gib(found.limit)} of {where}"
+    text = f"a step of {found.pieces} x {found.images} images takes {gib(taken)} of the {gib(found.limit)} of {where}"
     smaller = f"--data.device_batch_size {max(1, found.images // 2)}"
     if "checkpointing" in run.task.net.config and not run.task.net.config["checkpointing"]:
         smaller += " or --model.net.checkpointing true"
@@ -39,12 +37,7 @@ def speed(run: Run, found: Measured) -> Iterator[Finding]:
     """Say how long 1000 steps take."""
     rate = run.data.batch_size / found.step
     text = f"1000 steps take {duration(1000 * found.step)}, {rate:.4g} images/s"
-    if found.tried:
-        yield Finding("ok", "speed", f"{text}, by {found.counted:.4g} steps")
-    else:
-        yield Finding(
-            "note", "speed", f"{text} at best, by their FLOPs: no step was tried, it is too large for this machine"
-        )
+    yield Finding("ok", "speed", f"{text}, by {found.counted:.4g} steps")
 
 
 def callbacks(run: Run, found: Measured) -> Iterator[Finding]:
@@ -87,8 +80,7 @@ def length(run: Run, found: Measured) -> Iterator[Finding]:
         if run.settings.get("trainer.max_time")
         else ""
     )
-    about = "about" if found.tried else "at least"
-    text = f"{total:g} steps{begun}, {about} {duration(seconds)} ({parts}); started now it ends {end}{limit}"
+    text = f"{total:g} steps{begun}, about {duration(seconds)} ({parts}); started now it ends {end}{limit}"
     yield Finding("ok", "run", f"{text}; leaves {gib(size)} of checkpoints")
 
 

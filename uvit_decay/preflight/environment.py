@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import platform
 from collections.abc import Iterator
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
-import uvit_decay
 from uvit_decay.data.classes import class_list
 from uvit_decay.data.decoding import open_image
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import list_images
 from uvit_decay.preflight.plan import Run, gib
 from uvit_decay.preflight.report import Finding
+from uvit_decay.runtime.launchers import requested
 
 COMPROMISED = ("2.6.2", "2.6.3")  # uploads of lightning that ran a stranger's code
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
@@ -27,19 +25,9 @@ DRIVER = Path("/proc/driver/nvidia/version")
 LOOKED_AT = 16  # images whose size is read
 
 
-@cache
-def versions() -> dict[str, str]:
-    """Return the versions on which numbers depend; that of this package is a hash of its source."""
-    found = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
-    digest = hashlib.sha256()
-    for path in sorted(Path(uvit_decay.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return {**found, "uvit_decay": f"source {digest.hexdigest()[:8]}"}
-
-
 def installed(run: Run) -> Iterator[Finding]:
     """Name the versions; compromised uploads are errors."""
-    shown = ", ".join(f"{name} {number}" for name, number in versions().items())
+    shown = ", ".join([f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])
     bad = [f"{name} {found}" for name in ("lightning", "pytorch-lightning") if (found := _version(name)) in COMPROMISED]
     if bad:
         yield Finding("error", "versions", f"{', '.join(bad)} was a compromised upload", "pip install -U lightning")
@@ -79,6 +67,13 @@ def devices(run: Run) -> Iterator[Finding]:
     elif DRIVER.exists():
         text = "this machine has an NVIDIA driver, but torch finds no GPU"
         yield Finding("warning", "devices", text, "install torch for CUDA, or look at CUDA_VISIBLE_DEVICES")
+
+
+def ranks(run: Run) -> Iterator[Finding]:
+    """Say who starts the processes; `check_nodes` has compared their number with the flags."""
+    (started, launcher), trainer = requested(), run.trainer
+    count = f"{trainer.world_size} = {trainer.num_nodes} node{'s' * (trainer.num_nodes > 1)} x {trainer.num_devices}"
+    yield Finding("ok", "ranks", f"{count}, started by {launcher if started > 1 else 'Lightning'}")
 
 
 def memory_limit(device: torch.device) -> int:

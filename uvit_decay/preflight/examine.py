@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import torch
 from lightning.pytorch import Callback, Trainer
 
 from uvit_decay.preflight import cost
-from uvit_decay.preflight.environment import devices, images, installed
-from uvit_decay.preflight.launch import launch
+from uvit_decay.preflight.environment import devices, images, installed, ranks
 from uvit_decay.preflight.plan import Run
 from uvit_decay.preflight.rehearsal import Measured, Rehearsal, rehearse, rehearsed
 from uvit_decay.preflight.report import Finding, Report
 from uvit_decay.preflight.space import disk, weights
 from uvit_decay.runtime.distributed import others_needed
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, one_line
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
-HERE = (installed, devices, launch)  # checks that need no data
+HERE = (installed, devices, ranks)  # checks that need no data
 LOADED = (images, weights)  # checks that need the data
 Practice = Callable[[list[Callback]], Trainer]  # makes a trainer that writes nothing
 
@@ -37,8 +37,8 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     report.show &= run.trainer.local_rank == run.trainer.node_rank == 0
     for check in HERE:
         report.add(check(run))
-    if any(finding.subject in ("ranks", "devices") for finding in report.errors):
-        return  # the ranks would wait for one another
+    if any(finding.subject == "devices" for finding in report.errors):
+        return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
         for check in LOADED:
@@ -50,6 +50,9 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     try:
         with others_needed():
             report.add(_cost(run, practice, bool(report.errors)))
+    except torch.OutOfMemoryError as error:
+        flags = "--data.device_batch_size, or --model.net.checkpointing true"
+        report.add([Finding("error", "memory", one_line(error), flags)])
     except UserError as error:
         if not report.errors:
             report.add([Finding("error", "run", str(error))])

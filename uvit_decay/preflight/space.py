@@ -32,11 +32,6 @@ def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
     return weights + len(BUFFERS[task.optim.optimizer]) * trained + _averages(task, callbacks)
 
 
-def state_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
-    """Return the bytes of what training holds beside activations: a checkpoint's tensors, and the gradients."""
-    return checkpoint_bytes(task, callbacks) + sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
-
-
 def _averages(task: Task, callbacks: Iterable[Callback]) -> int:
     each = 4 * sum(parameter.numel() for parameter in task.net.parameters())  # float32
     return each * sum(len(callback.averages) for callback in callbacks if isinstance(callback, EMA))
