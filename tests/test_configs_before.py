@@ -105,7 +105,7 @@ def test_a_run_resumes_with_its_config_and_no_setting_differs(tmp_path, monkeypa
         train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=3")
     (line,) = [text for text in caplog.messages if "other settings" in text]
     assert line == "other settings than the checkpoint's: trainer.max_steps 3 (was 2)"
-    assert load(tmp_path / "runs" / "digits_sit" / "version_0" / "checkpoints" / "last.ckpt").step == 3
+    assert load(tmp_path / "runs" / "digits_sit" / "version_0" / "checkpoints" / "last.ckpt").card.step == 3
 
 
 def test_a_class_that_has_moved_is_no_other_setting():
@@ -119,7 +119,7 @@ def test_a_class_that_has_moved_is_no_other_setting():
 def test_checkpoints_with_class_paths_of_before_load():
     checkpoint = load(RUN / "last.ckpt")
     assert (type(checkpoint.net).__name__, type(checkpoint.path).__name__) == ("SiT", "Linear")
-    assert load(ROOT / "checkpoints" / "digits.safetensors").step == 2000
+    assert load(ROOT / "checkpoints" / "digits.safetensors").card.step == 2000
 
 
 @pytest.mark.parametrize("flags", [["--model.path", "{}"], ["--model.path={}"], ["--model.path.class_path={}"]])

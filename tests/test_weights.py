@@ -52,7 +52,7 @@ def test_each_set_is_loaded_by_its_name(several):
     contents = torch.load(several, weights_only=True)
     state = contents["callbacks"]["EMA"]
     first, half = load(several), load(several, HALF)
-    assert (first.weights, half.weights, load(several, "ema").weights) == ("ema", "ema:0.3", "ema")
+    assert (first.card.weights, half.card.weights, load(several, "ema").card.weights) == ("ema", "ema:0.3", "ema")
     assert same(weights_of(first), state["shadow"])
     assert same(weights_of(load(several, WeightSet("ema:0.9"))), state["shadow"])
     assert same(weights_of(half), state["extra"]["0.3"]["shadow"])
@@ -76,7 +76,7 @@ def test_an_exported_average_keeps_its_name(several, tmp_path, capsys):
     main(["export", str(several), str(target), "--weights", "ema:0.30"])
     assert f"wrote {target}" in capsys.readouterr().out
     exported = load(target)
-    assert exported.weights == "ema:0.3"
+    assert exported.card.weights == "ema:0.3"
     assert same(weights_of(exported), weights_of(load(several, HALF)))
     with pytest.raises(UserError, match="half.safetensors holds ema:0.3 weights, not ema$"):
         load(target, "ema")

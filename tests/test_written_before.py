@@ -34,8 +34,9 @@ def test_checkpoints_are_the_same_networks(name, ending, weights):
     with torch.no_grad():
         out = checkpoint.net(*inputs()).flatten()[::40]
     assert torch.allclose(out, torch.tensor(OUTPUTS[name, weights]), rtol=1e-4, atol=1e-6)
-    assert (checkpoint.step, checkpoint.class_names) == (5, tuple("0123456789"))
-    assert (checkpoint.sampling.sampler, checkpoint.sampling.steps, checkpoint.sampling.guidance) == ("dpm++", 4, 2.0)
+    assert (checkpoint.card.step, checkpoint.card.class_names) == (5, tuple("0123456789"))
+    sampling = checkpoint.card.sampling
+    assert (sampling.sampler, sampling.steps, sampling.guidance) == ("dpm++", 4, 2.0)
     assert type(checkpoint.path).__name__ == {"uvit": "VP", "sit": "Linear"}[name]
 
 

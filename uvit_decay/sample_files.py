@@ -72,7 +72,7 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     with tqdm(total=num, initial=num - len(numbers), unit="image", desc=title) as bar:
         _write(out, samples, numbers, _counted(parts, bar))
     existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
-    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.step} of {samples.file}")
+    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.card.step} of {samples.file}")
 
 
 def _counted(parts: Iterator[Tensor], bar: Any) -> Iterator[Tensor]:
@@ -102,7 +102,7 @@ def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
     images = torch.cat(list(batches))
     columns = min(grid_columns(len(samples.classes)), len(images))
     labels = [] if samples.at_random else samples.labels(range(columns)) or []
-    words = in_words(samples.checkpoint.class_names) if labels else ()
+    words = in_words(samples.checkpoint.card.class_names) if labels else ()
     return labelled_grid(images, columns, [words[label] for label in labels])
 
 

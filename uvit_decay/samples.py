@@ -77,17 +77,17 @@ class Samples:
         """
         checkpoint = load(file, options.weights, options.trust)
         model = checkpoint.source(pick_device(options.device, local_rank))
-        sampling, protocol = _chosen_sampling(model, checkpoint.sampling, options), options.sampling_protocol
-        classes = options.chosen_classes(checkpoint.class_names)
+        sampling, protocol = _chosen_sampling(model, checkpoint.card.sampling, options), options.sampling_protocol
+        classes = options.chosen_classes(checkpoint.card.class_names)
         by_paper = sampling.method.paper or protocol is not None
         at_random = by_paper if options.labels is None else options.labels == "random"
-        samples = cls(model, sampling, checkpoint.weights, classes, at_random, options.seed)
+        samples = cls(model, sampling, checkpoint.card.weights, classes, at_random, options.seed)
         samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol)
-        if not checkpoint.latents:
+        if not checkpoint.card.latents:
             if options.vae is not None:
                 raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
             return samples
-        autoencoder = decoder(checkpoint.latents, options.vae, model.device)
+        autoencoder = decoder(checkpoint.card.latents, options.vae, model.device)
         shape = (3, *(side * autoencoder.space.factor for side in model.shape[1:]))
         return replace(samples, decode=autoencoder.decode, shape=shape, vae=autoencoder.space.vae)
 
@@ -120,7 +120,11 @@ class Samples:
         """Return everything that the images depend on, as plain values."""
         origin = {}
         if self.checkpoint is not None:
-            origin = {"checkpoint": str(self.file), "step": self.checkpoint.step, "data": self.checkpoint.data}
+            origin = {
+                "checkpoint": str(self.file),
+                "step": self.checkpoint.card.step,
+                "data": self.checkpoint.card.data,
+            }
             origin["vae"] = self.vae
         protocol = {} if self.protocol is None else {"sampling_protocol": self._marked_protocol()}
         return {
@@ -144,7 +148,7 @@ class Samples:
             listed = "-".join(map(str, self.classes))
             few = len(self.classes) <= 10
             parts.append(f"classes{listed}" if few else f"{len(self.classes)}classes-{crc32(listed.encode()):08x}")
-        if self.vae and self.vae != self.checkpoint.latents.vae:
+        if self.vae and self.vae != self.checkpoint.card.latents.vae:
             parts.append(f"vae-{Path(self.vae).name}")
         return "_".join(parts)
 

@@ -52,7 +52,7 @@ def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint
     assert (most.value, most.step) == (5.0, 2)
     assert step(folder / "best_fid.ckpt") == 4
     assert step(folder / "last.ckpt") == 8
-    assert checkpoint.load(folder / "best_fid.safetensors").step == 2
+    assert checkpoint.load(folder / "best_fid.safetensors").card.step == 2
     assert {path.name for path in folder.iterdir()} == {
         "best_fid.ckpt", "best_fid.safetensors", "last.ckpt", "previous.ckpt"
     }  # fmt: skip

@@ -18,13 +18,13 @@ from uvit_decay.scripts.sample import sample
 def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):
     contents = torch.load(trained, weights_only=True)
     raw, ema = load(trained, "raw"), load(trained)
-    assert (raw.weights, ema.weights, ema.step) == ("raw", "ema", 12)
+    assert (raw.card.weights, ema.card.weights, ema.card.step) == ("raw", "ema", 12)
     assert same(raw.net.state_dict(), {k.removeprefix("net."): v for k, v in contents["state_dict"].items()})
     assert same(dict(ema.net.named_parameters()), contents["callbacks"]["EMA"]["shadow"])
     assert not same(raw.net.state_dict(), ema.net.state_dict())
     assert ema.net.config == tiny_net().config
-    assert (ema.sampling.steps, ema.sampling.guidance) == (4, 2.0)
-    assert ema.class_names == tuple("0123456789")
+    assert (ema.card.sampling.steps, ema.card.sampling.guidance) == (4, 2.0)
+    assert ema.card.class_names == tuple("0123456789")
     assert not ema.net.training
 
 
@@ -34,10 +34,10 @@ def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
     export(trained, target, weights)
     ours, exported = load(trained, weights), load(target)
     assert same(ours.net.state_dict(), exported.net.state_dict())
-    assert (exported.weights, exported.step, exported.sampling, exported.path) == (
+    assert (exported.card.weights, exported.card.step, exported.card.sampling, exported.path) == (
         weights,
-        ours.step,
-        ours.sampling,
+        ours.card.step,
+        ours.card.sampling,
         ours.path,
     )
     with pytest.raises(UserError, match=f"holds {weights} weights"):
@@ -157,6 +157,6 @@ def test_missing_ema_weights_are_said(trained, tmp_path):
     contents = read_training_checkpoint(trained)
     del contents["callbacks"]["EMA"]
     torch.save(contents, tmp_path / "raw.ckpt")
-    assert load(tmp_path / "raw.ckpt").weights == "raw"
+    assert load(tmp_path / "raw.ckpt").card.weights == "raw"
     with pytest.raises(UserError, match="no EMA weights"):
         load(tmp_path / "raw.ckpt", "ema")

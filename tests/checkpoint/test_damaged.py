@@ -39,10 +39,10 @@ def is_what_was_written(path, right):
     except UserError:
         return False
     assert same(checkpoint.net.state_dict(), right.net.state_dict()), "damage was not noticed"
-    assert (checkpoint.sampling, checkpoint.path, checkpoint.step, checkpoint.net.config) == (
-        right.sampling,
+    assert (checkpoint.card.sampling, checkpoint.path, checkpoint.card.step, checkpoint.net.config) == (
+        right.card.sampling,
         right.path,
-        right.step,
+        right.card.step,
         right.net.config,
     )
     return True

@@ -103,7 +103,8 @@ def test_an_imported_file_is_the_official_function(tmp_path, options):
     checkpoint = imported(state, tmp_path)
     x, t, y = inputs(**config)
     assert is_close(checkpoint.net(x, t, y), official_forward(state, x, t, y, **config))
-    assert (checkpoint.prediction, checkpoint.step, checkpoint.weights, checkpoint.path) == ("eps", 0, "ema", VP())
+    card = checkpoint.card
+    assert (card.prediction, card.step, card.weights, checkpoint.path) == ("eps", 0, "ema", VP())
 
 
 def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
@@ -113,7 +114,7 @@ def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
     x, t, _ = inputs(image_size=32, count=1)
     with torch.no_grad():
         assert is_close(checkpoint.net(x, t), official_forward(state, x, t, **config))
-    assert checkpoint.sampling == EULER_MARUYAMA
+    assert checkpoint.card.sampling == EULER_MARUYAMA
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
@@ -139,7 +140,7 @@ def test_an_imported_file_can_be_sampled(tmp_path):
     (images,) = generate(source, Sampling("dpm++", 2, 1.4), range(2), [3, 10], seed=0, batch_size=2)
     assert images.shape == (2, 4, 8, 8)
     assert images.isfinite().all()
-    assert checkpoint.class_names == tuple("0123456789")
+    assert checkpoint.card.class_names == tuple("0123456789")
 
 
 def test_a_file_of_data_parallel_is_the_same_network(tmp_path):
@@ -161,7 +162,7 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
     saved(tiny(seed=2), folder / "nnet.pth")
     import_official(folder, tmp_path / "ours.safetensors", weights, TINY)
     checkpoint = load(tmp_path / "ours.safetensors")
-    assert (checkpoint.step, checkpoint.weights, checkpoint.data) == (
+    assert (checkpoint.card.step, checkpoint.card.weights, checkpoint.card.data) == (
         500_000,
         weights or "ema",
         "unknown, imported from 500000.ckpt",
@@ -172,7 +173,7 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
 def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
     for name, kind in {"nnet.pth": "raw", "nnet_ema.pth": "ema"}.items():
         import_official(saved(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
-        assert load(tmp_path / "ours.safetensors").weights == kind
+        assert load(tmp_path / "ours.safetensors").card.weights == kind
 
 
 # ---- the command line
@@ -189,7 +190,7 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     assert "latents 8x8x4, 11 classes without a null label, path sd-discrete, alpha_min 0.7, raw weights" in recognised
     assert wrote.startswith(f"wrote {ours} (")
     checkpoint = load(Path(ours))
-    assert (checkpoint.weights, checkpoint.path, checkpoint.net.num_classes) == ("raw", SDDiscrete(), 11)
+    assert (checkpoint.card.weights, checkpoint.path, checkpoint.net.num_classes) == ("raw", SDDiscrete(), 11)
     assert described(ours)["latents"]["vae"] == "my/vae"
 
     main(["export", ours, back])

@@ -119,7 +119,7 @@ def test_an_official_file_is_imported_as_the_function_of_its_levels(tmp_path):
     variance = official_forward(doubled, x, LEVELS.float(), y, **SMALL, learn_sigma=True)
     assert is_close(out[:, :4], mean)
     assert is_close(out[:, 4:], variance)
-    assert (checkpoint.path, checkpoint.prediction) == (DDPMLinear(), "eps")
+    assert (checkpoint.path, checkpoint.card.prediction) == (DDPMLinear(), "eps")
 
 
 def test_a_training_file_says_that_it_is_a_dit(tmp_path):
@@ -170,8 +170,8 @@ def test_a_folder_of_diffusers_is_the_official_function_of_its_tensors(pipeline,
     assert out[:, 4:].std() > 0.1
     assert torch.allclose(out[0], as_it_is[0], atol=1e-3), "at level 0, all frequencies are one"
     assert (out[1:] - as_it_is[1:]).abs().max() > 0.01, "they differ elsewhere: the note is true"
-    assert list(checkpoint.class_names) == NAMES
-    assert (checkpoint.path, checkpoint.prediction, checkpoint.sampling) == (DDPMLinear(), "eps", PUBLISHED)
+    assert list(checkpoint.card.class_names) == NAMES
+    assert (checkpoint.path, checkpoint.card.prediction, checkpoint.card.sampling) == (DDPMLinear(), "eps", PUBLISHED)
 
 
 @pytest.mark.parametrize("form", ["transformer", "bin", "old", "file"])

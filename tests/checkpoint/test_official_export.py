@@ -35,7 +35,7 @@ def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
     )
     back, ours = load(tmp_path / "back.safetensors"), load(trained, weights)
     assert same(back.net.state_dict(), ours.net.state_dict())
-    assert (back.weights, back.class_names, back.path) == (weights, ours.class_names, ours.path)
+    assert (back.card.weights, back.card.class_names, back.path) == (weights, ours.card.class_names, ours.path)
 
 
 def test_a_safetensors_file_is_exported_again(trained, tmp_path):

@@ -139,7 +139,7 @@ def test_an_imported_mae_is_the_published_function(tmp_path, norm_pix):
     prediction, mask = expected(contents)
     theirs = reference.loss(standardised(x), prediction, mask, SMALL["patch_size"], norm_pix)
     assert checkpoint.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(theirs.item(), abs=1e-5)
-    assert (checkpoint.weights, checkpoint.path, checkpoint.class_names) == ("raw", None, ())
+    assert (checkpoint.card.weights, checkpoint.path, checkpoint.card.class_names) == ("raw", None, ())
 
 
 def test_a_file_of_the_authors_is_imported_with_the_alpha_min_that_it_records(tmp_path):
@@ -171,7 +171,7 @@ def test_an_imported_classifier_is_the_published_function(tmp_path, file):
     contents, (x, _) = file(**SMALL), inputs(**SMALL)
     checkpoint = imported(contents, tmp_path, TINY_ENCODER)
     assert torch.allclose(checkpoint.net(x), reference.logits(contents["model"], standardised(x), 2), atol=1e-5)
-    assert checkpoint.class_names == tuple("01234")
+    assert checkpoint.card.class_names == tuple("01234")
     decayed = imported(contents, tmp_path, replace(TINY_ENCODER, alpha_min=0.6)).net
     theirs = reference.logits(contents["model"], standardised(x), 2, ALPHAS)
     assert torch.allclose(decayed(x), theirs, atol=1e-5)

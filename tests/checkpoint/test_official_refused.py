@@ -253,7 +253,7 @@ def test_a_folder_without_its_files_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"holds no nnet_ema\.pth: give a folder <step>\.ckpt"):
         import_official(folder, target, None, TINY)
     import_official(folder, target, "raw", TINY)
-    assert load(target).step == 0
+    assert load(target).card.step == 0
     saved(tiny(), folder / "step.pth")
     with pytest.raises(UserError, match=r"step\.pth in .* should hold a number, it looks like an official U-ViT"):
         import_official(folder, target, "raw", TINY)

@@ -116,7 +116,7 @@ def test_an_imported_file_is_the_published_function(tmp_path, options):
     hints = ImportOptions(heads=2, alpha_min=1.0, num_classes=None if options.get("null_label", True) else 3)
     checkpoint = imported(state, tmp_path, hints)
     assert is_close(output(checkpoint, options), expected(state, options))
-    assert (checkpoint.prediction, checkpoint.path, checkpoint.step, checkpoint.weights) == (
+    assert (checkpoint.card.prediction, checkpoint.path, checkpoint.card.step, checkpoint.card.weights) == (
         "velocity",
         Linear(),
         0,
@@ -155,7 +155,7 @@ def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
 
 def test_an_imported_file_can_be_sampled(tmp_path):
     checkpoint = imported(tiny_sit(), tmp_path, PLAIN)
-    assert checkpoint.sampling == Sampling("sit-sde", 250, 1.0, False)
+    assert checkpoint.card.sampling == Sampling("sit-sde", 250, 1.0, False)
     source = checkpoint.source(torch.device("cpu"))
     (images,) = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0, batch_size=2)
     assert images.shape == (2, 4, 8, 8)
@@ -179,14 +179,14 @@ def test_a_training_file_gives_its_step_and_either_weights(tmp_path, weights, se
     path = saved(training(), tmp_path / "0400000.pt")
     import_official(path, tmp_path / "ours.safetensors", weights, PLAIN)
     checkpoint = load(tmp_path / "ours.safetensors")
-    assert (checkpoint.step, checkpoint.weights, checkpoint.data) == (
+    assert (checkpoint.card.step, checkpoint.card.weights, checkpoint.card.data) == (
         400_000,
         weights or "ema",
         "unknown, imported from 0400000.pt",
     )
     assert torch.equal(checkpoint.net.pos_embed, tiny_sit(seed=seed)["pos_embed"])
     import_official(saved(training(), tmp_path / "renamed.pt"), tmp_path / "ours.safetensors", weights, PLAIN)
-    assert load(tmp_path / "ours.safetensors").step == 0
+    assert load(tmp_path / "ours.safetensors").card.step == 0
 
 
 @pytest.mark.parametrize("kind", [Namespace, dict])
@@ -194,9 +194,9 @@ def test_the_arguments_of_a_training_run_are_used_where_the_caller_is_silent(tmp
     arguments = kind(path_type="VP", prediction="noise", min_sigma=0.6)
     contents = training(ema=tiny_sit(wiring="decayed"), args=arguments)
     checkpoint = imported(contents, tmp_path, PLAIN)
-    assert (checkpoint.path, checkpoint.prediction, checkpoint.net.config["alpha_min"]) == (VP(), "eps", 0.6)
+    assert (checkpoint.path, checkpoint.card.prediction, checkpoint.net.config["alpha_min"]) == (VP(), "eps", 0.6)
     checkpoint = imported(contents, tmp_path, ImportOptions(heads=2, path="gvp", prediction="score", alpha_min=0.6))
-    assert (checkpoint.path, checkpoint.prediction) == (GVP(), "score")
+    assert (checkpoint.path, checkpoint.card.prediction) == (GVP(), "score")
 
 
 def test_a_training_file_needs_no_arguments(tmp_path):
@@ -266,7 +266,8 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     assert recognised.endswith("of step 50")
     assert wrote.startswith(f"wrote {ours} (")
     checkpoint = load(Path(ours))
-    assert (checkpoint.weights, checkpoint.path, checkpoint.prediction, checkpoint.step) == ("raw", GVP(), "score", 50)
+    card = checkpoint.card
+    assert (card.weights, checkpoint.path, card.prediction, card.step) == ("raw", GVP(), "score", 50)
     main(["export", ours, back])
     assert "alpha_min 0.8" in capsys.readouterr().out.splitlines()[0]
     assert same(torch.load(back, weights_only=True), plain_head(decayed))

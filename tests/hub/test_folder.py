@@ -124,7 +124,7 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
     again = opened(tmp_path / "again")
     pictures = [stacked(each(class_labels=[3, 1], generator=seeded(0)).images) for each in (pipeline, again)]
     assert (pictures[0] == pictures[1]).all()
-    assert again.config.sampling == asdict(load(BUNDLED).sampling)
+    assert again.config.sampling == asdict(load(BUNDLED).card.sampling)
 
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):

@@ -242,7 +242,7 @@ def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
     options = ImportOptions(heads=2, classes=str(tmp_path / "classes.txt"))
     import_official(tmp_path / "official.pt", tmp_path / "ours.safetensors", options=options)
     theirs = load(tmp_path / "ours.safetensors").net
-    assert load(tmp_path / "ours.safetensors").class_names == ("7", "cat", "tench, Tinca tinca")
+    assert load(tmp_path / "ours.safetensors").card.class_names == ("7", "cat", "tench, Tinca tinca")
     net = SiT(**{**theirs.config, "channels": 1})
     net, line = started(
         DiffusionTask(net, Linear(), "velocity", init_from=str(tmp_path / "ours.safetensors")), classes(pictures)
@@ -271,6 +271,6 @@ def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monk
         (tmp_path / "start.ckpt").unlink()
         train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=3", "--ckpt_path=auto")
     assert caplog.text.count("tensors from") == 1
-    assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").step == 3
+    assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
     with pytest.raises(UserError, match=r"the checkpoint start.ckpt does not exist"):
         DiffusionTask(tiny_net(), init_from="start.ckpt").start()

@@ -130,7 +130,7 @@ def test_branches_are_dropped_in_training_only():
 def test_a_checkpoint_is_of_a_classifier_and_knows_its_classes(tmp_path):
     fit(tmp_path, max_steps=2, task=fine_tuning())
     loaded = load(tmp_path / "checkpoints" / "last.ckpt")
-    assert (loaded.class_names, loaded.path) == (tuple("0123456789"), None)
+    assert (loaded.card.class_names, loaded.path) == (tuple("0123456789"), None)
     with pytest.raises(UserError, match=r"is of a classifier \(ViT\), which makes no images"):
         loaded.source(torch.device("cpu"))
 

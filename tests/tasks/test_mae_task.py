@@ -86,8 +86,9 @@ def checkpoint(tmp_path_factory):
 
 def test_its_checkpoint_is_of_an_encoder(checkpoint):
     loaded = load(checkpoint)
-    assert (loaded.path, loaded.prediction, loaded.sampling, loaded.class_names) == (None, None, None, ())
-    assert (loaded.data, loaded.step, loaded.weights, type(loaded.net).__name__) == ("digits", 2, "ema", "MAE")
+    card = loaded.card
+    assert (loaded.path, card.prediction, card.sampling, card.class_names) == (None, None, None, ())
+    assert (card.data, card.step, card.weights, type(loaded.net).__name__) == ("digits", 2, "ema", "MAE")
     with pytest.raises(UserError, match=r"is of an encoder \(MAE\), which makes no images: evaluate.py probe"):
         loaded.source(torch.device("cpu"))
 
@@ -171,7 +172,7 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
         "model.mask_ratio 0.75 (was 0.5)",
         "data.device_batch_size nothing (was 16)",
     }
-    assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").step == 8  # two epochs of this run
+    assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").card.step == 8  # two epochs of this run
     with pytest.raises(SystemExit):  # the default configuration, a denoiser with another optimizer
         train(monkeypatch, tmp_path, "fit", f"--config={ROOT}/configs/digits.yaml", f"--ckpt_path={path}")
     assert "was trained with net uvit_decay.nn.mae.MAE, this run has uvit_decay.nn.uvit.UViT" in capsys.readouterr().err

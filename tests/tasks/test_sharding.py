@@ -193,7 +193,7 @@ def test_shards_train_the_network_that_one_process_trains(runs, tmp_path):
 def test_the_checkpoint_is_one_that_is_sampled_from(runs):
     folder, _ = runs
     loaded = load(folder / "sit fsdp" / "checkpoints" / "last.ckpt")
-    assert loaded.weights == "ema"
+    assert loaded.card.weights == "ema"
     assert type(loaded.net) is SiT
     assert same(dict(loaded.net.named_parameters()), checkpoint(folder / "sit fsdp")["callbacks"]["EMA"]["shadow"])
 

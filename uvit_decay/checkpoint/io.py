@@ -18,14 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.averages import averages
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
 from uvit_decay.checkpoint.folders import own_latents, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.diffusion.prediction import Prediction
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.runtime.bundled import or_bundled
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
@@ -41,23 +39,16 @@ ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A trained network in eval mode, and what its model card says of it; see `ModelCard`."""
+    """A trained network in eval mode, its model card, and its noise path, which is None if it makes no images."""
 
     net: nn.Module
+    card: ModelCard  # of the set of weights that was loaded
     path: NoisePath | None
-    prediction: Prediction | None
-    sampling: Sampling | None
-    class_names: tuple[str, ...]
-    data: str
-    step: int
-    weights: Weights  # the set that was loaded
-    latents: LatentSpace | None
-    card: ModelCard  # of these weights
 
     def check_denoiser(self) -> None:
         """Raise a UserError if the network makes no images."""
         if self.path is None:
-            kind = "a classifier" if self.class_names else "an encoder"
+            kind = "a classifier" if self.card.class_names else "an encoder"
             raise UserError(
                 f"this checkpoint is of {kind} ({type(self.net).__name__}), which makes no images: "
                 + localised("evaluate.py probe and classify judge its features")
@@ -66,7 +57,8 @@ class Checkpoint:
     def source(self, device: torch.device) -> DiffusionModel:
         """Return the network on `device` in the form that samplers take; raise a UserError if it is no denoiser."""
         self.check_denoiser()
-        return DiffusionModel.from_net(self.net.to(device), self.path, self.prediction, device, self.latents is None)
+        card = self.card
+        return DiffusionModel.from_net(self.net.to(device), self.path, card.prediction, device, card.latents is None)
 
 
 def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()) -> Checkpoint:
@@ -97,10 +89,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
         raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")
     if len(names) != net.num_classes:
         raise UserError(f"{path} names {len(names)} classes, its network has {net.num_classes}")
-    noise_path, sampling = card.noise_path(trusted), card.sampling
-    return Checkpoint(
-        net.eval(), noise_path, card.prediction, sampling, names, card.data, card.step, card.weights, latents, card
-    )
+    return Checkpoint(net.eval(), card, card.noise_path(trusted))
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ class GeneratedImages(ImageSource):
         nfe = samples.sampling.nfe
         self.name = samples.name if nfe is None else f"{samples.name}_nfe{nfe}"
         if samples.checkpoint is not None:
-            self.name = f"{samples.file.stem}-step{samples.checkpoint.step}_{self.name}"
-            self.class_names = samples.checkpoint.class_names
+            self.name = f"{samples.file.stem}-step{samples.checkpoint.card.step}_{self.name}"
+            self.class_names = samples.checkpoint.card.class_names
         if samples.shape[0] not in (1, channels):
             raise UserError(f"{self.name} has {samples.shape[0]} channels, these features are of {channels}")
         self.samples, self.num = samples, num

@@ -20,7 +20,7 @@ HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our
 
 def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) -> Readme:
     """Return the README.md of a folder with this denoiser, under this name; `license` is that of its weights."""
-    net, data = checkpoint.net, HUB_DATA.get(checkpoint.data)
+    net, data = checkpoint.net, HUB_DATA.get(checkpoint.card.data)
     kind = "class-conditional" if net.num_classes else "unconditional"
     metadata = ModelCardData(
         library_name="diffusers",
@@ -35,8 +35,8 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
         name=plain(name),
         place=repr(name),
         sentence=_sentence(checkpoint, kind),
-        data=plain(checkpoint.data),
-        weights=f"{checkpoint.weights} weights after {checkpoint.step:,} optimizer steps",
+        data=plain(checkpoint.card.data),
+        weights=f"{checkpoint.card.weights} weights after {checkpoint.card.step:,} optimizer steps",
         call=f"class_labels={list(range(min(net.num_classes, 4)))}" if net.num_classes else "num_images=4",
         classes=net.num_classes,
         licence=_licence(checkpoint, license),
@@ -51,7 +51,7 @@ def plain(text: str) -> str:
 
 def _sentence(checkpoint: Checkpoint, kind: str) -> str:
     net = checkpoint.net
-    what = f"latents of {net.channels} channels" if checkpoint.latents else "pixels"
+    what = f"latents of {net.channels} channels" if checkpoint.card.latents else "pixels"
     parameters = sum(parameter.numel() for parameter in net.parameters())
     return (
         f"A {kind} {type(net).__name__} of {parameters:,} parameters that makes {what}, "
@@ -64,7 +64,7 @@ def _licence(checkpoint: Checkpoint, license: str | None) -> str:
     if license is not None:
         return f"The weights: {license}. The code of uvit_decay: MIT."
     imported = (
-        "that of their publisher, since they were imported" if checkpoint.data.startswith(IMPORTED) else "unknown"
+        "that of their publisher, since they were imported" if checkpoint.card.data.startswith(IMPORTED) else "unknown"
     )
     return (
         f"The weights: {imported}. Name it here and in the metadata (`--license` of the export) before you share them, "

@@ -53,9 +53,9 @@ def export_folder(
     _check_target(target)
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
-    if vae is not None and not checkpoint.latents:
+    if vae is not None and not checkpoint.card.latents:
         raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-    autoencoder = checkpoint.latents and decoder(checkpoint.latents, vae, "cpu")
+    autoencoder = checkpoint.card.latents and decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
     with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", AUTOENCODER)) as folder, full:
@@ -86,13 +86,13 @@ def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) 
     latents = autoencoder and asdict(autoencoder.space) | {"vae": _public(autoencoder.space.vae)}
     path = {"name": type(checkpoint.path).__name__, **asdict(checkpoint.path)}
     with torch.device("meta"):  # its own network is replaced
-        denoiser = kind(net.config, path, checkpoint.prediction, latents)
+        denoiser = kind(net.config, path, checkpoint.card.prediction, latents)
     denoiser.net = net
     denoiser.eval()
     if autoencoder is not None:
         autoencoder.net.register_to_config(_name_or_path=latents["vae"])
-    labels = {str(number): _label(name) for number, name in enumerate(checkpoint.class_names)}
-    return DecayPipeline(denoiser, autoencoder and autoencoder.net, labels, asdict(checkpoint.sampling))
+    labels = {str(number): _label(name) for number, name in enumerate(checkpoint.card.class_names)}
+    return DecayPipeline(denoiser, autoencoder and autoencoder.net, labels, asdict(checkpoint.card.sampling))
 
 
 def _label(name: str) -> str:

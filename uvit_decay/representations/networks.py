@@ -66,9 +66,9 @@ def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
     from uvit_decay.weights import slug
 
     found = checkpoint.load(path, loading.weights, loading.trust)
-    about = {"checkpoint": str(path), "step": found.step, "weights": str(found.weights)}
-    name = f"{_run(path)}{path.stem}-step{found.step}-{slug(found.weights)}"
-    return Judged(found.net, name, path.name, about, found.path, found.data, found.latents)
+    about = {"checkpoint": str(path), "step": found.card.step, "weights": str(found.card.weights)}
+    name = f"{_run(path)}{path.stem}-step{found.card.step}-{slug(found.card.weights)}"
+    return Judged(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
 
 
 def _run(path: Path) -> str:
