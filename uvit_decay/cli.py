@@ -22,9 +22,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
-from uvit_decay.callbacks.catching_up import finishing, is_finished
-from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, by_name, settings_before
-from uvit_decay.callbacks.run_log import RunFolder, SaveConfig, makes_folders
+from uvit_decay.callbacks.resumption import AUTO, NAMES, makes_folders, newest, settings_before
+from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.configurations import Parser, check_files, check_values, limit, located
 from uvit_decay.data import ImageData
@@ -172,7 +171,7 @@ class CLI(LightningCLI):
         options = self._with_progress(self._with_folder(options))
         self._default_precision(options.get("logger", self._get(self.config_init, "trainer").logger))
         try:
-            trainer = finishing(by_name(super().instantiate_trainer(**options), self._begin))
+            trainer = super().instantiate_trainer(**options)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         check_nodes(trainer)
@@ -226,8 +225,16 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
         self._tell()
-        if self.config.fit.ckpt_path not in NAMES:
-            self._begin(self.config.fit.ckpt_path)
+        self._begin(self._checkpoint())
+
+    def _checkpoint(self) -> str | Path | None:
+        """Return --ckpt_path with `last` and `auto` replaced by the file that they mean, and let Lightning take it."""
+        chosen = self._get(self.config_init, "ckpt_path")
+        if chosen in NAMES:
+            settings = (chosen, self.model.settings, self.model.allowed)
+            chosen = newest(*settings, self.trainer.loggers, self.trainer.default_root_dir)
+            self.config_init[self.subcommand].ckpt_path = chosen
+        return chosen
 
     def _begin(self, path: str | Path | None) -> None:
         """Check a checkpoint, or load the weights from which a new run starts, before any work."""
@@ -236,7 +243,7 @@ class CLI(LightningCLI):
             return
         self.model.init_from = None
         step, last = self._check_fits(path), self.trainer.max_steps
-        if self.subcommand == "fit" and 0 <= last <= step and is_finished(self.trainer, Path(path), step):
+        if 0 <= last <= step:
             raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
 
     def before_validate(self) -> None:
@@ -245,8 +252,7 @@ class CLI(LightningCLI):
         path = self.config.validate.ckpt_path
         if path in (None, AUTO):
             raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
-        if path != LAST:
-            self._check_fits(path)
+        self._check_fits(self._checkpoint())
 
     def _check_fits(self, path: str | Path) -> int:
         """Raise a UserError if this run cannot resume from the checkpoint; return its step."""

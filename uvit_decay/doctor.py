@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -18,8 +17,7 @@ from lightning.pytorch import Callback, LightningDataModule, LightningModule, Tr
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.callbacks.resumption import AUTO, LAST, NAMES, goes_on, runs_of
-from uvit_decay.checkpoint.newest import newest_whole
+from uvit_decay.callbacks.resumption import AUTO, NAMES
 from uvit_decay.cli import CLI
 from uvit_decay.preflight import Finding, Report, Run
 from uvit_decay.preflight.examine import examine
@@ -73,20 +71,12 @@ class Doctor(CLI):
         try:
             super().before_fit()
             if name in NAMES:
-                self.report.add([self._start(name)])
+                found = self.config_init.fit.ckpt_path
+                text = f"it would resume from {found}" if found else "a new run, there is no checkpoint to resume from"
+                self.report.add([Finding("ok", "start", f"--ckpt_path {name}: {text}")])
         except UserError as error:
             done = isinstance(error, RunEnded) and name == AUTO  # `fit` does nothing, and exits with 0
             self._end(Finding("note" if done else "error", "start", str(error)))
-
-    def _start(self, name: str) -> Finding:
-        """Find the checkpoint from which a run of this --ckpt_path would go on, and check it."""
-        where, runs = runs_of(self.trainer.loggers, self.trainer.default_root_dir)
-        found = newest_whole(runs, partial(goes_on, name, self.model.settings, self.model.allowed))
-        if found is None and name == LAST:
-            raise UserError(f"--ckpt_path last: there is no checkpoint of a run in {where}")
-        self._begin(found.path if found else None)
-        text = f"it would go on from {found.path}" if found else "a new run, there is no checkpoint to go on from"
-        return Finding("ok", "start", f"--ckpt_path {name}: {text}")
 
     def _check_fits(self, path: str | Path) -> int:
         self.begun = super()._check_fits(path)

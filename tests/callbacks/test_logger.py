@@ -1,19 +1,22 @@
 """The run folder: one for each run, and none for a run that never began."""
 
 import json
+import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import ROOT, run_script, tiny_task, tiny_trainer
+from conftest import ROOT, run_script, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from uvit_decay import cli
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.signals import stoppable
 
 STARTS = 8
 DIGITS = ROOT / "configs" / "digits.yaml"
@@ -153,3 +156,36 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
     monkeypatch.setattr(sys, "argv", ["train.py", "fit", *flags])
     with pytest.raises(UserError, match="cannot write .*/root/x"):
         cli.CLI.run()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, number):
+    class Stopped(Callback):
+        def setup(self, *_, **__) -> None:
+            os.kill(os.getpid(), number)
+
+    trainer = tiny_trainer(tmp_path, Stopped(), logger=RunLogger("x", str(tmp_path)))
+    with pytest.raises(SystemExit) as stop, user_errors(), stoppable():
+        trainer.fit(tiny_task(), Digits(32))
+    assert stop.value.code == 128 + number
+    assert not list((tmp_path / "x").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trainer.max_steps=0"], "--trainer.max_steps 0 trains nothing"),
+        (["--data=uvit_decay.data.CIFAR10", "--data.path=nowhere"], "no CIFAR10 at nowhere"),
+        (
+            ["--ckpt_path={trained}", "--trainer.max_epochs=1", "--trainer.limit_train_batches=6"],
+            "the end of the run: set --trainer.max_epochs higher",
+        ),
+    ],
+)
+def test_a_start_that_fails_leaves_no_folder(trained, tmp_path, monkeypatch, capsys, flags, message):
+    tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.callbacks=[]"]
+    with pytest.raises(SystemExit) as stop:
+        train(monkeypatch, tmp_path, "fit", *tiny, *(flag.format(trained=trained) for flag in flags))
+    assert stop.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("runs/digits/*"))

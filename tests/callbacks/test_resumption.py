@@ -8,15 +8,15 @@ import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer, train
 from gloo import lightning_rank, on_two_processes
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.resumption import by_name
+from uvit_decay.callbacks.resumption import check_same_start, newest
 from uvit_decay.checkpoint.newest import newest_whole, run_folders
 from uvit_decay.checkpoint.rotation import names, rotate
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -82,14 +82,15 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half = tiny_trainer(tmp_path, LastCheckpoint(every_n_steps=2), StopAt(4), max_steps=8, logger=CSVLogger(tmp_path))
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
-    rest, trainer = tiny_task(), by_name(tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path)))
+    rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
     with caplog.at_level("INFO"):
-        trainer.fit(rest, Digits(32), ckpt_path=name)
+        found = newest(name, {}, (), trainer.loggers, tmp_path)
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     assert "version_0/checkpoints/last.ckpt" in line
     assert line.endswith("version_0/checkpoints/previous.ckpt (step 2)")
-    assert trainer.ckpt_path == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
+    assert found == tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "previous.ckpt"
+    trainer.fit(rest, Digits(32), ckpt_path=found)
     assert same(state(rest), state(task))
 
 
@@ -165,30 +166,26 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
             file.unlink()
 
 
+class SameStart(Callback):
+    def setup(self, trainer, task, stage) -> None:
+        check_same_start(trainer)
+
+
 def rank_of_two(folder, rank):
-    """What two ranks go on from, when they share a folder and when they do not."""
+    """What two ranks resume from that share a folder."""
     lightning_rank(rank)
-    said = []
-    for place in (folder / "shared", folder / f"of rank {rank}"):
-        place.mkdir(exist_ok=True)
-        os.chdir(place)  # paths are relative, and so the same on all nodes
-        options = {"logger": CSVLogger("."), "devices": 2, "strategy": "ddp", "limit_val_batches": 1}
-        best = BestCheckpoint("val/loss", weights_only=True)
-        trainer = by_name(tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options))
-        try:
-            trainer.fit(tiny_task(), Digits(32), ckpt_path="auto")
-            said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
-        except UserError as error:
-            said.append(str(error))
-    return said
+    os.chdir(folder)
+    options = {"logger": CSVLogger("."), "devices": 2, "strategy": "ddp", "limit_val_batches": 1}
+    best = BestCheckpoint("val/loss", weights_only=True)
+    trainer = tiny_trainer(folder, best, SameStart(), max_steps=6, val_check_interval=6, **options)
+    found = newest("auto", {}, (), trainer.loggers, folder)
+    trainer.fit(tiny_task(), Digits(32), ckpt_path=found)
+    return f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}"
 
 
 @pytest.mark.slow
-def test_all_ranks_go_on_from_what_the_first_one_finds_or_none_does(tmp_path):
-    for place in ("shared", "of rank 0"):
-        options = {"max_steps": 6, "logger": CSVLogger(tmp_path / place)}
-        tiny_trainer(tmp_path / place, StopAt(4), **options).fit(tiny_task(), Digits(32))
-    (shared, missing), (shared_too, missing_too) = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
-    assert shared == shared_too == "last.ckpt to 6, best at 6"
-    assert "another process cannot use it, whose error says why" in missing
-    assert "is not the file that the first process has chosen: all nodes need one folder of runs" in missing_too
+def test_all_ranks_resume_from_the_same_checkpoint(tmp_path):
+    options = {"max_steps": 6, "logger": CSVLogger(tmp_path)}
+    tiny_trainer(tmp_path, StopAt(4), **options).fit(tiny_task(), Digits(32))
+    found = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+    assert found == 2 * ["last.ckpt to 6, best at 6"]

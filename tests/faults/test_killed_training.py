@@ -28,17 +28,6 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize(("place", "number", "seed"), arguments, ids=names)
 
 
-def test_a_run_that_only_made_up_for_evaluations_has_ended(training, tmp_path):
-    whole, calls = training.undisturbed
-    last = len(calls["LinearProbes.evaluate"]) - 1
-    training.run(tmp_path, at=Moment("LinearProbes.evaluate", last, 99))
-    again, third = training.run(tmp_path), training.run(tmp_path)
-    assert (goes_on_from(again), again.wait(), third.wait()) == (14, 0, 0), again.stderr
-    assert "nothing is left to do" in third.stdout + third.stderr
-    assert len(runs(tmp_path)) == 2
-    assert not differences(runs(tmp_path)[-1], whole)
-
-
 def test_a_signal_anywhere_costs_no_result(training, tmp_path, place, number, seed, record_property):
     whole, calls = training.undisturbed
     draw, function = random.Random(seed), PLACES[place]
@@ -48,7 +37,7 @@ def test_a_signal_anywhere_costs_no_result(training, tmp_path, place, number, se
     begun = time.monotonic()
     again = training.run(tmp_path)
     lost = max(0, struck.steps - goes_on_from(again))
-    found = differences(runs(tmp_path)[-1], whole) if again.wait() == 0 else [again.last_line]
+    found = differences(runs(tmp_path)[-1], whole, goes_on_from(again)) if again.wait() == 0 else [again.last_line]
     survived = not found and struck.wait() == CODES[number] and (number == signal.SIGKILL or not lost)
     name = f"training: {NAMES[number]} in one of {len(PLACES)} places"
     row = {"fault": name, "tries": 1, "survived": int(survived), "steps lost": lost}

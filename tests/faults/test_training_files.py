@@ -53,7 +53,11 @@ def test_a_damaged_newest_checkpoint_and_half_a_line_cost_only_steps(
     log.write_bytes(log.read_bytes()[:-9])
     begun = time.monotonic()
     again = training.run(folder)
-    found = differences(runs(folder)[-1], training.undisturbed[0]) if again.wait() == 0 else [again.last_line]
+    found = (
+        differences(runs(folder)[-1], training.undisturbed[0], goes_on_from(again))
+        if again.wait() == 0
+        else [again.last_line]
+    )
     lost = 10 - goes_on_from(again)
     row = {"fault": f"newest checkpoint: {damage}", "tries": 1, "survived": int(not found), "steps lost": lost}
     record_property("fault", row | {"seconds to the end": time.monotonic() - begun})

@@ -97,5 +97,5 @@ def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_e
     assert of(lines, "start")[0].startswith("note     start: the checkpoint is at step 4")
     code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
     assert code == 0, lines
-    assert of(lines, "start")[0].endswith("it would go on from runs/digits/version_0/checkpoints/last.ckpt")
+    assert of(lines, "start")[0].endswith("it would resume from runs/digits/version_0/checkpoints/last.ckpt")
     assert "30 steps from step 4, about" in of(lines, "run")[0]

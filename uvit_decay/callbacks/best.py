@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay import history
-from uvit_decay.callbacks.catching_up import validated
 from uvit_decay.callbacks.checkpoint import LastCheckpoint, save_weights, write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import continued_folder, run_folder
@@ -74,11 +73,8 @@ class BestCheckpoint(Checkpoint):
             self._judge(trainer, float(value))
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
-        """Judge the last step of the run before: its checkpoint, which tells the best so far, was saved before that."""
-        earlier = continued_folder(trainer)
-        if earlier and self.metric.startswith(VALIDATION):
-            self._judge(trainer, validated(earlier, trainer).get(self.metric, math.nan))
-        elif earlier:
+        """Judge what was measured at the step of the checkpoint of a resumed run: it was saved before that."""
+        if continued_folder(trainer) and not self.metric.startswith(VALIDATION):
             self._judge_history(trainer, [PROBES, GENERATION])
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:

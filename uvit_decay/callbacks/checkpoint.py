@@ -11,7 +11,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.callbacks.catching_up import catch_up, makes_up, numbers_to_log
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
@@ -20,11 +19,9 @@ from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.checkpoint.rotation import LAST, NEXT, rotate
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.signals import STOPS
 
-ROW = "numbers_to_log"  # entry of checkpoints: what is logged only after the step is saved
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 
 
@@ -69,7 +66,7 @@ class LastCheckpoint(Checkpoint):
     At Ctrl-C, SIGTERM, SIGUSR1 or SIGUSR2 the run finishes its step (up to 10 steps on several ranks), saves and stops.
     A second Ctrl-C or SIGTERM, more than 2 seconds later, stops at once without saving. Resume with --ckpt_path. A
     checkpoint is saved before the previews, metrics and probes of its step run, so that their failure cannot lose it; a
-    run that goes on begins with those which are missing.
+    resumed run begins with those that are missing.
 
     Args:
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
@@ -93,7 +90,6 @@ class LastCheckpoint(Checkpoint):
         self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
         self._signals: StopSignals | None = None
         self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
-        self._row: dict[str, float] = {}  # numbers of the last step that the run before may not have logged
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         self._signals = trainer._signal_connector = StopSignals(trainer)
@@ -112,7 +108,6 @@ class LastCheckpoint(Checkpoint):
         self._seen_step = self._saved_step = trainer.global_step
         self._wrote = False
         self._signals.finish_steps()
-        catch_up(trainer, self._row)
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
         """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""
@@ -177,12 +172,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._stop_if_signalled(trainer)
-        if trainer.global_step != self._saved_step or makes_up(trainer):
+        if trainer.global_step != self._saved_step:
             self._save(trainer)
         self._signals.at_once = True  # everything is saved
-
-    def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint[ROW] = numbers_to_log(trainer)
-
-    def on_load_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._row = typed(dict[str, float], checkpoint.get(ROW, {}), f"the checkpoint: {ROW}")

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.pictures import picture_path, picture_steps
-from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder, take_over
+from uvit_decay.callbacks.pictures import picture_path
+from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import leaving_at_signals
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision
@@ -32,7 +32,6 @@ class Periodic(Callback):
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # name of the history of its measurements in the run folder
     picture: str | None = None  # name of its pictures there
-    results: tuple[str, ...] = ()  # names of other files there, of its newest evaluation
     asked: Precision | None = None  # precision of the network, in place of that of the task's sampling
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
@@ -81,43 +80,25 @@ class Periodic(Callback):
         self.ready(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Go on with the results of the run before, and evaluate if that was due at its last step, but is missing."""
+        """Continue the history of the previous run, and make the evaluation of its last step if it is missing."""
         self._seen_step = trainer.global_step
         if self.history_file:
             continue_history(trainer, self.history_file)
-        if self._is_missing(trainer):
+        if self._due(trainer) and self._is_missing(trainer):
             self._seen_step = -1
-            if self._due(trainer):
-                self._evaluate_once(trainer, task)
-        elif not trainer.fast_dev_run:
-            self._take_over(trainer)
-
-    def _take_over(self, trainer: Trainer) -> None:
-        """Copy the newest results of the run before, if they are those of its last step."""
-        earlier, step = continued_folder(trainer), trainer.global_step
-        if trainer.strategy.broadcast(earlier is not None and self._steps(earlier)[-1:] == [step]):
-            pictures = [str(picture_path(Path(), self.picture, step))] if self.picture else []
-            take_over(trainer, [*self.results, *pictures])
+            self._evaluate_once(trainer, task)
 
     def _is_missing(self, trainer: Trainer) -> bool:
-        """Return whether this run goes on from another one, which has not recorded an evaluation of its last step."""
-        earlier = continued_folder(trainer)
-        missing = trainer.is_global_zero and earlier is not None and not self.recorded(earlier, trainer.global_step)
+        """Return whether this run resumes another one that has not recorded an evaluation of its last step."""
+        previous, step = continued_folder(trainer), trainer.global_step
+        missing = trainer.is_global_zero and previous is not None and not self._recorded(previous, step)
         return trainer.strategy.broadcast(missing)
 
-    def to_end(self, trainer: Trainer) -> bool:
-        """Return whether a run that goes on from the last step of another one has an evaluation to make up for."""
-        return (self.at_end or self._due(trainer)) and self._is_missing(trainer)
-
-    def recorded(self, folder: Path, step: int) -> bool:
+    def _recorded(self, folder: Path, step: int) -> bool:
         """Return whether the run in `folder` has recorded the evaluation of a step; true if it keeps no record."""
-        return not (self.history_file or self.picture) or step in self._steps(folder)
-
-    def _steps(self, folder: Path) -> list[int]:
-        """Return the steps whose evaluations the run in `folder` has recorded."""
         if self.history_file:
-            return [measurement.step for measurement in history.read(folder / self.history_file)]
-        return picture_steps(folder, self.picture) if self.picture else []
+            return step in [measurement.step for measurement in history.read(folder / self.history_file)]
+        return self.picture is None or picture_path(folder, self.picture, step).exists()
 
     def _due(self, trainer: Trainer) -> bool:
         epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0

@@ -17,12 +17,6 @@ def picture_path(folder: Path, name: str, step: int) -> Path:
     return folder / name / f"step_{step:08d}.png"
 
 
-def picture_steps(folder: Path, name: str) -> list[int]:
-    """Return the steps of the pictures in the run folder, in order."""
-    names = (path.stem.removeprefix("step_") for path in (folder / name).glob("step_*.png"))
-    return sorted(int(step) for step in names if step.isdecimal())
-
-
 def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image) -> None:
     """Save <name>.png, the newest, and <name>/step_N.png in the run folder; for rank 0 alone.
 
@@ -36,4 +30,4 @@ def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image) -> N
             log_image(key=name, images=[picture], step=trainer.global_step)
         elif add_image := getattr(logger.experiment, "add_image", None):
             add_image(name, np.asarray(picture), trainer.global_step, dataformats="HWC")
-    save_image(path, picture)  # last: a run that goes on takes it as the sign that all is done
+    save_image(path, picture)  # last: a resumed run takes it as the sign that all is done

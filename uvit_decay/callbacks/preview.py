@@ -35,7 +35,6 @@ class Preview(PeriodicSampling):
     """
 
     picture = "samples"
-    results = ("samples.png",)
 
     def __init__(
         self,

@@ -49,7 +49,6 @@ class LinearProbes(Periodic):
     """
 
     history_file = PROBES
-    results = ("probes.csv", "probes.png")
 
     def __init__(
         self,

@@ -36,7 +36,6 @@ class Reconstructions(Periodic):
     """
 
     picture = "reconstructions"
-    results = ("reconstructions.png",)
 
     def __init__(
         self,

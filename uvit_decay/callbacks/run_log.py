@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from PIL.Image import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.csv_log import MetricsLog
+from uvit_decay.callbacks.resumption import check_same_start, makes_folders
 from uvit_decay.callbacks.stopping import finishing_files
 from uvit_decay.checkpoint.newest import CHECKPOINTS, run_of
 from uvit_decay.history import GENERATION, METRICS, PROBES, read_rows
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import check_writable, replacing, writing
+from uvit_decay.runtime.files import check_writable, writing
 from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
 
@@ -41,11 +42,6 @@ CONTENTS = {
 }
 
 
-def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
-    """Return whether a logger makes a folder for each run; that of others is not one of their own (W&B's is ".")."""
-    return isinstance(logger, TensorBoardLogger | CSVLogger)
-
-
 def run_folder(trainer: Trainer) -> Path:
     """Return the run folder, the same on all ranks, and make it if it is missing; all ranks must call this.
 
@@ -61,6 +57,7 @@ class SaveConfig(SaveConfigCallback):
     """Writes config.yaml to the run folder; a new run may have none that holds a run."""
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+        check_same_start(trainer)
         self._folder = run_folder(trainer)
         held = trainer.is_global_zero and any((self._folder / name).exists() for name in HELD)
         if trainer.strategy.broadcast(held) and not (trainer.ckpt_path or self.already_saved):
@@ -85,27 +82,12 @@ def continue_history(trainer: Trainer, name: str) -> None:
             history.copy_until(trainer.global_step, earlier / name, folder / name)
 
 
-def take_over(trainer: Trainer, names: Iterable[str]) -> None:
-    """Copy files of the run that this one continues, those which are there; all ranks must call this."""
-    earlier, folder = continued_folder(trainer), run_folder(trainer)
-    if not (earlier and trainer.is_global_zero):
-        return
-    for name in names:
-        if (earlier / name).exists():
-            (folder / name).parent.mkdir(exist_ok=True)
-            with replacing(folder / name) as file:
-                file.write((earlier / name).read_bytes())
-    for logger in trainer.loggers:
-        if isinstance(logger, RunLogger):
-            logger.taken |= {Path(name).parts[0] for name in names}
-
-
 def record(
     trainer: Trainer, path: Path, values: Mapping[str, float], metadata: dict[str, Any], logged: Mapping[str, float]
 ) -> None:
     """Send `logged` to the loggers, and append a measurement to the history at `path`; only rank 0 may call this.
 
-    The history is last: a run that goes on takes it as the sign that all is done.
+    The history is last: a resumed run takes it as the sign that all is done.
     """
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
     images = trainer.lightning_module.images_seen
@@ -139,8 +121,6 @@ class RunLogger(TensorBoardLogger):
         self._csv: MetricsLog | None = None
         self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
         self._made = made  # whether the folder is this run's own
-        self.trained = True  # false if a run ended before its first step
-        self.taken = {CONFIG, METRICS, PROBES, GENERATION}  # what may be there before the run does anything
         self._copied: set[tuple[int, str]] = set()  # step and name of numbers in the copied log, of its last step
 
     @property
@@ -187,13 +167,6 @@ class RunLogger(TensorBoardLogger):
                     self._copied |= {(logged_at, name) for name in values}
         self.csv.save()
 
-    @rank_zero_only
-    def complete(self, row: Mapping[str, float], step: int) -> None:
-        """Add a row of training to the copied log, unless it is there."""
-        if (step, "train/loss") not in self._copied:
-            self.csv.experiment.log_metrics(dict(row), step)
-            self.csv.save()
-
     def log_hyperparams(self, params: Any = None, *_: Any, **__: Any) -> None:
         """Do nothing: config.yaml in the run folder holds all settings."""
 
@@ -205,15 +178,15 @@ class RunLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        """Close both loggers; remove the folder of a run that failed, or ended, before it wrote any result."""
+        """Close both loggers; remove the folder of a run that failed before it wrote any result."""
         if self._version is None or not Path(self.log_dir).is_dir():  # there was none yet, or it has been removed
             return
         with writing(Path(self.log_dir)):
             super().finalize(status)
             self.csv.finalize(status)
-        names = [path.name for path in Path(self.log_dir).glob("*")]
-        nothing_new = all(name in self.taken or name.startswith("events.out.") for name in names)
-        if (status == "failed" or not self.trained) and self._made and nothing_new and not self._logged:
+        names = {path.name for path in Path(self.log_dir).glob("*")} - {CONFIG, METRICS, PROBES, GENERATION}
+        nothing_new = all(name.startswith("events.out.") for name in names)
+        if status == "failed" and self._made and nothing_new and not self._logged:
             shutil.rmtree(self.log_dir, ignore_errors=True)
 
 

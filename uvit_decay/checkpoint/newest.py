@@ -12,8 +12,7 @@ from typing import Any
 from uvit_decay.checkpoint.io import read_training_checkpoint
 from uvit_decay.checkpoint.rotation import place
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import is_claimed
-from uvit_decay.runtime.plain import flat, read_yaml, typed
+from uvit_decay.runtime.plain import typed
 
 CHECKPOINTS = "checkpoints"  # folder in a run folder
 RUN = re.compile(r"version_(\d+)")
@@ -63,11 +62,10 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
         fits: whether a run may go on from a checkpoint of these settings; files of which it is not true are left out.
 
     Raises:
-        UserError: there are checkpoints, but those that fit are all damaged; or a program that still runs writes into
-            the first folder of a run that fits.
+        UserError: there are checkpoints, but those that fit are all damaged.
     """
     damaged: list[str] = []
-    for listed in (listed for run in runs for listed in _unclaimed(run, fits)):
+    for listed in (listed for run in runs for listed in _listed(run)):
         damage = listed.damage
         if not damage and fits(listed.settings or {}):
             try:
@@ -86,19 +84,6 @@ def newest_settings(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> S
     """Return the settings of the checkpoint that `newest_whole` would try first, None if there is none."""
     stored = (listed.settings or {} for run in runs for listed in _listed(run) if not listed.damage)
     return next((settings for settings in stored if fits(settings)), None)
-
-
-def _unclaimed(run: Path, fits: Callable[[Settings], bool]) -> list[_Listed]:
-    """Return the checkpoints of a run folder; raise a UserError if the run fits and is not over."""
-    files = list(_listed(run))
-    if is_claimed(run):
-        known = [listed.settings for listed in files if listed.settings]
-        config = run / "config.yaml"
-        if not known and config.exists():
-            known = [dict(flat(read_yaml(config)))]
-        if fits(known[0] if known else {}):
-            raise UserError(f"a program that still runs is writing {run}: wait for its end, or stop it")
-    return files
 
 
 def _listed(run: Path) -> Iterator[_Listed]:

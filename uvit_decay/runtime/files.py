@@ -147,21 +147,6 @@ def _claimed(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def is_claimed(folder: Path) -> bool:
-    """Return whether a living program has claimed a folder; a killed one leaves the file of its lock, but no lock."""
-    if not (folder / LOCK).exists():
-        return False
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    except OSError:  # a folder in which we may not write: we cannot know, and will not write there
-        return False
-    lock.release()
-    return False
-
-
 def remove_remains(folder: Path, names: str = "*") -> None:
     """Remove partial files that killed programs left in a claimed folder; `names` is a glob of their targets."""
     for partial in folder.glob(f".{names}.????????.partial"):

@@ -42,7 +42,7 @@ from uvit_decay.data.classes import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.adapted import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
@@ -270,7 +270,8 @@ class Task(LightningModule):
         self._before = step, checkpoint.get("images_seen", step * data.batch_size)
         epoch, total = run_length(self.trainer)
         if trains and step >= total > 0:
-            rank_zero_info(f"the checkpoint is at step {step}, the end of the run: set --trainer.max_epochs higher")
+            flag = "max_steps" if total == self.trainer.max_steps else "max_epochs"
+            raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set --trainer.{flag} higher")
         recount(checkpoint["loops"]["fit_loop"], epoch, data.pieces)
 
 
