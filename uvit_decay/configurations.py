@@ -125,6 +125,8 @@ def check_files(args: list[str]) -> None:
 def check_values(config: Namespace) -> None:
     """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
+    if not isinstance(config.trainer, Namespace):
+        raise UserError(f'"trainer" takes settings, such as `max_steps: 100`, got {config.trainer!r}')
     for name, least in LEAST.items():
         value = config.trainer[name]
         if value is not None and not value >= least:  # NaN, too

@@ -67,7 +67,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
         UserError: the file is damaged, which half a line at its end is not.
     """
     whole_lines = read_text(path, LARGEST_LOG).rpartition("\n")[0] if path.exists() else ""
-    with explained(f"{path} is damaged", ValueError, LookupError, csv.Error):
+    with explained(f"{path} is damaged", ValueError, TypeError, LookupError, csv.Error):
         for row in csv.DictReader(whole_lines.splitlines()):
             if None in row:
                 raise ValueError(f"the row of step {row['step']} has more cells than the header")

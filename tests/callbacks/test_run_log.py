@@ -69,6 +69,7 @@ DAMAGED = {
     "metrics.csv": {
         "step,train/loss\nx,1.0\n": "metrics.csv is damaged: invalid literal",
         "stap,train/loss\n1,1.0\n": "metrics.csv is damaged: 'step'",
+        "train/loss,step\n1.0\n": "metrics.csv is damaged: int",
         "step,train/loss\n1,1.0,2.0\n": "metrics.csv is damaged: the row of step 1 has more cells",
         f"step,train/loss\n1,{'x' * 200_000}\n": "metrics.csv is damaged: field larger",
     },

@@ -216,7 +216,7 @@ def _changed(kind: Kind, path: Path, random: Random) -> str:
         return place.__name__
     data = path.read_bytes()
     for _ in range(20):
-        table = BYTES if random.random() < 0.5 else kind.mutations
+        table = kind.mutations if kind.mutations and random.random() < 0.5 else BYTES
         mutation = random.choice(table)
         try:
             changed = mutation(data, random)

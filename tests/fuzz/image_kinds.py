@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 from cifar_files import write_cifar
 from conftest import ROOT
-from containers import TAR
 from documents import JSON, PICKLE, TEXT, YAML
 from image_noise import class_tars, noise, tarred, tree, zipped
 from kind import Kind, Sources, anything_valid
-from pictures import JPEG, PNG, png_is_whole
 from PIL import Image
 from run_folders import a_run
-from zip_fields import ZIP
 
 from uvit_decay.cli import CLI
 from uvit_decay.compare.runs import Run
@@ -48,12 +45,6 @@ def images_in(path: Path, **options: Any) -> dict[str, Any]:
 def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
     """Allow other names and fewer pictures, which archives do not protect; each picture must be one of before."""
     return set(after["pictures"]) <= set(before["pictures"])
-
-
-def known_or_whole(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
-    """Allow another picture if the checksums of its PNG hold, and no other one."""
-    new = [picture for picture in after["pictures"] if picture not in before["pictures"]]
-    return not new or (len(new) == 1 and png_is_whole(file.read_bytes()))
 
 
 def make_pngs(folder: Path, sources: Sources) -> None:
@@ -180,15 +171,15 @@ def read_run(folder: Path, file: Path) -> Any:
 
 
 IMAGE_KINDS = {
-    "PNG": Kind(make_pngs, read_folder, "images/*/*.png", PNG, known_or_whole),
-    "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", JPEG, anything_valid),
-    "zip of images": Kind(make_zip, read_archive, "*.zip", ZIP, known_pictures),
-    "tar of images": Kind(make_tar, read_archive, "*.tar", TAR, known_pictures),
-    "folder of tars": Kind(make_tars, read_folder, "images/*.tar", TAR, known_pictures),
+    "PNG": Kind(make_pngs, read_folder, "images/*/*.png", (), known_pictures),
+    "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", (), anything_valid),
+    "zip of images": Kind(make_zip, read_archive, "*.zip", (), known_pictures),
+    "tar of images": Kind(make_tar, read_archive, "*.tar", (), known_pictures),
+    "folder of tars": Kind(make_tars, read_folder, "images/*.tar", (), known_pictures),
     "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
     "CIFAR's pickles": Kind(make_cifar, read_cifar, "cifar*/*", PICKLE, anything_valid),
     "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
-    "configuration of data": Kind(make_data, read_data, "*.yaml", YAML, anything_valid),
+    "configuration of data": Kind(make_data, read_data, "*.yaml", YAML, anything_valid, "^batch_size must be"),
     "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),
     "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),
     "run: metrics.csv": Kind(make_run, read_run, "run/*.csv", TEXT, anything_valid),

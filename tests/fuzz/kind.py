@@ -42,7 +42,7 @@ class Kind:
         make: write small valid files into a folder.
         read: read them by the public entry that commands use; raise a UserError for what is refused.
         files: glob of the files to change.
-        mutations: those that know the format.
+        mutations: those that know the format; may be empty.
         allowed: whether another value than the original's may be read.
         named: pattern of messages that name a place in the file, in place of the file.
         pipes: whether the reader takes a pipe, and waits for the one who writes it.

@@ -10,15 +10,12 @@ from typing import Any
 import mae_reference
 import numpy as np
 import torch
-from bytewise import Mutation
 from conftest import tiny_task, tiny_trainer
-from containers import SAFETENSORS
 from dinov2_files import random_weights
-from documents import JSON
+from documents import JSON, TORCH
 from kind import Kind, Sources, anything_valid
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
 from safetensors.torch import save_file
-from zip_fields import TORCH, ZIP
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import EMA
@@ -230,27 +227,23 @@ def read_autoencoder(folder: Path, file: Path) -> Any:
     return Autoencoder(str(folder / "vae")).space
 
 
-def both(*tables: tuple[Mutation, ...]) -> tuple[Mutation, ...]:
-    return tuple(mutation for table in tables for mutation in table)
-
-
 TENSOR_KINDS = {
     "checkpoint, to sample from": Kind(make_training, read_network, "*.ckpt", TORCH),
     "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
-    "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", SAFETENSORS),
+    "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", ()),
     "official .pth to import": Kind(make_official, read_imported, "*.pth", TORCH),
-    "official .safetensors to import": Kind(make_plain, read_imported, "*.safetensors", SAFETENSORS, anything_valid),
+    "official .safetensors to import": Kind(make_plain, read_imported, "*.safetensors", (), anything_valid),
     "latents: manifest": Kind(make_latents, read_latents, "latents/*.json", JSON),
-    "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", SAFETENSORS),
-    "latents: shards, to encode on": Kind(make_latents, read_encoded_on, "latents/shard*", SAFETENSORS),
-    "stored features": Kind(make_store, read_store, "features/*.safetensors", SAFETENSORS),
+    "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
+    "latents: shards, to encode on": Kind(make_latents, read_encoded_on, "latents/shard*", ()),
+    "stored features": Kind(make_store, read_store, "features/*.safetensors", ()),
     "stored features: description": Kind(make_store, read_store, "features/*.json", JSON),
-    "statistics .npz": Kind(make_statistics, read_statistics, "*.npz", ZIP),
-    "samples .npz": Kind(make_samples, read_samples, "*.npz", ZIP),
+    "statistics .npz": Kind(make_statistics, read_statistics, "*.npz", TORCH),
+    "samples .npz": Kind(make_samples, read_samples, "*.npz", TORCH),
     "folder of samples: description": Kind(make_sample_folder, read_sample_folder, "samples/*.json", JSON),
     "Inception weights": Kind(make_inception, read_inception, "*.pth", TORCH),
     "DINOv2 weights, .pth": Kind(make_dinov2, read_dinov2, "*.pth", TORCH),
-    "DINOv2 weights, .safetensors": Kind(make_timms_dinov2, read_dinov2, "*.saf*", SAFETENSORS, anything_valid),
-    "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", SAFETENSORS, anything_valid),
+    "DINOv2 weights, .safetensors": Kind(make_timms_dinov2, read_dinov2, "*.saf*", (), anything_valid),
+    "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", (), anything_valid),
     "autoencoder: configuration": Kind(make_autoencoder, read_autoencoder, "vae/*.json", JSON, anything_valid),
 }
