@@ -9,6 +9,7 @@ from runs import StopAt
 from small_mae import small_mae
 from torch import nn
 
+from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
@@ -74,6 +75,23 @@ def test_learned_alphas_have_weight_decay(decay_on):
     """App. A.4 of the paper: no regularisation of them "beyond standard weight decay"."""
     net = small_mae(schedule="learnable")
     assert of_each(net, Optimization(weight_decay=0.05, decay_on=decay_on))["alphas"][1] == 0.05
+
+
+@pytest.mark.parametrize("options", [{}, {"schedule": "gain"}])
+def test_last_layers_of_branches_have_the_rate_over_their_gain(options):
+    """P of the branch, whether the decay is in its alphas or in its gain; an MAE's decoder and all else keep theirs."""
+    net = small_mae(alpha_min=0.6, **options)
+    product, expected = 1.0, {}
+    for k, alpha in enumerate(decay.shortcuts(len(net.blocks), 0.6).alphas):
+        product *= alpha
+        end = f"blocks.{k // 2}.{('attn.proj', 'mlp.fc2')[k % 2]}"
+        expected |= {f"{end}.weight": product, f"{end}.bias": product}
+    rates = of_each(net, Optimization(rate_over_gain=True, decay_on="matrices"))
+    for name, (rate, _) in rates.items():
+        assert rate == pytest.approx(expected.get(name, 1.0))
+    assert Optimization(rate_over_gain=True).groups(net, 1.0)[0]["lr"] == 1.0  # the one that is logged
+    with pytest.raises(UserError, match="rate_over_gain: this MAE has no fixed shortcuts"):
+        Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero"), 1.0)
 
 
 def test_a_network_without_layers_has_no_layer_decay():

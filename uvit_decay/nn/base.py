@@ -37,6 +37,13 @@ class HasDataLayers(Protocol):
     data_layers: DataLayers
 
 
+@runtime_checkable
+class Residual(Protocol):
+    """A block that names the last layers of its branches, in execution order."""
+
+    last_layers: tuple[str, ...]
+
+
 class DecayedNet(Pretrained):
     """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
 
@@ -61,6 +68,12 @@ class DecayedNet(Pretrained):
             self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
         decay.register_weights(self, shortcuts, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
+
+    def branch_ends(self) -> list[str]:
+        """Return the names of the last layers of the branches, in execution order; blocks are registered in it."""
+        blocks = ((name, block) for name, block in self.named_modules() if isinstance(block, Residual))
+        ends = [f"{name}.{end}" for name, block in blocks for end in block.last_layers]
+        return ends[: len(self.shortcuts.alphas)]  # an MAE's decoder is registered last
 
     def silence(self, blocks: Sequence[nn.Module]) -> None:
         """Zero the last layers of the branches of `blocks`, whose output then starts at 0.

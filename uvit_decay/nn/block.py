@@ -71,6 +71,8 @@ class Block(nn.Module):
     The shortcut weights are arguments of the call, since they depend on the depth of the block in its network.
     """
 
+    last_layers = ("attn.proj", "mlp.fc2")
+
     def __init__(
         self,
         dim: int,
@@ -121,6 +123,8 @@ class AdaLNBlock(nn.Module):
     Shift, scale and gate of both branches are a linear map of SiLU(c). A decoder block first merges a long skip s:
     x + W s + b (`add`, the authors' SiT) or W [x, s] + b (`concat`, as U-ViT). The gates belong to f, outside alpha.
     """
+
+    last_layers = ("attn.proj", "mlp.fc2")
 
     def __init__(
         self,

@@ -28,6 +28,8 @@ Stem = Literal["imagenet", "cifar"]
 class DecayedBlock(BasicBlock):
     """torchvision's BasicBlock with weights of its shortcut and of its branch."""
 
+    last_layers = ("bn2",)
+
     def forward(self, x: Tensor, alpha: float | Tensor = 1.0, beta: float | Tensor = 1.0) -> Tensor:
         out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         shortcut = x if self.downsample is None else self.downsample(x)

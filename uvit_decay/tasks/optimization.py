@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from uvit_decay.nn.base import DecayedNet
 from uvit_decay.runtime.errors import UserError, check_choice
 from uvit_decay.runtime.lars import LARS
 from uvit_decay.tasks.sharding import full
@@ -56,6 +57,8 @@ class Optimization:
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
         min_lr: learning rate at the end of the cosine.
+        rate_over_gain: divide the learning rate of the last layer of each branch by the branch's gain, beta / P with P
+            the product of the alphas up to it, so that all branches move a network's function alike.
     """
 
     lr: float | None = None
@@ -70,6 +73,7 @@ class Optimization:
     layer_decay: float = 1.0
     warmup_epochs: float | None = None
     min_lr: float = 0.0
+    rate_over_gain: bool = False
 
     def __post_init__(self) -> None:
         for name, (other, _) in IN_PLACE.items():
@@ -128,22 +132,36 @@ class Optimization:
         """Return the parameters of `net` in groups of one learning rate and weight decay, the last layers first."""
         if self.layer_decay < 1.0 and not isinstance(net, Layered):
             raise UserError(f"layer_decay {self.layer_decay}: a {type(net).__name__} has no layers, set it to 1")
-        groups: dict[tuple[int, bool], list[Tensor]] = {}
+        groups: dict[tuple[int, bool, bool, float], list[Tensor]] = {}
+        factors = self._factors(net)
         for name, parameter in net.named_parameters():
             before_last = len(net.layers) - net.layer_id(name) if self.layer_decay < 1.0 else 0
-            groups.setdefault((before_last, not self._decays(name, parameter)), []).append(parameter)
+            factor = factors.get(name, 1.0)  # the rate of the first group is logged: without a factor
+            group = before_last, factor != 1.0, not self._decays(name, parameter), factor
+            groups.setdefault(group, []).append(parameter)
         return [
             {
                 "params": parameters,
-                "lr": lr * self.layer_decay**before_last,
+                "lr": lr * self.layer_decay**before_last * factor,
                 "weight_decay": 0.0 if undecayed else self.weight_decay,
             }
-            for (before_last, undecayed), parameters in sorted(groups.items())
+            for (before_last, _, undecayed, factor), parameters in sorted(groups.items())
         ]
+
+    def _factors(self, net: nn.Module) -> dict[str, float]:
+        """Return the factors of the learning rate by names of parameters, where they are not 1."""
+        if not self.rate_over_gain:
+            return {}
+        if not isinstance(net, DecayedNet) or net.shortcuts.learned:
+            raise UserError(f"rate_over_gain: this {type(net).__name__} has no fixed shortcuts, set it to false")
+        ends = zip(net.branch_ends(), net.shortcuts.gains, strict=True)
+        return {f"{end}.{part}": 1 / gain for end, gain in ends for part in ("weight", "bias")}
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         if self.decay_on == "all" or name == "alphas":
             return True
+        if name == "betas":  # as the authors of LayerScale and ReZero
+            return False
         embedding = name.rpartition(".")[2] in EMBEDDINGS
         return parameter.ndim > 1 and not (self.decay_on == "layers" and embedding)
 

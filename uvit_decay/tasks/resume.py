@@ -98,7 +98,8 @@ def _same_tensors(stored: Any, task: LightningModule) -> bool:
 
 def _other_optimizer(before: Settings, task: LightningModule) -> Iterator[Change]:
     """Yield what gives the state of this run's optimizer another form or order than the checkpoint's has."""
-    flags = {f"model.optim.{name}": getattr(task.optim, name) for name in ("optimizer", "decay_on", "layer_decay")}
+    names = ("optimizer", "decay_on", "layer_decay", "rate_over_gain")
+    flags = {f"model.optim.{name}": getattr(task.optim, name) for name in names}
     defaults = {f"model.optim.{field.name}": field.default for field in fields(Optimization)}
     for flag, ours in {**flags, "model.frozen": task.frozen}.items():
         stored = before.get(flag, defaults.get(flag, False))
