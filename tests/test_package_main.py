@@ -1,8 +1,10 @@
 """`uvit-decay COMMAND`, in this process."""
 
+import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 import yaml
@@ -10,6 +12,10 @@ from conftest import ROOT, train
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
+from uvit_decay.checkpoint.import_options import ImportOptions
+from uvit_decay.diffusion.prediction import Prediction
+from uvit_decay.nn.embed import Pixels
+from uvit_decay.nn.sit import Wiring
 
 
 def uvit(monkeypatch, *args, program="/somewhere/bin/uvit-decay"):
@@ -84,3 +90,29 @@ def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkey
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("error: --config digit: File does not exist; configurations of the package are cifar100_")
     assert "digits, digits_sit" in line
+
+
+def test_help_imports_no_torch():
+    """But that of train.py fit, which shows the arguments of classes."""
+    code = """
+import runpy, sys
+HELPS = ["train", "sample", "evaluate", "export", "import", "encode"]
+HELPS += [f"evaluate {name}" for name in "generation statistics probe classify features reconstruct compare".split()]
+for module, words in [("uvit_decay", words) for words in HELPS] + [
+    ("uvit_decay.checkpoint", "export"), ("uvit_decay.checkpoint", ""), ("uvit_decay.data.latents", "encode"),
+]:
+    sys.argv = [module, *words.split(), "--help"]
+    try:
+        runpy.run_module(module, run_name="__main__")
+    except SystemExit as end:
+        assert not end.code, (module, words)
+    assert "torch" not in sys.modules, (module, words)
+"""
+    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_the_importer_knows_the_words_of_the_networks():
+    hints = get_type_hints(ImportOptions)
+    for name, known in (("prediction", Prediction), ("wiring", Wiring), ("pixels", Pixels)):
+        assert get_args(hints[name])[0] == known

@@ -6,7 +6,6 @@
     uvit-decay evaluate probe --ckpt last.ckpt    metrics of images, probes, comparisons; evaluate --help lists them
     uvit-decay export last.ckpt model.safetensors   a training checkpoint as one file, or in another layout
     uvit-decay import FILE model.safetensors      an official file as one of this project
-    uvit-decay push FOLDER USER/NAME              a folder of export --to diffusers to the Hugging Face Hub
     uvit-decay encode images latents              images as latents of an autoencoder
     uvit-decay --version
 
@@ -70,7 +69,6 @@ COMMANDS = {
     "evaluate": evaluate,
     "export": convert,
     "import": convert,
-    "push": convert,
     "encode": encode,
 }
 
@@ -88,6 +86,8 @@ def main() -> None:
             import uvit_decay
 
             print(f"uvit_decay {uvit_decay.__version__}")
+        elif words[0] == "push":
+            convert(words)  # which says what to do instead
         else:
             raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}")
 

@@ -7,7 +7,8 @@ weights_only, and a class that a file names must belong to this package or be li
 into a network only after their names, shapes and finiteness, the checksums and the card have been checked.
 """
 
-from uvit_decay.checkpoint.card import ModelCard
-from uvit_decay.checkpoint.io import Checkpoint, load, read_training_checkpoint
+from uvit_decay.runtime.program import lazy
 
-__all__ = ["Checkpoint", "ModelCard", "load", "read_training_checkpoint"]
+MODULES = {"Checkpoint": "io", "ModelCard": "card", "load": "io", "read_training_checkpoint": "io"}
+__all__ = list(MODULES)
+__getattr__ = lazy(__name__, MODULES)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, from_package
-from uvit_decay.weights import Weights
+from uvit_decay.weights import Kind, Weights
 
 DROPPED = {
     "push": "the Hub's own command uploads a folder: hf upload USER/NAME FOLDER",
@@ -49,12 +49,32 @@ def export_as(
         return export_folder(source, target, weights, vae, license)
     for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
         raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
+    from uvit_decay.checkpoint.convert import export
+
     return export(source, target, weights, to=to)
+
+
+def import_as(source: Path, target: Path, weights: Kind | None = None, *, options: ImportOptions) -> str:
+    """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
+
+    Args:
+        source: a state_dict as .pth or .safetensors, a training file of SiT, DiT or MAE, a U-ViT's folder <step>.ckpt
+            with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of diffusers.
+        target: the .safetensors file to write.
+        weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
+        options: settings that the file does not determine.
+
+    Returns:
+        A summary of the file for the user to verify, and notes on it, each a line.
+    """
+    from uvit_decay.checkpoint.convert import import_official
+
+    return import_official(source, target, weights, options)
 
 
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written."""
-    commands = {"export": export_as, "import": import_official}
+    commands = {"export": export_as, "import": import_as}
     prog = PROGRAM if from_package() else "python -m uvit_decay.checkpoint"
     call = parse(commands, args, __doc__, prog, DROPPED)
     if note := call():

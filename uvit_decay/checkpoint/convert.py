@@ -128,18 +128,7 @@ def import_official(
     weights: Kind | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
-
-    Args:
-        source: a state_dict as .pth or .safetensors, a training file of SiT, DiT or MAE, a U-ViT's folder <step>.ckpt
-            with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of diffusers.
-        target: the .safetensors file to write.
-        weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
-        options: settings that the file does not determine.
-
-    Returns:
-        A summary of the file for the user to verify, and notes on it, each a line.
-    """
+    """Turn an official file into a checkpoint of this project, and return notes for the user; see `import_as`."""
     with _target(source, target, (".safetensors",)):
         stored = read_official(source, weights, options)
         _write(target, stored.card, stored.state)

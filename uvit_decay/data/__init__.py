@@ -1,11 +1,16 @@
 """Data modules: uint8 images and int64 labels in step-indexed batches."""
 
-from uvit_decay.data.augment import Augment
-from uvit_decay.data.augmented import AugmentedImages
-from uvit_decay.data.cifar import CIFAR10, CIFAR100
-from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.digits import Digits
-from uvit_decay.data.folder import Images
-from uvit_decay.data.latents import Latents
+from uvit_decay.runtime.program import lazy
 
-__all__ = ["Augment", "AugmentedImages", "CIFAR10", "CIFAR100", "Digits", "ImageData", "Images", "Latents"]
+MODULES = {
+    "Augment": "augment",
+    "AugmentedImages": "augmented",
+    "CIFAR10": "cifar",
+    "CIFAR100": "cifar",
+    "Digits": "digits",
+    "ImageData": "datamodule",
+    "Images": "folder",
+    "Latents": "latents.module",
+}
+__all__ = list(MODULES)
+__getattr__ = lazy(__name__, MODULES)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 PROGRAM = "uvit-decay"
 MODULE = "uvit_decay"  # python -m uvit_decay, for launchers
@@ -30,3 +33,17 @@ def _command(script: re.Match[str]) -> str:
     if before in ("", "python "):
         return f"{PROGRAM} {name}"
     return f"-m -- {MODULE} {name}" if before == "-- " else f"{before}-m {MODULE} {name}"
+
+
+def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package whose names are in these modules of it: --help imports none of them.
+
+    The first name that is asked for imports all, so that those who look for subclasses find them.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return {key: getattr(import_module(f"{package}.{module}"), key) for key, module in modules.items()}[name]
+
+    return get

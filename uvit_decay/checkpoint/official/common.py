@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,13 +15,13 @@ from torch import Tensor
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
+from uvit_decay.checkpoint.import_options import ImportOptions, PathName
 from uvit_decay.checkpoint.io import mismatch, without_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.nn.embed import Pixels
 from uvit_decay.nn.mae import MAE
-from uvit_decay.nn.sit import SiT, Wiring
+from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
@@ -29,7 +29,6 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.plain import typed
 from uvit_decay.weights import Kind
 
-PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
 PATHS: dict[PathName, NoisePath] = {
     "linear": Linear(),
     "gvp": GVP(),
@@ -42,42 +41,6 @@ IMPORTED = "unknown, imported from "  # data of an imported network, before the 
 Network = UViT | SiT | MAE | ViT
 Net = TypeVar("Net", UViT, SiT, MAE, ViT)
 EPSILON = 4e-3  # tolerance for alphas: the precision of bfloat16
-
-
-@dataclass(frozen=True)
-class ImportOptions:
-    """Settings that a file may not determine; defaults follow from the file and the published configurations.
-
-    Args:
-        heads: attention heads; default: those of the published size.
-        num_classes: real classes K, of K or, with a null label, K + 1 rows for labels; default: from the rows.
-        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H; ddpm-linear is a DiT's,
-            which has SiT's layout, and the default of a file named DiT....
-        prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT and DiT.
-        alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
-        wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
-        vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
-        decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
-        norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
-        pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
-        classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
-    """
-
-    heads: int | None = None
-    num_classes: int | None = None
-    path: PathName | None = None
-    prediction: Prediction | None = None
-    alpha_min: float | None = None
-    wiring: Wiring | None = None
-    vae: str | None = None
-    decoder_heads: int | None = None
-    norm_pix: bool | None = None
-    pixels: Pixels | None = None
-    classes: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(type(self)).items():
-            typed(kind, getattr(self, name), f"--{name.replace('_', '-')}")
 
 
 def on_meta(kind: type[Net], **config: Any) -> Net:

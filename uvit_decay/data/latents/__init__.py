@@ -1,5 +1,7 @@
 """Latents of images: encoded once (`python -m uvit_decay.data.latents encode`), stored in shards, used for training."""
 
-from uvit_decay.data.latents.module import Latents
+from uvit_decay.runtime.program import lazy
 
-__all__ = ["Latents"]
+MODULES = {"Latents": "module"}
+__all__ = list(MODULES)
+__getattr__ = lazy(__name__, MODULES)

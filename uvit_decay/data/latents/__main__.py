@@ -10,14 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-import torch
-
-from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.data.classes import class_list
-from uvit_decay.data.image_files import list_images
-from uvit_decay.data.latents.encode import describe, encode
 from uvit_decay.runtime.command_line import Bounds, run
-from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.runtime.program import PROGRAM, from_package, localised
 from uvit_decay.sampling_options import Count
 
@@ -53,6 +46,14 @@ def encode_images(
         shard_size: images in a file.
         workers: processes that decode images.
     """
+    import torch
+
+    from uvit_decay.autoencoder import Autoencoder
+    from uvit_decay.data.classes import class_list
+    from uvit_decay.data.image_files import list_images
+    from uvit_decay.data.latents.encode import describe, encode
+    from uvit_decay.runtime.distributed import Processes, pick_device
+
     with Processes.launched(SHARES) as processes:
         autoencoder = Autoencoder(vae, pick_device(None, processes.local_rank), getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))

@@ -1,0 +1,46 @@
+"""Options of an import, as a group of a command line; imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_type_hints
+
+from uvit_decay.runtime.plain import typed
+
+PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
+
+
+@dataclass(frozen=True)
+class ImportOptions:
+    """Settings that a file may not determine; defaults follow from the file and the published configurations.
+
+    Args:
+        heads: attention heads; default: those of the published size.
+        num_classes: real classes K, of K or, with a null label, K + 1 rows for labels; default: from the rows.
+        path: noise path; default: linear for SiT, vp for U-ViT, sd-discrete for its size H; ddpm-linear is a DiT's,
+            which has SiT's layout, and the default of a file named DiT....
+        prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT and DiT.
+        alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
+        wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
+        vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
+        decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
+        norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
+        pixels: scale of the pixels of an MAE or ViT; default: imagenet for 3 channels, else unit.
+        classes: named class list, such as imagenet-1k, or text file of the classes, sorted; default: numbers.
+    """
+
+    heads: int | None = None
+    num_classes: int | None = None
+    path: PathName | None = None
+    prediction: Literal["eps", "x", "velocity", "score"] | None = None
+    alpha_min: float | None = None
+    wiring: Literal["official", "decayed"] | None = None
+    vae: str | None = None
+    decoder_heads: int | None = None
+    norm_pix: bool | None = None
+    pixels: Literal["imagenet", "unit"] | None = None
+    classes: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(type(self)).items():
+            typed(kind, getattr(self, name), f"--{name.replace('_', '-')}")
