@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import time
+from pathlib import Path
 
 import pytest
-from programs import Moment, moments
+from programs import Launcher, Moment, moments
 
 
 @pytest.mark.slow
@@ -29,3 +31,16 @@ def test_moments_are_drawn_in_each_function_that_ran():
     assert [moment.function for moment in drawn] == ["a", "b", "a", "b", "a", "b"]
     assert drawn == moments({"a": [5, 1], "b": [3], "never": []}, 6, seed=0)
     assert all(moment.call < {"a": [5, 1], "b": [3]}[moment.function][moment.entry] for moment in drawn)
+
+
+@pytest.mark.slow
+def test_a_launcher_ends_what_it_has_started(tmp_path):
+    launcher = Launcher(tmp_path)
+    program = launcher.start("train.py", "fit", cwd=tmp_path)
+    program.send(signal.SIGSTOP)
+    launcher.end()
+    end = time.monotonic() + 30
+    state = Path(f"/proc/{program.pid}/stat")
+    while state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.05)

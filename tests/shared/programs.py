@@ -129,6 +129,8 @@ class Launcher:
         """
         folder = self.folder / f"program_{next(self._number)}"
         folder.mkdir(parents=True)
+        for name in ("stdout", "stderr"):  # which may be read before the program has begun
+            (folder / name).touch()
         trap: dict[str, Any] | None = {"functions": list(watched)} if watched else None
         if at is not None:
             trap = {"functions": [at.function], "number": number, "entry": at.entry, "call": at.call}
@@ -150,7 +152,7 @@ class Launcher:
         return program
 
     def end(self) -> None:
-        """End the zygote; programs that still run go on."""
+        """End the zygote and all programs that still run, stopped ones, too."""
         self._zygote.stdin.close()
         self._zygote.wait()
 
