@@ -64,6 +64,14 @@ def layer_indices(layers: Sequence[Layer], names: Sequence[str] | None) -> list[
     return sorted({known[name] for name in names})
 
 
+def states_of(
+    net: HasIntermediates, layers: Sequence[int], x: Float[Tensor, "b c h w"], *conditions: Tensor
+) -> Iterator[Tensor]:
+    """Yield the token states of these layers (ascending); later ones never run."""
+    up_to_last = zip(range(layers[-1] + 1), net.forward_intermediates(x, *conditions), strict=False)
+    return (state for i, state in up_to_last if i in layers)
+
+
 def has_class_token(net: HasIntermediates) -> bool:
     """Return whether the network's token 0 is a class token."""
     return isinstance(net, MayHaveClassToken) and net.class_token

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled
+from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
 from uvit_decay.representations.probing import network_inputs
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
@@ -97,8 +97,7 @@ class Extraction:
             x = data.network_input(next(stored).to(self.device, non_blocking=True))
             inputs = network_inputs(self.path, x, self.time, part, self.seed, split, 0)
             with computing(self.device, self.precision):
-                states = self.net.forward_intermediates(*inputs)
-                tokens = norm(next(state for i, state in enumerate(states) if i == self.layer))
+                tokens = norm(next(states_of(self.net, [self.layer], *inputs)))
             return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools]).cpu()
 
         bar = tqdm(total=len(jobs), unit="batch", desc=f"features of {split} images", disable=not processes.is_main)

@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from uvit_decay.image_io import to_float
-from uvit_decay.nn.intermediates import HasIntermediates
+from uvit_decay.nn.intermediates import HasIntermediates, states_of
 from uvit_decay.representations.probing import network_inputs
 from uvit_decay.runtime.precision import Precision, computing
 
@@ -67,8 +67,8 @@ class PatchFeatures:
         inputs = network_inputs(self.path, x, self.time, part, self.seed, "pictures")
         first = self.net.num_prefix_tokens
         with computing(self.device, self.precision):
-            up_to_last = zip(range(layers[-1] + 1), self.net.forward_intermediates(*inputs), strict=False)
-            return torch.stack([state[:, first:].float().cpu() for i, state in up_to_last if i in layers])
+            states = states_of(self.net, layers, *inputs)
+            return torch.stack([state[:, first:].float().cpu() for state in states])
 
     def _input(self, images: UInt8[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         if self.autoencoder is None:

@@ -28,6 +28,7 @@ from uvit_decay.nn.intermediates import (
     layer_indices,
     pooled,
     pooled_features,
+    states_of,
 )
 from uvit_decay.representations.alignment import NEIGHBOURS
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
@@ -287,9 +288,8 @@ class Prober:
             x, part = self.data.network_input(x.to(self.device, non_blocking=True)), chosen[rows.start : rows.stop]
             inputs = network_inputs(self.path, x, self.times[level], part, *key)
             with computing(self.device, self.precision):
-                states, prefix = self.net.forward_intermediates(*inputs), self.net.num_prefix_tokens
-                read_from = (state for i, state in enumerate(states) if i in layers)
-                found = [torch.stack([pooled(state, pool, prefix) for pool in pools]) for state in read_from]
+                states, prefix = states_of(self.net, layers, *inputs), self.net.num_prefix_tokens
+                found = [torch.stack([pooled(state, pool, prefix) for pool in pools]) for state in states]
             return torch.stack(found, dim=1)
 
         with closing(read_ahead(read, jobs, self.device)) as stored:
