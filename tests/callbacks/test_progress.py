@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import re
 import sys
 
@@ -22,8 +23,8 @@ RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
 class Terminal(io.StringIO):
     """What a terminal of 120 columns and 40 rows is sent."""
 
-    def isatty(self) -> bool:
-        return True
+    def fileno(self) -> int:
+        return 2
 
     @property
     def shown(self) -> list[str]:
@@ -31,10 +32,11 @@ class Terminal(io.StringIO):
         return [text.strip() for text in re.split(r"[\r\n]+", self.getvalue()) if text.strip()]
 
 
-def terminal_of(monkeypatch) -> Terminal:
+def terminal_of(monkeypatch, columns=120) -> Terminal:
     """A terminal in place of standard error; to be called in the test, where pytest has put its own."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((columns, 40)))
     monkeypatch.setattr("tqdm.std._screen_shape_wrapper", lambda: lambda _: (120, 40))
     return stream
 
@@ -124,6 +126,14 @@ def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
     with caplog.at_level("INFO", RANK_ZERO):
         fit(tmp_path, Progress(line_every=0))
     assert sum(line.startswith("step ") for line in caplog.messages) == 10
+
+
+def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypatch, caplog):
+    terminal = terminal_of(monkeypatch, columns=0)
+    with caplog.at_level("INFO", RANK_ZERO):
+        fit(tmp_path, Progress(), max_steps=5)
+    assert [line.partition(" after")[0] for line in caplog.messages if line.startswith("step ")] == ["step 5/5"]
+    assert "|" not in terminal.getvalue()
 
 
 def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, caplog):

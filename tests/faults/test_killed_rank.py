@@ -38,7 +38,7 @@ def test_the_other_rank_ends_and_the_run_goes_on(training, whole, tmp_path, kill
     again = training.ranks(tmp_path)
     codes = [rank.wait() for rank in again]
     run, lost = runs(tmp_path)[-1], max(0, steps - goes_on_from(again[0]))
-    same = codes == [0, 0] and rows(run) == rows(whole) and equal(trained(run), trained(whole))
+    same = codes == [0, 0] and all(row in rows(whole) for row in rows(run)) and equal(trained(run), trained(whole))
     row = {"fault": f"one of two ranks: {kill}", "tries": 1, "survived": int(same and code == 2), "steps lost": lost}
     record_property("fault", row | {"seconds to the end": seconds})
     assert code == 2, alive.stderr

@@ -16,11 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-@pytest.mark.parametrize(
-    "place", [Moment("LastCheckpoint.setup", 0, 5), Moment("StopSignals.register_signal_handlers", 0, 99)], ids=str
-)
-def test_a_signal_before_training_ends_it_at_once(training, tmp_path, number, place):
-    program = training.run(tmp_path, at=place, number=number)
+def test_a_signal_before_training_ends_it_at_once(training, tmp_path, number):
+    program = training.run(tmp_path, at=Moment("LastCheckpoint.setup", 0, 5), number=number)
     assert program.wait() == CODES[number], program.stderr
     assert not [*tmp_path.rglob("*.ckpt")]
     assert "Traceback" not in program.stderr

@@ -92,9 +92,11 @@ class LastCheckpoint(Checkpoint):
         self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        self._signals = trainer._signal_connector = StopSignals(trainer)
+        known = StopSignals.of(trainer)
+        self._signals = known or StopSignals()
         write_atomically(trainer)
-        trainer.callbacks = sorted(trainer.callbacks, key=self._place)  # Lightning puts checkpoints last
+        callbacks = [*trainer.callbacks, *([] if known else [self._signals])]
+        trainer.callbacks = sorted(callbacks, key=self._place)  # Lightning puts checkpoints last
 
     def _place(self, callback: Callback) -> int:
         """Return the rank of a callback: this one comes before evaluations, and other checkpoints come last."""
@@ -107,7 +109,6 @@ class LastCheckpoint(Checkpoint):
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = self._saved_step = trainer.global_step
         self._wrote = False
-        self._signals.finish_steps()
 
     def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
         """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""

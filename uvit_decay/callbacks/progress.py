@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import sys
 import time
 from contextlib import ExitStack
@@ -29,8 +30,8 @@ class Progress(ProgressBar):
     """Steps of the whole run, its time and the time left, with the loss, the learning rate and images/s.
 
     Loss and speed, of all devices, are those of the last logged step, see --trainer.log_every_n_steps: nothing waits
-    for a device. Where standard error is no terminal, as in the log file of a batch job, a line comes with the first
-    loss, after every `line_every` seconds, and at the end.
+    for a device. Where standard error is no terminal, as in the log file of a batch job, or one without a width, a line
+    comes with the first loss, after every `line_every` seconds, and at the end.
 
     Args:
         every: seconds between changes of the bar.
@@ -112,7 +113,7 @@ class Progress(ProgressBar):
         tqdm.write(" ".join(map(str, args)), **kwargs)
 
     def _open(self, what: str, total: int | None, first: int = 0) -> None:
-        if sys.stderr.isatty():
+        if _width():
             form = f"{{desc}}{what} {ENDLESS_BAR if total is None else BAR}"
             self._bar = tqdm(total=total, initial=first, dynamic_ncols=True, smoothing=0, bar_format=form)
             self._redirected.enter_context(logging_redirect_tqdm(HANDLERS))
@@ -145,6 +146,14 @@ class Progress(ProgressBar):
         figures = {"n": self._last, "total": self._total, "initial": self._first, "elapsed": self._shown - self._begun}
         form = ENDLESS_LINE if self._total is None else LINE
         rank_zero_info(tqdm.format_meter(**figures, bar_format=form, postfix=text))
+
+
+def _width() -> int:
+    """Return the columns of the terminal that standard error is; 0 if it is none, or one that does not know them."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns
+    except OSError:
+        return 0
 
 
 def _batches(trainer: Trainer) -> int:

@@ -1,41 +1,46 @@
-"""The stop of a run at a signal: after its step, or at once in an evaluation; Lightning's own handlers do not run.
+"""The stop of a run at a signal: after its step, or at once in an evaluation.
 
-Lightning's handler of SIGTERM stops without saving, and on several processes waits for the others in the middle of
-whatever this one does. Its handler of SIGUSR1 in a job of SLURM writes a checkpoint that later runs in the same folder
-would load in place of theirs.
+Lightning's handlers are replaced while steps are trained. That of SIGTERM stops without saving, and on several
+processes waits for the others in the middle of whatever this one does. That of SIGUSR1 in a job of SLURM writes a
+checkpoint that later runs in the same folder would load in place of theirs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
+from lightning.pytorch import Callback, LightningModule, Trainer
 
 from uvit_decay.runtime.signals import STOPS, WARNINGS, of_this_process
 
 ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent by the scheduler and by torchrun
 
 
-class StopSignals(_SignalConnector):
-    """Takes the place of Lightning's handlers while a trainer runs; it restores those before when the run has ended."""
+class StopSignals(Callback):
+    """Handles signals from the first step on; Lightning restores all handlers of before when the run has ended."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        super().__init__(trainer)
+    def __init__(self) -> None:
         self.number: int | None = None  # of the first signal
         self.at_once = True  # raise at a signal; else remember it until the step is finished
         self.interrupted = False  # whether an evaluation was left
         self._wished_at: float | None = None  # time of the first Ctrl-C or SIGTERM
 
-    def register_signal_handlers(self) -> None:
-        self._original_handlers = self._get_current_signal_handlers()
-        for number in STOPS:
-            self._register_signal(number, of_this_process(self._receive))
+    @classmethod
+    def of(cls, trainer: Trainer) -> StopSignals | None:
+        """Return the one of a trainer, if it has a LastCheckpoint."""
+        return next((callback for callback in trainer.callbacks if isinstance(callback, cls)), None)
+
+    def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
+        self.finish_steps()
+        if threading.current_thread() is threading.main_thread():  # no other may set handlers
+            for number in STOPS:
+                signal.signal(number, of_this_process(self._receive))
 
     def finish_steps(self) -> None:
         """Begin to remember signals: there is now something to lose."""
@@ -75,8 +80,8 @@ class StopSignals(_SignalConnector):
 @contextmanager
 def leaving_at_signals(trainer: Trainer) -> Iterator[None]:
     """Let a signal leave the body, an evaluation, at once; on several ranks all must finish it, or some would wait."""
-    signals = trainer._signal_connector
-    if isinstance(signals, StopSignals) and trainer.world_size == 1:
+    signals = StopSignals.of(trainer)
+    if signals is not None and trainer.world_size == 1:
         with signals.leaving():
             yield
     else:
@@ -86,8 +91,8 @@ def leaving_at_signals(trainer: Trainer) -> Iterator[None]:
 @contextmanager
 def finishing_files(trainer: Trainer) -> Iterator[None]:
     """Let a signal leave an evaluation only when the body, which writes files, is done."""
-    signals = trainer._signal_connector
-    if not isinstance(signals, StopSignals):
+    signals = StopSignals.of(trainer)
+    if signals is None:
         yield
         return
     before, signals.at_once = signals.at_once, False
