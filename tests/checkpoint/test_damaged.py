@@ -53,7 +53,7 @@ def test_flipped_bits_are_noticed_or_change_nothing(exported, trained, tmp_path,
     path, right = {"exported": exported, "trained": trained}[form], load(trained)
     places = random.Random(0).sample(range(path.stat().st_size), 25)
     noticed = [not is_what_was_written(flipped(path, tmp_path / f"bad{path.suffix}", p), right) for p in places]
-    assert sum(noticed) > (22 if form == "exported" else 3), "optimizer and raw weights are not read"
+    assert sum(noticed) > 22
 
 
 def place_of(path, tensor):
@@ -64,11 +64,9 @@ def place_of(path, tensor):
 def test_a_flipped_bit_of_the_weights_that_are_used_is_noticed(trained, tmp_path):
     contents, bad = torch.load(trained, weights_only=True), tmp_path / "bad.ckpt"
     flipped(trained, bad, place_of(trained, shadow(contents)["norm.bias"]))
-    with pytest.raises(UserError, match=r"bad.ckpt is damaged: its norm\.bias is not what was written"):
-        load(bad)
-    load(bad, "raw")
-    with pytest.raises(UserError, match="cannot be read.*Bad CRC-32 for file .*/data/"):
-        read_training_checkpoint(bad)
+    for read in (load, read_training_checkpoint):
+        with pytest.raises(UserError, match="bad.ckpt cannot be read.*Bad CRC-32 for file .*/data/"):
+            read(bad)
     with zipfile.ZipFile(trained) as archive:
         pickled = next(archive.read(name) for name in archive.namelist() if name.endswith("data.pkl"))
     flipped(trained, bad, trained.read_bytes().index(pickled) + 50)
@@ -143,7 +141,7 @@ def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
 def test_an_imported_file_is_verified(tmp_path):
     path, target = saved(tiny(), tmp_path / "official.pth"), tmp_path / "ours.safetensors"
     flipped(path, tmp_path / "bad.pth", place_of(path, tiny()["pos_embed"]))
-    with pytest.raises(UserError, match=r"bad.pth is damaged: its pos_embed is not what was written"):
+    with pytest.raises(UserError, match="bad.pth cannot be read.*Bad CRC-32"):
         import_official(tmp_path / "bad.pth", target, None, TINY)
     assert not target.exists()
 

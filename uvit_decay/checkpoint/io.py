@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import pickle
 import warnings
-import zipfile
-import zlib
 from argparse import Namespace
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,8 @@ from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.plain import parse, typed
 from uvit_decay.runtime.program import localised
-from uvit_decay.runtime.tensor_files import damaged, is_plain, load_tensors
-from uvit_decay.runtime.zips import check_records, has_crcs, is_zip
+from uvit_decay.runtime.tensor_files import is_plain, load_tensors
+from uvit_decay.runtime.zips import check_records, is_zip
 from uvit_decay.weights import Weights, WeightSet
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
@@ -180,7 +178,7 @@ def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[s
 
 
 def _read_training(path: Path, weights: WeightSet | None) -> StoredModel:
-    contents = read_training_checkpoint(path, whole=False)
+    contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
     state = without_prefix(state, "net.", path)
@@ -215,11 +213,10 @@ def read_third_party(path: Path) -> Any:
     return contents
 
 
-def unpickle(path: Path, whole: bool = False) -> Any:
+def unpickle(path: Path, whole: bool = True) -> Any:
     """Load a file of torch.save: tensors, plain values, argparse Namespaces; anything that could run code is refused.
 
-    Everything except tensor data is compared with the checksums of the zip. `whole` includes the tensor data, at 2.6
-    GB/s; otherwise `check_weights` verifies the tensors that are used.
+    It is compared with the checksums of its zip at 2.6 GB/s, the data of tensors only if `whole`.
     """
     _check_readable(path)
     mapped = is_zip(path)  # unused data, such as the optimizer state, is never read
@@ -254,29 +251,12 @@ def _check_readable(path: Path) -> None:
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError for weights of the file `path` that are damaged, not finite, or larger than the file.
-
-    In a file of torch.save, the storage of each weight must equal a record in size and CRC-32. Only these storages are
-    read, not unused data such as the optimizer state.
-    """
+    """Raise a UserError for weights of the file `path` that are no plain tensors, not finite, or larger than it."""
     if not all(map(is_plain, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
-    if is_zip(path):
-        with zipfile.ZipFile(path) as archive:
-            if has_crcs(archive):
-                _check_storages(path, state, {(record.file_size, record.CRC) for record in archive.infolist()})
     for name, value in state.items():
         if value.is_floating_point() and not value.float().isfinite().all():
             raise UserError(f"{path}: its {name} holds NaN or infinite values, no network works with it")
-
-
-def _check_storages(path: Path, state: Mapping[str, Tensor], records: Container[tuple[int, int]]) -> None:
-    """Raise a UserError unless the storage of every weight has the size and the CRC-32 of a record."""
-    storages = {value.untyped_storage().data_ptr(): name for name, value in state.items() if value.numel()}
-    for name in storages.values():
-        content = torch.empty(0, dtype=torch.uint8).set_(state[name].untyped_storage()).numpy()
-        if (len(content), zlib.crc32(content)) not in records:
-            raise damaged(path, f"{name} is")
 
 
 def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
