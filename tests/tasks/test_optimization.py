@@ -91,7 +91,7 @@ def test_last_layers_of_branches_have_the_rate_over_their_gain(options):
         assert rate == pytest.approx(expected.get(name, 1.0))
     assert Optimization(rate_over_gain=True).groups(net, 1.0)[0]["lr"] == 1.0  # the one that is logged
     with pytest.raises(UserError, match="rate_over_gain: this MAE has no fixed shortcuts"):
-        Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero"), 1.0)
+        Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero", alpha_min=1.0), 1.0)
 
 
 def test_a_network_without_layers_has_no_layer_decay():
