@@ -245,7 +245,7 @@ def test_an_average_of_the_weights_is_what_is_judged(tmp_path):
 
 
 def test_the_result_of_an_epoch_whose_checkpoint_was_saved_before_it_is_not_lost(tmp_path):
-    options = {"max_steps": -1, "limit_train_batches": 4, "limit_val_batches": 1.0, "check_val_every_n_epoch": 2}
+    options = {"max_steps": -1, "limit_train_batches": 2, "limit_val_batches": 1.0, "check_val_every_n_epoch": 2}
     data = Digits(64)
     data.device_batch_size = 32
     seen = []
@@ -254,7 +254,7 @@ def test_the_result_of_an_epoch_whose_checkpoint_was_saved_before_it_is_not_lost
         def on_validation_end(self, trainer, task) -> None:
             seen.append(task.last)
 
-    keep = LastCheckpoint(keep_every_n_steps=4)  # an epoch has two steps of two pieces
+    keep = LastCheckpoint(keep_every_n_steps=4)  # an epoch has two steps
     fit(tmp_path / "whole", keep, Results(), max_epochs=6, task=fine_tuning(), data=data, **options)
     whole, path = seen.copy(), tmp_path / "whole" / "checkpoints" / "step_00000004.ckpt"
     seen.clear()
