@@ -89,9 +89,9 @@ def test_a_folder_of_latents_has_the_autoencoder(latent_sit, vae, tmp_path):
 def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_path):
     moved = shutil.copytree(vae, tmp_path / "moved")
     describe = load(latent_sit)
-    space = replace(describe.latents, vae=str(tmp_path / "gone"))
+    space = replace(describe.card.latents, vae=str(tmp_path / "gone"))
     gone = write_denoiser(
-        tmp_path / "gone.safetensors", describe.net, Linear(), "velocity", describe.sampling, ("a", "b"), space
+        tmp_path / "gone.safetensors", describe.net, Linear(), "velocity", describe.card.sampling, ("a", "b"), space
     )
     with pytest.raises(UserError, match="--vae"):
         export(gone, tmp_path / "folder")
@@ -110,8 +110,9 @@ def test_an_unconditional_network(tmp_path):
 
 
 def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
-    card = replace(load(latent_sit), class_names=("n02979186", "dog, Domestic dog, cassette player"))
-    pipeline = pipeline_of(card, Autoencoder(card.latents.vae))
+    loaded = load(latent_sit)
+    named = replace(loaded.card, class_names=("n02979186", "dog, Domestic dog, cassette player"))
+    pipeline = pipeline_of(replace(loaded, card=named), Autoencoder(named.latents.vae))
     assert pipeline.config.id2label["0"] == "cassette player, n02979186"
     assert [pipeline._named(name) for name in ("N02979186", "domestic dog")] == [0, 1]
     with pytest.raises(ValueError, match=r"'cassette player' is the name of the classes \[0, 1\]"):
