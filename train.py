@@ -1,8 +1,8 @@
-"""Train a network, or check a run: python train.py --help. The program is uvit_decay/scripts/train.py."""
+"""Train a network, or check a run: python train.py --help. The program is uvit_decay/commands/train.py."""
 
 import sys
 
-from uvit_decay.scripts.train import main
+from uvit_decay.commands.train import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -11,11 +11,10 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import ImageSet, Mirror, StepLoader, StepSampler
-from uvit_decay.data.classes import class_hash
-from uvit_decay.data.latents.manifest import Manifest
+from uvit_decay.data.latents.manifest import Manifest, Sums
 from uvit_decay.data.latents.shards import write_labels, write_shard
-from uvit_decay.data.latents.statistics import Sums
 
 SPACE = LatentSpace("random", "", 0.18215, 0.0, 4, 8)
 

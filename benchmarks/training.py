@@ -16,8 +16,8 @@ from benchmarks.measuring import Run, model_flops
 from benchmarks.plain.training import Step, eps_loss, velocity_loss
 from uvit_decay.callbacks import EMA
 from uvit_decay.data.batches import Batch
-from uvit_decay.diffusion.loss import diffusion_loss
 from uvit_decay.diffusion.noise_path import VP, Linear
+from uvit_decay.diffusion.prediction import diffusion_loss
 from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.runtime.precision import trains_in_bf16
 from uvit_decay.tasks import DiffusionTask, MAETask

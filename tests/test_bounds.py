@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 from packaging.requirements import Requirement
 
-from uvit_decay.preflight.environment import COMPROMISED
+from uvit_decay.doctor.environment import COMPROMISED
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NEEDED = [Requirement(line) for line in PROJECT["dependencies"]]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from uvit_decay.class_names import class_numbers, in_words, synonyms
-from uvit_decay.data.classes import class_list
+from uvit_decay.class_names import class_list, class_numbers, in_words, synonyms
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import SamplingOptions

@@ -23,13 +23,13 @@ from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.metrics.resize import RESIZE
-from uvit_decay.representations.extraction import Extraction, Features
+from uvit_decay.representations.classification import Extraction, Features
 from uvit_decay.representations.logistic import fitted_accuracy
 from uvit_decay.representations.options import Classification
-from uvit_decay.representations.patch_features import PatchFeatures
 from uvit_decay.representations.probing import Prober, Probing
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reconstruction import Reconstructor
+from uvit_decay.representations.visualize import PatchFeatures
 from uvit_decay.runtime.distributed import Processes
 
 META = torch.device("meta")

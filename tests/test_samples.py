@@ -11,7 +11,7 @@ from sample_script import sample
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.generated import GeneratedImages
+from uvit_decay.evaluation.image_sources import GeneratedImages
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import SamplingOptions

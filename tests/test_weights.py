@@ -10,14 +10,13 @@ from sample_script import pixels, sample
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.commands.convert import main
 from uvit_decay.data import Digits
 from uvit_decay.representations.networks import open_network
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import LoadingOptions, SamplingOptions
+from uvit_decay.sampling_options import LoadingOptions, SamplingOptions, WeightSet, slug
 from uvit_decay.tasks.resume import check
-from uvit_decay.weights import WeightSet, slug
 
 HALF = WeightSet("ema:0.3")
 

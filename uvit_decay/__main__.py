@@ -21,35 +21,35 @@ from uvit_decay.runtime.errors import UserError, user_errors
 
 def train(words: Sequence[str]) -> None:
     """Run `train ...`."""
-    from uvit_decay.scripts.train import main
+    from uvit_decay.commands.train import main
 
     main(words[1:])
 
 
 def doctor(words: Sequence[str]) -> None:
     """Run `doctor ...`, a subcommand of train."""
-    from uvit_decay.scripts.train import main
+    from uvit_decay.commands.train import main
 
     main(words)
 
 
 def sample(words: Sequence[str]) -> None:
     """Run `sample ...`."""
-    from uvit_decay.scripts.sample import main
+    from uvit_decay.commands.sample import main
 
     main(words[1:])
 
 
 def evaluate(words: Sequence[str]) -> None:
     """Run `evaluate ...`."""
-    from uvit_decay.scripts.evaluate import main
+    from uvit_decay.commands.evaluate import main
 
     main(words[1:])
 
 
 def convert(words: Sequence[str]) -> None:
     """Run a subcommand of uvit_decay.checkpoint."""
-    from uvit_decay.checkpoint.__main__ import main
+    from uvit_decay.commands.convert import main
 
     with user_errors():
         main(words)
@@ -57,7 +57,7 @@ def convert(words: Sequence[str]) -> None:
 
 def encode(words: Sequence[str]) -> None:
     """Run `encode ...`, a subcommand of uvit_decay.data.latents."""
-    from uvit_decay.data.latents.__main__ import main
+    from uvit_decay.commands.encode import main
 
     main(words)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import parse, read_text, typed
+from uvit_decay.runtime.validation import parse, read_text, typed
 
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format

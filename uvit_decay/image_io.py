@@ -16,9 +16,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.threads import in_threads
 
 PNG_END = b"\0\0\0\0IEND\xaeB`\x82"
 LINE = 12  # pixels from a line of a heading to the next

@@ -12,7 +12,7 @@ from uvit_decay.class_names import in_words
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
-from uvit_decay.runtime.plain import read_json, write_json
+from uvit_decay.runtime.validation import read_json, write_json
 from uvit_decay.sampling_options import LARGEST_GRID
 
 if TYPE_CHECKING:

@@ -14,17 +14,15 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, load
-from uvit_decay.checkpoint.folders import weights_file
-from uvit_decay.diffusion.compiled import CompiledNet
-from uvit_decay.diffusion.nfe import NFECounter, estimated_seconds, total_nfe
+from uvit_decay.checkpoint.detect import weights_file
+from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
-from uvit_decay.diffusion.sampling_protocols import marked_protocol, protocol_sampling
+from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter, estimated_seconds, total_nfe
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
-from uvit_decay.sampling_options import SamplingOptions
-from uvit_decay.weights import slug
+from uvit_decay.sampling_options import SamplingOptions, slug
 
 TINY = 5_000_000  # parameters
 

@@ -12,8 +12,8 @@ from conftest import ROOT, run_script, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
-from uvit_decay import cli
 from uvit_decay.callbacks import RunLogger
+from uvit_decay.commands import cli
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.signals import stoppable

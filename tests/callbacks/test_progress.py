@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks import Progress
-from uvit_decay.cli import CLI
+from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
 

@@ -14,8 +14,7 @@ from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.callbacks.resumption import check_same_start, newest
-from uvit_decay.checkpoint.newest import newest_whole, run_folders
-from uvit_decay.checkpoint.rotation import names, rotate
+from uvit_decay.checkpoint.newest import names, newest_whole, rotate, run_folders
 from uvit_decay.data import Digits
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]

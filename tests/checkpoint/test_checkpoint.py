@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export
+from uvit_decay.commands.sample import sample
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import SamplingOptions
-from uvit_decay.scripts.sample import sample
 
 
 def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL, inputs, official_forward, official_shapes, random_state
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import UViT

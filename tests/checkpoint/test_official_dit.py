@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 from sit_reference import SMALL, official_forward, official_shapes
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn.sizes import SIT_SIZES

@@ -10,9 +10,9 @@ from mae_reference import SMALL
 from official_files import TINY_ENCODER, TINY_MAE, described, imported, our_encoder, unrecorded
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.checkpoint.official.mae import LICENCE
+from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
 
 

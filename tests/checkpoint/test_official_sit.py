@@ -23,9 +23,9 @@ from safetensors.torch import save_file
 from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
 from uvit_decay.diffusion.sampling import Sampling, generate
 from uvit_decay.nn import SiT

@@ -11,11 +11,11 @@ from safetensors.torch import load_file
 from small_mae import mae_task
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
-from uvit_decay.checkpoint.timm_layout import python_lines
+from uvit_decay.checkpoint.official.timm import python_lines
+from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.runtime.errors import UserError

@@ -10,12 +10,11 @@ from PIL import Image
 from run_folders import METADATA, a_run, compare, configuration, refused, shifted
 
 from uvit_decay import plots
-from uvit_decay.compare.options import find_option, grouped
-from uvit_decay.compare.remarks import remarks
-from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run
+from uvit_decay.compare.report import remarks
+from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run, find_option, grouped
 from uvit_decay.compare.table import pearson
 from uvit_decay.plots import _curves
-from uvit_decay.runtime.plain import flat
+from uvit_decay.runtime.validation import flat
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 from run_folders import EVALUATIONS, a_run, compare, refused, shifted
 
-from uvit_decay.compare.options import grouped_by
-from uvit_decay.compare.runs import BEST, DIMENSIONS, Run
+from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, grouped_by
 from uvit_decay.compare.table import pearson
 from uvit_decay.plots import _final_curve
 

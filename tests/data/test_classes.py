@@ -8,8 +8,8 @@ import torch
 from conftest import ROOT
 from image_noise import SIZE, class_tars, tarred, tree, zipped
 
+from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.data import Images
-from uvit_decay.data.classes import class_hash, class_list
 from uvit_decay.data.image_files import list_images, read, select
 from uvit_decay.runtime.errors import UserError
 

@@ -14,8 +14,8 @@ from image_noise import SIZE, noise, tarred, tree, zipped
 from PIL import EpsImagePlugin, Image
 from test_image_decoding import png
 
+from uvit_decay.class_names import class_list
 from uvit_decay.data import archives
-from uvit_decay.data.classes import class_list
 from uvit_decay.data.decoding import decode
 from uvit_decay.data.image_files import Listing, list_images, read, size_of
 from uvit_decay.runtime.errors import UserError

@@ -10,9 +10,9 @@ from latent_files import COUNT, SIZE, encode, open_set
 from PIL import Image
 
 from uvit_decay.autoencoder import Autoencoder
+from uvit_decay.commands.encode import COMMANDS
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.__main__ import COMMANDS
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
 from uvit_decay.runtime.command_line import parse

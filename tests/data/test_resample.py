@@ -7,7 +7,7 @@ from image_noise import noise
 from PIL import Image
 from torchvision.transforms import InterpolationMode, functional
 
-from uvit_decay.data.resample import resampled
+from uvit_decay.data.augmented import resampled
 
 BOXES = [(0, 0, 32, 32), (3, 5, 20, 27), (11, 0, 9, 32), (24, 24, 8, 8), (0, 31, 32, 1), (7, 9, 17, 5)]
 

@@ -5,8 +5,8 @@ from small_source import CLASSES, SHAPE, images, source
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from uvit_decay.diffusion.compiled import CompiledNet
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.diffusion.wrappers import CompiledNet
 
 
 class Toy(nn.Module):

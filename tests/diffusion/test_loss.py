@@ -7,9 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
+from uvit_decay.diffusion.prediction import (
+    Prediction,
+    Weighting,
+    check_loss,
+    diffusion_loss,
+    stratified_times,
+    training_times,
+)
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 

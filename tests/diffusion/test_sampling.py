@@ -16,8 +16,8 @@ from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.random import normal
+from uvit_decay.runtime.validation import typed
 
 
 @pytest.mark.parametrize(("name", "guidance"), [*((name, 1.0) for name in NAMES), ("dpm++", 2.0)])

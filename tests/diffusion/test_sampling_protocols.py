@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
+from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.diffusion.sampling_protocols import SAMPLING_PROTOCOLS, marked_protocol, protocol_sampling
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import SamplingOptions
 

@@ -9,8 +9,8 @@ import zipfile
 import numpy as np
 import pytest
 
+from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.image_sources import ArrayImages
-from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 

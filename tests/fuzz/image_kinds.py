@@ -18,7 +18,7 @@ from kind import Kind, Sources, anything_valid
 from PIL import Image
 from run_folders import a_run
 
-from uvit_decay.cli import CLI
+from uvit_decay.commands.cli import CLI
 from uvit_decay.compare.runs import Run
 from uvit_decay.data import CIFAR10, Images
 from uvit_decay.data.decoding import Box, decode_box

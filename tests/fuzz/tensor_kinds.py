@@ -24,9 +24,8 @@ from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.data import Latents
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.shards import check_shard, read_sums
-from uvit_decay.evaluation.feature_store import FeatureStore
+from uvit_decay.evaluation.feature_store import FeatureStore, save_statistics
 from uvit_decay.evaluation.open_by_name import open_images, open_reference
-from uvit_decay.evaluation.statistics import save_statistics
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.metrics.inception_net import read_weights

@@ -19,7 +19,7 @@ from diffusers.utils.dynamic_modules_utils import check_imports
 from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling

@@ -16,7 +16,7 @@ from test_full_disk import full_disk
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of

@@ -10,14 +10,14 @@ from sample_script import sample
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
-from uvit_decay.checkpoint.folders import WEIGHTS
+from uvit_decay.checkpoint.detect import WEIGHTS
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.initial import read_weights
+from uvit_decay.tasks.init_from import read_weights
 
 
 @pytest.fixture(scope="module")

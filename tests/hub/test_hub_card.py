@@ -9,9 +9,9 @@ from hub_folders import BUNDLED, export, own_modules, sampled, stacked, write_de
 from huggingface_hub import ModelCard
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.__main__ import main
 from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.card import model_card, plain

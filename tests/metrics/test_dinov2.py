@@ -13,8 +13,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from uvit_decay.metrics import DINOv2, dinov2_net
-from uvit_decay.metrics.dinov2_net import positions_at
+from uvit_decay.metrics import DINOv2
+from uvit_decay.metrics import dinov2 as dinov2_net
+from uvit_decay.metrics.dinov2 import positions_at
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2
 from uvit_decay.runtime.errors import UserError
 

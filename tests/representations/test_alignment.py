@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from uvit_decay.representations import alignment
-from uvit_decay.representations.alignment import Neighbourhood, cknna
+from uvit_decay.representations import reference as alignment
+from uvit_decay.representations.reference import Neighbourhood, cknna
 from uvit_decay.runtime.errors import UserError
 
 

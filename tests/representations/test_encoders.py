@@ -10,9 +10,8 @@ from uvit_decay.nn.intermediates import Layer, pooled_features
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.options import TIMES, Visualization, chosen_level
-from uvit_decay.representations.patch_features import PatchFeatures
 from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
-from uvit_decay.representations.visualize import draw_patches
+from uvit_decay.representations.visualize import PatchFeatures, draw_patches
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 

@@ -12,13 +12,12 @@ from runs import fit
 from small_mae import mae_task
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations import probe_protocols
-from uvit_decay.representations.alignment import Neighbourhood, cknna
+from uvit_decay.representations import protocols as probe_protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
 from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing
-from uvit_decay.representations.probe_protocols import PROBE_PROTOCOLS
 from uvit_decay.representations.probing import Prober, check_probed, probed_images
-from uvit_decay.representations.reference import Reference
+from uvit_decay.representations.protocols import PROBE_PROTOCOLS
+from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")

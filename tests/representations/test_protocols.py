@@ -18,8 +18,7 @@ from small_mae import mae_task
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
-from uvit_decay.representations.classification import Classifying
-from uvit_decay.representations.extraction import Extraction, Features
+from uvit_decay.representations.classification import Classifying, Extraction, Features
 from uvit_decay.representations.linear_probes import IN100
 from uvit_decay.representations.networks import Judged
 from uvit_decay.representations.options import Classification, ProtocolName

@@ -9,7 +9,7 @@ from evaluations import evaluate, refused
 from safetensors.torch import save_file
 
 from uvit_decay.nn.intermediates import pooled_features
-from uvit_decay.representations.timm_model import timm_vit
+from uvit_decay.representations.networks import timm_vit
 from uvit_decay.runtime.errors import UserError
 
 NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep

@@ -10,13 +10,13 @@ from conftest import tiny_net, tiny_trainer
 from evaluations import evaluate, refused
 from PIL import Image
 
+from uvit_decay.commands.features import open_patch_features
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
-from uvit_decay.representations.commands import open_patch_features
 from uvit_decay.representations.networks import open_network
 from uvit_decay.representations.options import Visualization
-from uvit_decay.representations.patch_features import on_grid
+from uvit_decay.representations.visualize import on_grid
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 from uvit_decay.sampling_options import LoadingOptions

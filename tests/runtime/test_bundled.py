@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from uvit_decay.runtime import bundled as room
-from uvit_decay.runtime.bundled import bundled, config_names, find_config, or_bundled
+from uvit_decay.runtime import program as room
+from uvit_decay.runtime.program import bundled, config_names, find_config, or_bundled
 
 
 def test_in_a_checkout_they_lie_beside_the_package_in_a_wheel_inside(monkeypatch, tmp_path):

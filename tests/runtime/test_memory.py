@@ -10,7 +10,7 @@ import pytest
 PROGRAM = """
 import resource
 import numpy as np
-from uvit_decay.runtime.memory import keep_freed_memory
+from uvit_decay.runtime.concurrency import keep_freed_memory
 
 keep_freed_memory()
 for repeat in range(9):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from uvit_decay.runtime.overlap import on_cpu, read_ahead
+from uvit_decay.runtime.concurrency import on_cpu, read_ahead
 
 CPU = torch.device("cpu")
 

@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import read_json, read_yaml, typed
+from uvit_decay.runtime.validation import read_json, read_yaml, typed
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from uvit_decay.runtime.threads import free_threads, in_threads
+from uvit_decay.runtime.concurrency import free_threads, in_threads
 
 
 def test_results_arrive_in_order_and_several_jobs_run_at_once():

@@ -4,8 +4,8 @@ import json
 
 from safetensors.torch import save
 
+from uvit_decay.commands.encode import COMMANDS
 from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.__main__ import COMMANDS
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.tensor_files import load_tensors

@@ -24,7 +24,7 @@ from uvit_decay.nn import MAE, SiT, UViT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask, MAETask
-from uvit_decay.tasks.adapted import read_initial
+from uvit_decay.tasks.init_from import read_initial
 
 X, T = torch.rand(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])
 

@@ -20,7 +20,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import ClassifyTask
-from uvit_decay.tasks.initial import start_from
+from uvit_decay.tasks.init_from import start_from
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 import torch
 from small_vit import batch
 
-from uvit_decay.tasks.mixing import Mixing
+from uvit_decay.tasks.classify import Mixing
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.8, 0.0), (0.0, 1.0), (0.8, 1.0)])

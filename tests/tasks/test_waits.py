@@ -16,9 +16,8 @@ from torch import nn
 
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch, InMemory
-from uvit_decay.diffusion.loss import diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
-from uvit_decay.diffusion.prediction import Prediction, training_times
+from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratified_times, training_times
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.sharding import Sharded

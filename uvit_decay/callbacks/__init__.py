@@ -4,10 +4,9 @@ from uvit_decay.callbacks.best import BestCheckpoint
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
-from uvit_decay.callbacks.preview import Preview
+from uvit_decay.callbacks.previews import Preview, Reconstructions
 from uvit_decay.callbacks.probe import LinearProbes
 from uvit_decay.callbacks.progress import Progress
-from uvit_decay.callbacks.reconstruction import Reconstructions
 from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 
 __all__ = [

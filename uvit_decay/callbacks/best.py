@@ -22,7 +22,7 @@ from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import duplicate
-from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.validation import typed
 
 VALIDATION = "val/"  # how names of values of validation begin
 

@@ -15,8 +15,7 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.checkpoint.newest import CHECKPOINTS
-from uvit_decay.checkpoint.rotation import LAST, NEXT, rotate
+from uvit_decay.checkpoint.newest import CHECKPOINTS, LAST, NEXT, rotate
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localised

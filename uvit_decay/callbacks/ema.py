@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import Task, check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, local_values, whole
-from uvit_decay.weights import Weights
 
 
 class Average:

@@ -14,23 +14,22 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.periodic import PeriodicSampling
 from uvit_decay.callbacks.run_log import record
-from uvit_decay.callbacks.sampling import PeriodicSampling
 from uvit_decay.data import ImageData
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.evaluation.generated import GeneratedImages
+from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.generation import Comparison
-from uvit_decay.evaluation.image_sources import DatasetImages, ImageSource
+from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
 from uvit_decay.evaluation.metric_table import MetricOptions, displayed
 from uvit_decay.evaluation.open_by_name import open_reference
 from uvit_decay.evaluation.report import remarks
-from uvit_decay.evaluation.statistics import StatisticsFile
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics.extractors import Extractor, prepare
-from uvit_decay.runtime.cost import measured_seconds
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
+from uvit_decay.runtime.flops import measured_seconds
 from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities import rank_zero_info
+from PIL.Image import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.pictures import picture_path
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import leaving_at_signals
-from uvit_decay.runtime.errors import check_whole
+from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.diffusion.wrappers import estimated_seconds, total_nfe
+from uvit_decay.image_io import save_image
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.precision import Precision, chosen_precision
 from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Periodic(Callback):
@@ -125,3 +132,69 @@ class Periodic(Callback):
         with leaving_at_signals(trainer):
             self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
+
+
+def picture_path(folder: Path, name: str, step: int) -> Path:
+    """Return the file of a picture of a step in the run folder."""
+    return folder / name / f"step_{step:08d}.png"
+
+
+def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image) -> None:
+    """Save <name>.png, the newest, and <name>/step_N.png in the run folder; for rank 0 alone.
+
+    They go to every logger, too, that takes images: by `log_image`, as W&B's, or as TensorBoard's.
+    """
+    path = picture_path(folder, name, trainer.global_step)
+    check_writable(path)
+    save_image(folder / f"{name}.png", picture)
+    for logger in trainer.loggers:
+        if log_image := getattr(logger, "log_image", None):
+            log_image(key=name, images=[picture], step=trainer.global_step)
+        elif add_image := getattr(logger.experiment, "add_image", None):
+            add_image(name, np.asarray(picture), trainer.global_step, dataformats="HWC")
+    save_image(path, picture)  # last: a resumed run takes it as the sign that all is done
+
+
+class PeriodicSampling(Periodic):
+    """A periodic callback that samples images.
+
+    Args:
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        sampling: how to sample; null means the task's.
+    """
+
+    def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
+        super().__init__(every_n_steps, at_end)
+        self.sampling = sampling
+
+    @abstractmethod
+    def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
+        """Return the number of samples of one `evaluate`, over all ranks."""
+
+    def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
+        return total_nfe(self.samples(trainer, task), self.sampling_for(task))
+
+    def seconds(self, trainer: Trainer, task: DiffusionTask) -> float:
+        sampling, share = self.sampling_for(task), self.evaluations(trainer, task) // trainer.world_size
+        return estimated_seconds(task.source(), share, sampling.at_once(self.batch_size), sampling.precision)
+
+    def precision(self, task: DiffusionTask, device: torch.device | None = None) -> Precision:
+        return self.sampling_for(task, device).precision
+
+    def sampling_for(self, task: DiffusionTask, device: torch.device | None = None) -> Sampling:
+        """Return this callback's sampling, else the task's, without guidance if the network has no null label.
+
+        If it has no precision, that of the task's sampling is used. `device` is the task's, unless given.
+        """
+        source = replace(task.source(), device=device or task.device)
+        sampling = source.unguided(self.sampling or task.sampling)
+        return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """Raise a UserError before training if the task is not of diffusion, or does not support the sampler."""
+        if not isinstance(task, DiffusionTask):
+            name, kind = type(self).__name__, type(task).__name__
+            raise UserError(f"{name} samples images, which a {kind} does not make: remove it from the callbacks")
+        sampling = self.sampling_for(task, trainer.strategy.root_device)  # the network is moved there later
+        task.source().check(sampling)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,17 +15,17 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from PIL.Image import Image
 
 from uvit_decay import history
-from uvit_decay.callbacks.csv_log import MetricsLog
 from uvit_decay.callbacks.resumption import check_same_start, makes_folders
 from uvit_decay.callbacks.stopping import finishing_files
 from uvit_decay.checkpoint.newest import CHECKPOINTS, run_of
 from uvit_decay.history import GENERATION, METRICS, PROBES, read_rows
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.files import check_writable, writing
+from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
 
@@ -256,3 +258,27 @@ class CPUThreads(Callback):
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         torch.set_num_threads(self.count)
+
+
+class _Writer(ExperimentWriter):
+    """Lightning's writer, which truncates the file when a number of a new name makes it rewrite the header."""
+
+    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
+        path, text = Path(self.metrics_file_path), io.StringIO(newline="")
+        with path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        writer = csv.DictWriter(text, fieldnames)
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(path) as file:
+            file.write(text.getvalue().encode())
+
+
+class MetricsLog(CSVLogger):
+    """Lightning's CSVLogger with a header that is replaced atomically."""
+
+    @rank_zero_only
+    def begin(self) -> None:
+        """Make the folder; a file that is there is removed."""
+        self._fs.makedirs(self.root_dir, exist_ok=True)
+        self._experiment = _Writer(self.log_dir)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.diffusion.noise_path import NoisePath
@@ -13,8 +15,8 @@ from uvit_decay.diffusion.prediction import Prediction, Weighting
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.plain import is_plain, typed
-from uvit_decay.weights import Weights
+from uvit_decay.runtime.validation import is_plain, typed
+from uvit_decay.sampling_options import Weights, WeightSet, decay_in
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 VERSION = 1  # of the form of a card, to be raised when a reader of before would misunderstand it
@@ -97,3 +99,32 @@ class ModelCard:
     def noise_path(self, trusted: Sequence[str] = ()) -> NoisePath | None:
         """Return the noise path, which must be one of this package or `trusted`; None if there is no denoiser."""
         return self.path and build(self.path, NoisePath, NoisePath.__module__, trusted)
+
+
+def averages(state: object, where: object) -> dict[WeightSet, dict[str, Tensor]]:
+    """Return the averages in a state of the callback, by name: the first as ema, and by its decay if that is stored.
+
+    Args:
+        state: state of the callback; empty if there was none.
+        where: file that it is from, for errors.
+    """
+    state = typed(dict[str, object], state, f"EMA of {where}")
+    first = typed(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
+    if not first:
+        return {}
+    named = {WeightSet("ema"): first}
+    if "decay" in state:
+        named[WeightSet.of_decay(typed(float, state["decay"], f"EMA decay of {where}"))] = first
+    for name, average in extras(state, where).items():
+        shadow = typed(dict[str, object], average, f"EMA {name} of {where}").get("shadow")
+        named[WeightSet.of_decay(float(name))] = typed(dict[str, Tensor], shadow, f"EMA {name} of {where}")
+    return named
+
+
+def extras(state: Mapping[str, Any], where: object) -> dict[str, Any]:
+    """Return the states of further averages by their decay, as text; raise a UserError for one that is no decay."""
+    found = typed(dict[str, object], state.get("extra", {}), f"EMA extra of {where}")
+    for name in found:
+        if name != str(decay_in(name)):
+            raise UserError(f"{where} is damaged: it names an EMA decay {name[:40]!r}")
+    return found

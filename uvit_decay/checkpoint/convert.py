@@ -28,7 +28,7 @@ from uvit_decay.checkpoint.official.common import (
     RecognisedModel,
     StateDict,
 )
-from uvit_decay.checkpoint.timm_layout import python_lines, timm_state
+from uvit_decay.checkpoint.official.timm import python_lines, timm_state
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
@@ -36,7 +36,7 @@ from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
-from uvit_decay.weights import Kind, Weights
+from uvit_decay.sampling_options import Kind, Weights
 
 
 class Family(NamedTuple):
@@ -163,7 +163,7 @@ def _named(model: RecognisedModel, options: ImportOptions, where: Path) -> Recog
     """Return the model with the names of its classes in the list of the options, if there is one."""
     if options.classes is None:
         return model
-    from uvit_decay.data.classes import class_list  # whose package imports Lightning
+    from uvit_decay.class_names import class_list  # whose package imports Lightning
 
     names, count = class_list(options.classes), model.net.num_classes
     if len(names) != count:
@@ -174,7 +174,7 @@ def _named(model: RecognisedModel, options: ImportOptions, where: Path) -> Recog
 def _hash(names: Sequence[str] | None) -> str | None:
     if names is None:
         return None
-    from uvit_decay.data.classes import class_hash  # whose package imports Lightning
+    from uvit_decay.class_names import class_hash  # whose package imports Lightning
 
     return class_hash(names)
 

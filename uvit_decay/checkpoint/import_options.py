@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_type_hints
 
-from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.validation import typed
 
 PathName = Literal["linear", "gvp", "vp", "sd-discrete", "ddpm-linear"]
 

@@ -16,20 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.averages import averages
-from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.checkpoint.detect import ThirdParty, looks_like
-from uvit_decay.checkpoint.folders import own_latents, weights_file
+from uvit_decay.checkpoint.card import KEY, ModelCard, averages
+from uvit_decay.checkpoint.detect import ThirdParty, looks_like, own_latents, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import DiffusionModel
-from uvit_decay.runtime.bundled import or_bundled
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.instantiate import build
-from uvit_decay.runtime.plain import parse, typed
-from uvit_decay.runtime.program import localised
-from uvit_decay.runtime.tensor_files import is_plain, load_tensors
-from uvit_decay.runtime.zips import check_records, is_zip
-from uvit_decay.weights import Weights, WeightSet
+from uvit_decay.runtime.program import localised, or_bundled
+from uvit_decay.runtime.tensor_files import check_records, is_plain, is_zip, load_tensors
+from uvit_decay.runtime.validation import parse, typed
+from uvit_decay.sampling_options import Weights, WeightSet
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
 ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network

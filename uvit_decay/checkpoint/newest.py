@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from uvit_decay.checkpoint.io import read_training_checkpoint
-from uvit_decay.checkpoint.rotation import place
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.validation import typed
 
 CHECKPOINTS = "checkpoints"  # folder in a run folder
 RUN = re.compile(r"version_(\d+)")
@@ -108,3 +108,30 @@ def _read(path: Path, bound: float) -> _Listed:
     except UserError as error:
         named = AT_STEP.fullmatch(path.name)
         return _Listed(path, int(named[1]) if named else bound - 0.5, damage=str(error))
+
+
+NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
+OLDER = re.compile(r"previous_(\d+)\.ckpt")
+NOWHERE = 2**62
+
+
+def names(keep: int) -> list[str]:
+    """Return the names of the next checkpoint and of the `keep` newest ones, from the newest to the oldest."""
+    return [NEXT, LAST, PREVIOUS, *(f"previous_{i}.ckpt" for i in range(2, keep))][: keep + 1]
+
+
+def place(name: str) -> int:
+    """Return the index of a name in `names`, of any length; a large number for other names."""
+    if name in (NEXT, LAST, PREVIOUS):
+        return (NEXT, LAST, PREVIOUS).index(name)
+    older = OLDER.fullmatch(name)
+    return 1 + int(older[1]) if older else NOWHERE
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Rename next.ckpt to last.ckpt, and the `keep` - 1 newest before it each to the name of the one before."""
+    files = [folder / name for name in names(keep)]
+    gap = next((i for i, file in enumerate(files) if i and not file.exists()), keep)  # older files than that may stay
+    with writing(folder):
+        for i in range(gap, 0, -1):
+            files[i - 1].replace(files[i])

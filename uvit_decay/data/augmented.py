@@ -17,7 +17,6 @@ from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import Listing, common_side, read
-from uvit_decay.data.resample import resampled
 from uvit_decay.runtime.errors import UserError
 
 _TEST_CHUNK = 256  # images that are cropped at once for reading
@@ -166,3 +165,47 @@ class AugmentedImages(Images):
         if not (self.augment.erase and self.trainer.training):
             return batch
         return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.rows_on("cpu")))
+
+
+_STEPS = 2**14  # weights are whole multiples of 1 / _STEPS, so that float32 sums of weights x 0..255 are exact
+
+
+def resampled(
+    images: Tensor, start: Tensor, length: Tensor, size: int, mirror: Tensor | None = None, inside: bool = True
+) -> Tensor:
+    """Return a part of each image, scaled to size x size: uint8 (b, c, size, size), as PIL's but for roundings.
+
+    The result does not depend on the order of sums, thus neither on the batch size nor on the kernel that runs. Columns
+    are scaled first; PIL scales rows first where that is cheaper, which matters where values are clipped in between.
+
+    Args:
+        images: uint8 (b, c, h, w).
+        start: top and left of the parts in pixels, (b, 2) or (1, 2) for all.
+        length: their heights and widths, likewise.
+        size: height and width of the result.
+        mirror: where this bool tensor (b,) is True, the result is mirrored (left to right).
+        inside: the filter ends at the edges of the part, as if it were cropped before; else at those of the image.
+    """
+    rows, columns = (
+        _weights(start[:, axis], length[:, axis], size, images.shape[2 + axis], inside) for axis in range(2)
+    )
+    if mirror is not None:
+        columns = torch.where(mirror[:, None, None], columns.flip(1), columns)
+    wide = torch.einsum("bchw,bow->bcho", images.float(), columns.expand(len(images), -1, -1))
+    wide = wide.round_().clamp_(0, 255)  # as PIL, which makes bytes of each pass
+    scaled = torch.einsum("bcho,bph->bcpo", wide, rows.expand(len(images), -1, -1))
+    return scaled.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _weights(start: Tensor, length: Tensor, size: int, total: int, inside: bool) -> Tensor:
+    """Return the weights of `total` pixels in each of `size` new ones: float32 (b, size, total), rows of sum 1."""
+    start, length = start.float()[:, None, None], length.float()[:, None, None]
+    scale = length / size
+    centre = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
+    pixel = torch.arange(total, device=start.device) + 0.5
+    x = ((pixel - centre) / scale.clamp(min=1.0)).abs()  # antialiasing: a wider filter where the image shrinks
+    weights = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2) * (x < 2)
+    if inside:
+        weights *= (pixel > start) & (pixel < start + length)
+    weights /= weights.sum(2, keepdim=True)
+    return weights.mul_(_STEPS).round_().div_(_STEPS)

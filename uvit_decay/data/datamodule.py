@@ -13,8 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Mirror, StepLoader, StepSampler
-from uvit_decay.data.classes import class_hash
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 

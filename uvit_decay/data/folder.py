@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from uvit_decay.class_names import class_list
 from uvit_decay.data.batches import ImageSet, InMemory
-from uvit_decay.data.classes import class_list
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.decoding import Crop, centre_crop
 from uvit_decay.data.image_files import Listing, list_images, read

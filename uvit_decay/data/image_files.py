@@ -20,8 +20,8 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
+from uvit_decay.class_names import class_hash
 from uvit_decay.data.archives import Found, find, opened
-from uvit_decay.data.classes import class_hash
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home

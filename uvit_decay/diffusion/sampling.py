@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
-from uvit_decay.diffusion.guidance import Guided
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
+from uvit_decay.diffusion.wrappers import Guided
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import indices_on, normal

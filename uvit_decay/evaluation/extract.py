@@ -16,10 +16,10 @@ from tqdm import tqdm
 from uvit_decay.evaluation.feature_store import FLOATS, FeatureStore
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.metrics.extractors import Extractor
+from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.overlap import read_ahead
 
 PART = 256  # most images in a part of a store
 PARTS = 24  # parts of a small set: work for up to 24 processes, while the parts do not depend on their number

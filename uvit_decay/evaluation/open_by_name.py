@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvit_decay.data import CIFAR10, CIFAR100, AugmentedImages, Digits, ImageData, Images
+from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
-from uvit_decay.evaluation.statistics import StatisticsFile
-from uvit_decay.runtime.bundled import find_config
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.instantiate import Spec, build
-from uvit_decay.runtime.plain import read_yaml, typed
+from uvit_decay.runtime.program import find_config
+from uvit_decay.runtime.validation import read_yaml, typed
 
 SMALL = 64  # pixels: pictures of this size or less fill their frame
 SETS = {"digits": Digits, "cifar10": CIFAR10, "cifar100": CIFAR100}

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from uvit_decay.class_names import in_words
 from uvit_decay.evaluation.extract import SHOWN
-from uvit_decay.evaluation.feature_store import FeatureStore
+from uvit_decay.evaluation.feature_store import FeatureStore, Reference
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import ImageSource
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
-from uvit_decay.evaluation.statistics import Reference
 from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import covered, nearest
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.files import check_writable, claimed
-from uvit_decay.runtime.plain import write_json
+from uvit_decay.runtime.validation import write_json
 
 COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
 ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check

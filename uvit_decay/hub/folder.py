@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.card import KEY
-from uvit_decay.checkpoint.folders import AUTOENCODER, INDEX, WEIGHTS
+from uvit_decay.checkpoint.detect import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.card import README, model_card
@@ -22,7 +22,7 @@ from uvit_decay.hub.pipeline import HOME, DecayPipeline, code_of, place
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import PARTIAL, check_writable, claimed, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
-from uvit_decay.weights import Weights
+from uvit_decay.sampling_options import Weights
 
 KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser in (UViTDenoiser, SiTDenoiser)}
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Float32, UInt8
+from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
-from uvit_decay.metrics.resize import DINOv2Protocol
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
+from uvit_decay.metrics.weights import Network, check_state, read_state
+from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-
-if TYPE_CHECKING:
-    from uvit_decay.metrics.dinov2_net import DINOv2Net
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 _AT_ONCE = 16  # images in a batch on a CPU
@@ -59,8 +62,6 @@ class DINOv2(Extractor):
     def prepare(self, images: Tensor, labels: Tensor, device: torch.device) -> None:
         chosen_precision(self.precision, device)  # a UserError for one that the device lacks
         if self.net is None:
-            from uvit_decay.metrics.dinov2_net import DINOv2Net, weights_file
-
             net = DINOv2Net(weights_file(self.weights), self.protocol)
             self.name, self.widths, self.sha256 = self._named(net.dim, net.depth), {"features": net.dim}, net.sha256
             if self.compile:
@@ -74,9 +75,111 @@ class DINOv2(Extractor):
             return Features(torch.cat([self.net(part) for part in self.rgb(images).split(at_once)]))
 
     def missing(self) -> str | None:
-        from uvit_decay.metrics.dinov2_net import REPOSITORY, is_cached
 
         return None if self.weights is not None or is_cached() else f"DINOv2's weights ({REPOSITORY})"
 
     def remark(self) -> str | None:
         return f"DINOv2's weights: sha256 {self.sha256} of names and values"
+
+
+DINOV2 = Network("DINOv2", "timm's or facebookresearch")
+REPOSITORY, FILE = "timm/vit_large_patch14_dinov2.lvd142m", "model.safetensors"  # timm's, on the Hugging Face hub
+PATCH, HEAD = 14, 64  # pixels of a patch; width of an attention head, in all sizes
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
+OFFSET = 0.1  # of the original's interpolation
+
+
+def weights_file(path: str | None) -> Path:
+    """Return the file of the weights; None means timm's of ViT-L/14 in the cache of the hub, downloaded if missing."""
+    if path is not None:
+        return Path(path)
+    from huggingface_hub import hf_hub_download
+
+    hint = "or name their file with --dinov2-weights PATH (in a config: init_args.weights)"
+    with explained("no DINOv2 weights", OSError, ValueError, RuntimeError, hint=hint):
+        return Path(hf_hub_download(REPOSITORY, FILE))
+
+
+def is_cached() -> bool:
+    """Return whether timm's file is in the cache of the hub."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(REPOSITORY, FILE), str)
+
+
+class DINOv2Net(nn.Module):
+    """Network from uint8 images to their class tokens behind the final norm.
+
+    The file has timm's layout or that of facebookresearch/dinov2 (dinov2_vitl14_pretrain.pth), which are the same but
+    for a mask token. Width and depth are those of the tensors: ViT-S, B and L; not g, which has another MLP.
+
+    Attributes:
+        dim: width d, the number of features.
+        depth: number of blocks.
+        sha256: of names and values of the tensors, the same for both layouts.
+    """
+
+    def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
+        super().__init__()
+        state = {name: value for name, value in read_state(path, DINOV2).items() if name != "mask_token"}
+        self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
+        self.resize, self.sha256 = RESIZE_DINOV2[protocol], _sha256(state)
+        self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
+        self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
+        self.eval().requires_grad_(False)
+
+    def forward(self, images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n d"]:
+        return self.vit((self.resize(images) - self.mean) / self.std).float()
+
+
+def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Module, int, int]:
+    """Return timm's network at 224x224 with a copy of these weights, its width and its depth."""
+    import timm
+
+    dim = _width(state, path)
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
+    with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
+        model = timm.create_model("vit_large_patch14_dinov2", **sizes)
+    state = {**state, "pos_embed": positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)}
+    check_state(state, model.state_dict(), path, DINOV2)
+    # Copies: the tensors of the file may be memory-mapped.
+    model.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
+    return model, dim, depth
+
+
+def _width(state: Mapping[str, Tensor], path: Path) -> int:
+    """Return the width of the tokens, once they and the positions have shapes that can be read off."""
+    shapes = [tuple(state[name].shape) if name in state else () for name in ("cls_token", "pos_embed")]
+    if all(len(shape) == 3 and shape[0] == 1 and shape[1] > 0 for shape in shapes):
+        dim, patches = shapes[0][2], shapes[1][1] - 1
+        square = patches > 0 and math.isqrt(patches) ** 2 == patches
+        if square and dim and dim % HEAD == 0 and dim == shapes[1][2] and state["pos_embed"].is_floating_point():
+            return dim
+    raise DINOV2.refused(path, f"its cls_token is {shapes[0] or 'missing'}, its pos_embed {shapes[1] or 'missing'}")
+
+
+def positions_at(positions: Float[Tensor, "1 old d"], side: int) -> Float[Tensor, "1 new d"]:
+    """Return the embeddings of the class token and of side x side patches, interpolated as facebookresearch/dinov2.
+
+    The original (interpolate_offset 0.1, interpolate_antialias False, the settings of its models without registers, and
+    so of dgm-eval, EDM2 and torch-fidelity) resamples bicubically without antialiasing, by the factor
+    (side + 0.1) / old side: sampling points are slightly denser than the patches. timm's `resample_abs_pos_embed`
+    antialiases and has no offset, so that its features at 224x224 are others.
+    """
+    token, patches = positions[:, :1], positions[:, 1:]
+    old = math.isqrt(patches.shape[1])
+    if old == side:
+        return positions
+    factor = (side + OFFSET) / old
+    grid = rearrange(patches, "1 (h w) d -> 1 d h w", h=old)
+    grid = F.interpolate(grid, scale_factor=(factor, factor), mode="bicubic", antialias=False)
+    return torch.cat([token, rearrange(grid, "1 d h w -> 1 (h w) d")], dim=1)
+
+
+def _sha256(state: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(state[name].contiguous().numpy())
+    return digest.hexdigest()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from uvit_decay.metrics.checks import check_features
+from uvit_decay.metrics.frechet import check_features
 from uvit_decay.runtime.errors import UserError
 
 

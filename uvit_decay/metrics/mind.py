@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from uvit_decay.metrics.checks import check_features
+from uvit_decay.metrics.frechet import check_features
 from uvit_decay.runtime.precision import full_float32
 from uvit_decay.runtime.random import normal
 

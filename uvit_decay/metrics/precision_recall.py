@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
-from uvit_decay.metrics.checks import check_features
+from uvit_decay.metrics.frechet import check_features
 from uvit_decay.runtime.errors import UserError
 
 BLOCK = 2048

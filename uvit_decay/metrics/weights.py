@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.tensor_files import is_plain, load_tensors
-from uvit_decay.runtime.zips import check_records, is_zip
+from uvit_decay.runtime.tensor_files import check_records, is_plain, is_zip, load_tensors
 
 
 class Network(NamedTuple):

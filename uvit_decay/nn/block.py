@@ -15,9 +15,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.decay import decayed_add
-from uvit_decay.nn.attention import attention
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.nn.norm import Norm, NormType, build_norm, normed_heads
+from uvit_decay.nn.layers import Norm, NormType, attention, build_norm, normed_heads
 from uvit_decay.runtime.errors import UserError
 
 Tokens = Float[Tensor, "b n d"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import heat_map
 from uvit_decay.runtime.files import replacing
-from uvit_decay.runtime.plain import write_json
+from uvit_decay.runtime.validation import write_json
 
 SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.nn.embed import PixelScale
+from uvit_decay.nn.intermediates import Layer
+from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.validation import typed
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.autoencoder import LatentSpace
@@ -63,7 +70,7 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
     from uvit_decay import checkpoint
-    from uvit_decay.weights import slug
+    from uvit_decay.sampling_options import slug
 
     found = checkpoint.load(path, loading.weights, loading.trust)
     about = {"checkpoint": str(path), "step": found.card.step, "weights": str(found.card.weights)}
@@ -80,7 +87,6 @@ def _run(path: Path) -> str:
 
 
 def _timm(ckpt: str, size: int | None) -> Judged:
-    from uvit_decay.representations.timm_model import timm_vit
     from uvit_decay.runtime.files import at_home
 
     name, _, file = ckpt.removeprefix(TIMM).partition("=")
@@ -90,7 +96,6 @@ def _timm(ckpt: str, size: int | None) -> Judged:
 
 
 def _pixels(ckpt: str) -> Judged:
-    from uvit_decay.representations.pixels import Pixels
 
     return Judged(Pixels(ckpt.removeprefix(PIXELS)), "pixels", "raw pixels", {"checkpoint": ckpt, "weights": "none"})
 
@@ -103,3 +108,126 @@ def open_judging_data(judged: Judged, data: str | None, test: str | None) -> Ima
         trained = f"was trained on {judged.data}: name it, or other data," if judged.data else "needs images: name some"
         raise UserError(f"{judged.name} {trained} with --data")
     return open_data(data or judged.data, test, judged.net.image_size, judged.net.channels, judged.is_encoder)
+
+
+class Pixels(nn.Module):
+    """A network whose only layer is the image itself, values in [-1, 1] in one token of dim = channels * size^2.
+
+    Args:
+        size: WIDTHxHEIGHTxCHANNELS of the images, such as 32x32x3; width and height are equal.
+    """
+
+    layers = (Layer("pixels", "embeddings"),)
+    num_prefix_tokens, num_classes, null_label, class_token = 0, 0, False, False
+
+    def __init__(self, size: str) -> None:
+        super().__init__()
+        found = re.fullmatch(r"(\d{1,5})x(\d{1,5})x(\d{1,5})", size)
+        if not found or found[1] != found[2]:
+            raise UserError(f"pixels:{size}: the size of square images is needed, such as pixels:32x32x3")
+        self.image_size, self.channels = int(found[1]), int(found[3])
+        check_whole(1, 2**16, width=self.image_size, channels=self.channels)
+        self.dim = self.channels * self.image_size**2
+
+    def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:
+        """Yield the pixels of each image as one token."""
+        yield x.flatten(1)[:, None]
+
+
+if TYPE_CHECKING:  # slow to import
+    from timm.models.vision_transformer import VisionTransformer
+
+OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
+MAPS = ("model", "state_dict")  # where training files keep the weights
+
+IMPORT = "decayed and fine-tuned MAEs: python -m uvit_decay.checkpoint import"
+
+
+class TimmViT(nn.Module):
+    """A timm VisionTransformer, which takes images of [-1, 1], as all networks here, and yields its token states.
+
+    Attributes:
+        model: the vision transformer.
+        scale: mean and standard deviation of its pretraining, to which images are brought.
+    """
+
+    null_label = False
+    num_classes = 0
+
+    def __init__(self, model: VisionTransformer) -> None:
+        super().__init__()
+        height, width = model.patch_embed.img_size
+        if height != width:
+            raise UserError(f"this vision transformer takes images of {width}x{height}, features are of square ones")
+        self.model, self.image_size, self.dim = model, height, model.embed_dim
+        self.channels = model.patch_embed.proj.in_channels
+        self.num_prefix_tokens, self.class_token = model.num_prefix_tokens, model.cls_token is not None
+        self.scale = PixelScale(tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"]))
+        self.norm = model.norm
+        self.layers = (
+            Layer("embeddings", "embeddings"),
+            *(Layer(f"blocks.{i}", "encoder") for i in range(len(model.blocks))),
+        )
+
+    def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b n d"]]:
+        """Yield the token states [prefix, patches] after the embeddings and after every block, not normed.
+
+        `timm.forward_intermediates` gives the same, but holds all of them at once and leaves out the embeddings.
+        """
+        model = self.model
+        tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(self.scale.enter(x)))))
+        yield tokens
+        for block in model.blocks:
+            tokens = block(tokens)
+            yield tokens
+
+
+def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> TimmViT:
+    """Return timm's vision transformer `name` in eval mode, with pretrained weights or those of a file.
+
+    `size` is the side of the images that it takes, to which its positions are interpolated; None its own.
+
+    Pretrained weights come from the cache of the hub, or are downloaded. A file may be a .safetensors or a file of
+    torch.save, in which no code is executed: a timm state_dict, or an official MAE, whose decoder is left out.
+
+    Raises:
+        UserError: no such model or no vision transformer, weights that cannot be fetched or read, or do not fit.
+    """
+    import timm
+    from timm.models.vision_transformer import VisionTransformer
+
+    if not timm.is_model(name):
+        raise UserError(f"timm has no model {name}: timm.list_models('vit_*', pretrained=True) names some with weights")
+    with explained(f"timm {name}", RuntimeError, ValueError), torch.device("meta"):
+        model = timm.create_model(name, num_classes=0)
+    if not isinstance(model, VisionTransformer):
+        raise UserError(f"{name} is a {type(model).__name__}: features are read from timm's VisionTransformer alone")
+    if size is not None and size % model.patch_embed.patch_size[0]:
+        raise UserError(f"timm {name} has patches of {model.patch_embed.patch_size[0]}: {size} is no multiple of it")
+    if file is not None:
+        model = timm.create_model(name, num_classes=0, img_size=size)
+        _load(model, name, file)
+    else:
+        with explained(f"weights of timm {name}", OSError, RuntimeError, ValueError, hint="or name a file: =FILE"):
+            model = timm.create_model(name, pretrained=True, num_classes=0, img_size=size)
+        if licence := model.pretrained_cfg.get("license"):
+            print(f"{name}: licence {licence}")
+    return TimmViT(model.eval())
+
+
+def _load(model: VisionTransformer, name: str, file: Path) -> None:
+    """Load the weights of a file; all of the encoder must be there, as a decayed MAE lacks the norm of a plain one."""
+    from timm.models.vision_transformer import checkpoint_filter_fn
+
+    from uvit_decay.checkpoint.io import check_weights, mismatch, read_third_party
+
+    contents = typed(dict[str, object], read_third_party(file), f"contents of {file}")
+    contents = next((contents[key] for key in MAPS if isinstance(contents.get(key), dict)), contents)
+    state = typed(dict[str, Tensor], contents, f"weights in {file}")
+    check_weights(file, state)
+    state = {key: value for key, value in state.items() if not key.startswith(OUTSIDE)}
+    with explained(f"{file} does not fit {name}", Exception):  # timm looks at no shape before it uses it
+        state = checkpoint_filter_fn(state, model)
+    if problem := mismatch(model, state, name):
+        raise UserError(f"{file} does not fit {name}: {problem}; {IMPORT}")
+    model.load_state_dict(state)

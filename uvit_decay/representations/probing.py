@@ -30,18 +30,17 @@ from uvit_decay.nn.intermediates import (
     pooled_features,
     states_of,
 )
-from uvit_decay.representations.alignment import NEIGHBOURS
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
-from uvit_decay.representations.probe_protocols import PROBE_PROTOCOLS, Cells, ProbeProtocol
-from uvit_decay.runtime.cost import estimated_seconds
+from uvit_decay.representations.protocols import PROBE_PROTOCOLS, Cells, ProbeProtocol
+from uvit_decay.representations.reference import NEIGHBOURS
+from uvit_decay.runtime.concurrency import free_threads, in_threads, on_cpu, read_ahead
 from uvit_decay.runtime.distributed import COMPARED, Processes, batches
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.overlap import on_cpu, read_ahead
+from uvit_decay.runtime.flops import estimated_seconds
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.random import indices_on, normal, subset
-from uvit_decay.runtime.threads import free_threads, in_threads
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData

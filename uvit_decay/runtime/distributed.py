@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import writing
 from uvit_decay.runtime.launchers import choose_interface, requested, set_variables
-from uvit_decay.runtime.memory import keep_freed_memory
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")

@@ -13,14 +13,14 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from uvit_decay.data.augment import seeded
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.random import generator, uniform
+from uvit_decay.runtime.validation import typed
 from uvit_decay.tasks.base import AUTO, Optimization, Task
-from uvit_decay.tasks.initial import Classifier, head_module, start_from
-from uvit_decay.tasks.mixing import Mixing, check_pairs
+from uvit_decay.tasks.init_from import Classifier, head_module, start_from
 
 SCORES = "scores"  # key in the checkpoint
 
@@ -243,3 +243,47 @@ class ClassifyTask(Task):
         super().on_load_checkpoint(checkpoint)
         scores = typed(dict[str, Score], checkpoint.get(SCORES, {}), "scores of the checkpoint")
         self.last, self.best = scores.get("last"), scores.get("best")
+
+
+class Mixing:
+    """Mix every image of a batch with its neighbour, 2k with 2k + 1, in one proportion for the global batch.
+
+    Neighbours are on one device, so that the result does not depend on how the global batch is divided. MAE's code
+    draws kind and proportion for each batch of 32 on a device.
+
+    Args:
+        mixup: Beta parameter of Mixup; 0 for none.
+        cutmix: Beta parameter of CutMix; 0 for none.
+        switch_prob: probability of CutMix where both are asked for.
+        label_smoothing: see `ClassifyTask`.
+        num_classes: classes K.
+        seed: seed of the proportions and of CutMix's boxes.
+    """
+
+    def __init__(
+        self, mixup: float, cutmix: float, switch_prob: float, label_smoothing: float, num_classes: int, seed: int
+    ) -> None:
+        from timm.data.mixup import Mixup  # takes seconds to import
+
+        options = {"switch_prob": switch_prob, "label_smoothing": label_smoothing, "num_classes": num_classes}
+        self.mix, self.seed = Mixup(mixup, cutmix, mode="batch", **options), seed
+
+    def __call__(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return mixed images (b, c, h, w) and their targets, float32 (b, K); b is even."""
+        count, device = len(batch.images), batch.images.device
+        # timm mixes image i with image b - 1 - i: this order makes them neighbours of the batch.
+        order = torch.cat([torch.arange(0, count, 2), torch.arange(1, count, 2).flip(0)])
+        there, back = order.to(device, non_blocking=True), order.argsort().to(device, non_blocking=True)
+        word = generator("mix", self.seed, batch.number).initial_seed() % 2**32  # numpy takes 32 bits
+        with seeded((word, word)):
+            images, targets = self.mix(batch.images[there], batch.labels[there])
+        return images[back], targets[back]
+
+
+def check_pairs(images: int) -> None:
+    """Raise a UserError if a piece of so many images cannot be mixed in pairs."""
+    if images % 2:
+        raise UserError(
+            f"mixup and cutmix mix neighbours, and a piece of {images} images is odd: change --data.batch_size or "
+            "--data.device_batch_size"
+        )

@@ -9,9 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.data.batches import Batch
-from uvit_decay.diffusion.loss import check_loss, diffusion_loss, stratified_times
 from uvit_decay.diffusion.noise_path import VP, NoisePath
-from uvit_decay.diffusion.prediction import Prediction, Weighting, training_times
+from uvit_decay.diffusion.prediction import (
+    Prediction,
+    Weighting,
+    check_loss,
+    diffusion_loss,
+    stratified_times,
+    training_times,
+)
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder

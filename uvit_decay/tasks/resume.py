@@ -13,15 +13,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.checkpoint.averages import averages, extras
-from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.data.classes import class_hash
-from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.plain import check_size, flat, is_plain
-from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.settings import (
+from uvit_decay.checkpoint.card import KEY, ModelCard, averages, extras
+from uvit_decay.checkpoint.settings import (
     MISSING,
     Change,
     Settings,
@@ -33,6 +26,12 @@ from uvit_decay.tasks.settings import (
     plain,
     refusal,
 )
+from uvit_decay.class_names import class_hash
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.validation import check_size, flat, is_plain
+from uvit_decay.tasks.optimization import Optimization
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 MOST = 2**48  # exclusive bound of counts
@@ -233,3 +232,36 @@ def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{tuple(value.shape)} of {value.dtype}"
     return f"a {type(value).__name__}"
+
+
+def recount(loop: dict[str, Any], epoch: int, pieces: int) -> None:
+    """Set the counts of Lightning's fit loop to a place within an epoch, from the number of global batches so far.
+
+    Two things make them wrong. Lightning counts pieces as batches, of which a global batch may have had another number.
+    And a run that ends before its last epoch does, at its last step or on a signal, counts that epoch as whole: when
+    resumed, a run of so many epochs would leave out the rest of it, and begin again with the first batch.
+
+    Args:
+        loop: state of the loop, which is changed.
+        epoch: global batches of an epoch of this run; with 0 there is no place.
+        pieces: pieces of a global batch in this run.
+    """
+    done = loop["state_dict"]["combined_loader"][0]["start"]
+    if not (done and epoch):
+        return
+    whole, last = divmod(done - 1, epoch)
+    for counts in loop["epoch_progress"].values():
+        counts.update(ready=whole + 1, started=whole + 1, processed=whole, completed=whole)
+    batches = loop["epoch_loop.batch_progress"]
+    current, total = batches["current"], batches["total"]
+    batches["is_last_batch"] = last + 1 == epoch
+    # The hook that saves at a step runs before the batch is `completed`, the one at the end of training after it. At
+    # the end of an epoch only the former is taken for a place within it.
+    if batches["is_last_batch"] and current["completed"] == current["ready"]:
+        current["completed"] -= 1
+        total["completed"] -= 1
+        loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
+    # A checkpoint is saved after the last piece of a global batch: convert `ready`, and keep what others are below it.
+    ready = current["ready"]
+    for key, count in current.items():
+        current[key] = (last + 1) * pieces - (ready - count)

@@ -26,8 +26,8 @@ from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.plain import typed
-from uvit_decay.weights import Kind
+from uvit_decay.runtime.validation import typed
+from uvit_decay.sampling_options import Kind
 
 PATHS: dict[PathName, NoisePath] = {
     "linear": Linear(),

@@ -21,7 +21,7 @@ from uvit_decay.checkpoint.official import sit
 from uvit_decay.checkpoint.official.common import ImportOptions, RecognisedModel, StateDict
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import read_json, typed
+from uvit_decay.runtime.validation import read_json, typed
 
 FILES = ("diffusion_pytorch_model.safetensors", "diffusion_pytorch_model.bin")
 CONFIG, INDEX, SCHEDULER = "config.json", "model_index.json", "scheduler_config.json"

@@ -30,7 +30,7 @@ from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.plain import typed
+from uvit_decay.runtime.validation import typed
 
 ENTRY = "model"  # of the dict around a state_dict
 DECAY, NORMALISED = "min_decay", "norm_pix_loss"  # arguments of a training run: alpha_min of the authors, norm_pix

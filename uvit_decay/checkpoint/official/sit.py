@@ -27,12 +27,12 @@ from uvit_decay.checkpoint.official.common import (
     recorded_alpha_min,
     run_arguments,
 )
+from uvit_decay.diffusion.protocols import protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.diffusion.sampling_protocols import protocol_sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.weights import Kind
+from uvit_decay.sampling_options import Kind
 
 ENTRIES: dict[Kind, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from uvit_decay.checkpoint.official.common import PATHS, ImportOptions, RecognisedModel, StateDict, on_meta
+from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS
 from uvit_decay.diffusion.sampling import DiffusionModel
-from uvit_decay.diffusion.sampling_protocols import SAMPLING_PROTOCOLS
 from uvit_decay.nn.sizes import UVIT_SIZES
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.runtime.errors import UserError

@@ -24,12 +24,11 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from uvit_decay.autoencoder import Autoencoder, LatentSpace
-from uvit_decay.data.classes import class_hash
+from uvit_decay.class_names import class_hash
 from uvit_decay.data.folder import OnDisk
 from uvit_decay.data.image_files import Listing
-from uvit_decay.data.latents.manifest import Manifest, read
+from uvit_decay.data.latents.manifest import Manifest, Sums, read, statistics
 from uvit_decay.data.latents.shards import check_shard, crc32, read_sums, write_labels, write_shard
-from uvit_decay.data.latents.statistics import Sums, statistics
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, remove_remains

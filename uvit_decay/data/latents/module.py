@@ -6,8 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.data.batches import Batch
-from uvit_decay.data.classes import class_hash, class_list
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.latents.manifest import Manifest, read
 from uvit_decay.data.latents.shards import LatentSet

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.data.batches import ImageSet
-from uvit_decay.data.latents.manifest import Manifest
-from uvit_decay.data.latents.statistics import Sums
+from uvit_decay.data.latents.manifest import Manifest, Sums
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 

@@ -1,0 +1,55 @@
+"""The precision of a run that asks for none: by device and width, said, saved and kept when the run goes on."""
+
+import pytest
+import torch
+import yaml
+from conftest import train
+
+from uvit_decay.commands import cli
+from uvit_decay.runtime import precision
+
+WIDE = ["--model.net.dim=96", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--data.batch_size=4"]
+WIDE += ['--trainer.callbacks=[{"class_path": "uvit_decay.callbacks.LastCheckpoint"}]']
+
+
+def run(monkeypatch, caplog, folder, fast, *flags):
+    """Precision in the configuration that a run saves, what it said of it, and its checkpoint."""
+    monkeypatch.setattr(precision, "product_ratio", lambda: 2.2 if fast else 0.5)
+    monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)
+    folder.mkdir()
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        train(monkeypatch, folder, "fit", *WIDE, *flags)
+    (version,) = (folder / "runs" / "digits").glob("version_*")
+    (checkpoint,) = folder.rglob("*.ckpt")
+    chosen = yaml.safe_load((version / "config.yaml").read_text())["trainer"]["precision"]
+    return chosen, [text for text in caplog.messages if "bf16" in text], checkpoint
+
+
+def test_a_cpu_that_is_fast_in_bfloat16_uses_it_and_another_one_says_that_it_does_not(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    fast, lines, checkpoint = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1")
+    assert fast == "bf16-mixed"
+    assert lines[0].startswith("bf16-mixed: this CPU multiplies matrices 2.2 times as fast in bfloat16")
+    assert torch.load(checkpoint, weights_only=False)["settings"]["trainer.precision"] == "bf16-mixed"
+    more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
+    slow, lines, _ = run(monkeypatch, caplog, tmp_path / "b", False, *more)
+    assert slow is None
+    (line,) = lines
+    assert "trainer.precision nothing (was bf16-mixed)" in line
+
+
+def test_a_run_that_began_in_float32_goes_on_in_it(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    *began, checkpoint = run(monkeypatch, caplog, tmp_path / "a", False, "--trainer.max_steps=1")
+    more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
+    *resumed, _ = run(monkeypatch, caplog, tmp_path / "b", True, *more)
+    assert began == resumed == [None, []]
+
+
+@pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])
+def test_what_is_asked_for_wins_and_narrow_networks_stay_in_float32(flag, monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    chosen, lines, _ = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1", flag)
+    assert chosen in ("32-true", None)
+    assert lines == []

@@ -1,0 +1,101 @@
+"""`train.py doctor` as a user starts it: its lines, its exit code, and that nothing is left."""
+
+import json
+import os
+import re
+
+import pytest
+from conftest import train
+
+from uvit_decay.metrics import SmallClassifier
+
+TINY = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=2", "--trainer.max_steps=40"]
+EMA, LAST, PROBES = (
+    {"class_path": f"uvit_decay.callbacks.{name}"} for name in ("EMA", "LastCheckpoint", "LinearProbes")
+)
+PREVIEW = {"class_path": "uvit_decay.callbacks.Preview", "init_args": {"every_n_steps": 15, "rows": 1}}
+
+
+def callbacks(*chosen):
+    """The flags of a run with these callbacks alone."""
+    return ["--trainer.callbacks", json.dumps(chosen)]
+
+
+QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
+
+
+def examined(monkeypatch, capsys, folder, *flags):
+    """The exit code and the lines of `python train.py doctor`; nothing may be left in its folder."""
+    before = sorted(folder.rglob("*"))
+    code = 0
+    try:
+        train(monkeypatch, folder, "doctor", *flags)
+    except SystemExit as stop:
+        code = stop.code
+    assert "UVIT_DECAY_DOCTOR" not in os.environ  # it is for processes that Lightning starts
+    assert sorted(folder.rglob("*")) == before
+    return code, capsys.readouterr().out.splitlines()
+
+
+def of(lines, subject):
+    """The texts of the findings on a subject, with their levels."""
+    return [line for line in lines if re.match(rf"\w+ +{subject}: ", line)]
+
+
+def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(SmallClassifier.__init__, "__defaults__", (20,))  # steps of its training
+    code, lines = examined(monkeypatch, capsys, tmp_path, *TINY)
+    assert code == 0
+    assert lines[-1] == "0 errors, 0 warnings"
+    findings = lines[:-1]
+    assert all(re.match(r"(ok|note|warning|error) {2,7}[\w -]+: \S", line) for line in findings), lines
+    assert len({line.index(line.split()[1]) for line in findings}) == 1  # subjects are aligned
+    subjects = [re.match(r"\w+ +([\w -]+):", line)[1] for line in findings]
+    assert subjects[:5] == ["versions", "devices", "ranks", "data", "weights"]
+    assert {"memory", "speed", "Preview", "GenerationMetrics", "LinearProbes", "run", "disk"} <= set(subjects)
+    assert "1437 images 1x8x8, 10 classes" in of(lines, "data")[0]
+    assert (
+        "the run ends at step 40, before its warm-up of 100 steps; --model.optim.warmup_steps"
+        in of(lines, "warm-up")[0]
+    )
+    assert "40 steps, about" in of(lines, "run")[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--trainer.logger.save_dir=/proc/runs"], r"error +configuration: cannot write /proc/runs"),
+        (
+            ["--trainer.devices=3000", "--trainer.strategy=ddp", "--data.batch_size=3000"],
+            r"error +devices: --trainer.devices 3000 starts 3000 processes on \d+ cores; --trainer.devices ",
+        ),
+        (["--model.net.image_size=16"], r"error +run: the data have image_size 8, the network 16: set --model.net"),
+        (["--ckpt_path=last"], r"error +start: --ckpt_path last: there is no checkpoint of a run in .*runs/digits"),
+        (["--ckpt_path=none.ckpt"], r"error +start: .*none.ckpt"),
+        (
+            ["--trainer.max_steps=1000000000000", *callbacks(LAST | {"init_args": {"keep_every_n_steps": 1}})],
+            r"error +disk: 1\d+ checkpoints of .* need .* GiB in runs/digits, .* GiB are free; a larger keep_every_n",
+        ),
+        (callbacks(PROBES | {"init_args": {"layers": ["none"]}}), r"error +LinearProbes: .*none"),
+    ],
+)
+def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, flags, line):
+    monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
+    code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, *flags)
+    assert code == 2
+    (found,) = [one for one in lines if one.startswith("error ")]
+    assert re.match(line, found), found
+
+
+def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
+    run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]
+    train(monkeypatch, tmp_path, "fit", *run)
+    capsys.readouterr()
+    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=auto")
+    assert code == 0
+    assert of(lines, "start")[0].startswith("note     start: the checkpoint is at step 4")
+    code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
+    assert code == 0, lines
+    assert of(lines, "start")[0].endswith("it would resume from runs/digits/version_0/checkpoints/last.ckpt")
+    assert "30 steps from step 4, about" in of(lines, "run")[0]

@@ -1,0 +1,115 @@
+"""What a process can see by itself: versions, pictures, weights, disks, and what a step and the run cost."""
+
+import math
+
+import pytest
+from conftest import tiny_task, tiny_trainer
+
+from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
+from uvit_decay.data import Digits, Images, Latents
+from uvit_decay.doctor import Finding, Report, Run
+from uvit_decay.doctor.cost import length, memory
+from uvit_decay.doctor.environment import images, installed
+from uvit_decay.doctor.rehearsal import Measured, Rehearsal
+from uvit_decay.doctor.space import checkpoint_bytes, disk, kept_checkpoints, weights
+from uvit_decay.metrics import Inception
+
+
+def run_of(folder, *callbacks, data=None, task=None, **options):
+    """A run that has not started; its data are loaded."""
+    data = data or Digits(32)
+    data.load()
+    return Run(tiny_trainer(folder, *callbacks, **options), task or tiny_task(), data, {})
+
+
+def test_a_report_counts_and_exits_by_its_errors(capsys):
+    report = Report()
+    report.add([Finding("ok", "a", "b"), Finding("warning", "c", "two\nlines", "--flag")])
+    assert report.close() == 0
+    report.add([Finding("error", "d", "e")])
+    assert report.close() == 2
+    lines = ["ok       a: b", "warning  c: two lines; --flag", "0 errors, 1 warning"]
+    assert capsys.readouterr().out.splitlines() == [*lines, "error    d: e", "1 error, 1 warning"]
+
+
+def test_a_compromised_upload_is_an_error(tmp_path, monkeypatch):
+    folder = tmp_path / "lightning-2.6.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.2\n")
+    assert [finding.level for finding in installed(run_of(tmp_path))] == ["ok"]
+    monkeypatch.syspath_prepend(str(tmp_path))
+    finding = next(iter(installed(run_of(tmp_path))))
+    assert (finding.level, finding.text) == ("error", "lightning 2.6.2 was a compromised upload")
+
+
+@pytest.mark.parametrize("memory_gb", [0.0, 4.0])
+def test_enlarged_pictures_are_a_warning(image_dir, tmp_path, memory_gb):
+    levels = {}
+    for size in (32, 64):
+        data = Images(str(image_dir), image_size=size, memory_gb=memory_gb)
+        levels[size] = [finding.level for finding in images(run_of(tmp_path, data=data))]
+    assert levels == {32: ["ok"], 64: ["ok", "warning"]}
+
+
+def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    callback = GenerationMetrics(Inception())
+    (missing,) = weights(run_of(tmp_path, callback))
+    assert missing.level == "warning"
+    assert missing.text.startswith(f"GenerationMetrics needs Inception's weights ({tmp_path}/hub/checkpoints/")
+
+    latents = run_of(tmp_path, callback, data=Latents(str(encoded)))
+    assert len(list(weights(latents))) == 1  # the autoencoder is a folder, and there
+    object.__setattr__(latents.data.latents, "vae", "somebody/no-such-vae")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert [finding.level for finding in weights(latents)] == ["warning", "error"]
+
+
+@pytest.mark.parametrize("callbacks", [[EMA(0.9, extra_decays=[0.5])], []])
+def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, callbacks):
+    task, trainer = tiny_task(), tiny_trainer(tmp_path, *callbacks, max_steps=4)
+    trainer.fit(task, Digits(32))
+    computed = checkpoint_bytes(task, trainer.callbacks)
+    actual = (tmp_path / "checkpoints" / "last.ckpt").stat().st_size
+    tensors = 12 * len(list(task.net.parameters()))
+    assert 0 < actual - computed < 32_768 + 1024 * tensors  # names, headers and counts
+
+
+def test_checkpoints_that_stay_are_counted():
+    assert kept_checkpoints([LastCheckpoint(keep_every_n_steps=100)], 250, 1000) == 1 + 8  # 300 to 1000
+    assert kept_checkpoints([LastCheckpoint()], 0, math.inf) == 2  # last.ckpt and previous.ckpt
+    assert kept_checkpoints([LastCheckpoint(100, keep_last=3)], 0, 1000) == 3
+    assert kept_checkpoints([], 0, 1000) == 0
+
+
+def test_a_run_without_an_end_that_keeps_checkpoints_is_a_warning(tmp_path):
+    run = run_of(tmp_path, LastCheckpoint(keep_every_n_steps=10), max_steps=-1)
+    assert [finding.level for finding in disk(run, math.inf)] == ["warning", "ok"]
+
+
+@pytest.mark.parametrize(
+    ("share", "level", "flag"),
+    [(0.5, "ok", ""), (0.95, "warning", "--data.device_batch_size 8"), (1.5, "error", "--data.device_batch_size 8")],
+)
+def test_memory_against_the_device(tmp_path, share, level, flag):
+    found = Measured(limit=2**30, peak=int(share * 2**30), images=16)
+    (finding,) = memory(run_of(tmp_path), found)
+    assert finding.level == level
+    assert finding.flag.startswith(flag)
+
+
+def test_a_run_without_an_end_is_a_note(tmp_path):
+    (finding,) = length(run_of(tmp_path), Measured(step=1.0, epoch=44))
+    assert (finding.level, finding.text, finding.flag) == ("note", "it has no end", "--trainer.max_steps")
+
+
+@pytest.mark.parametrize(("every", "epochs", "at_end", "times"), [(10, None, True, 3), (7, 1, False, 5)])
+def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, times):
+    callback, seen = Preview(every, at_end, rows=1), []
+    callback.every_n_epochs = epochs
+    callback.evaluate = lambda trainer, task: seen.append(trainer.global_step)
+    run = run_of(tmp_path, callback, max_steps=24, limit_train_batches=12)
+    rehearsal = Rehearsal(run)
+    rehearsal.found.epoch, rehearsal.found.total = 12, 24
+    run.trainer.fit(run.task, run.data)
+    assert len(seen) == rehearsal._times(callback) == times

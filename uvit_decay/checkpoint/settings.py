@@ -1,0 +1,149 @@
+"""The settings of two runs, by flag: which differ, and which of them decide how a resumed run trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from uvit_decay.checkpoint.card import ModelCard
+from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.validation import flat
+from uvit_decay.tasks.optimization import IN_PLACE
+
+Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr": 1e-4}
+
+MISSING = "nothing"
+ALL = "all"  # in --resume.allow
+DECIDES, BEGINS, FREE = "decides how a run trains", "decides how it begins", "changes no weight"
+EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
+    **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
+    **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
+    **dict.fromkeys((f"data.{name}" for name in ("path", "test_path", "download", "num_workers", "memory_gb")), FREE),
+    **dict.fromkeys((f"data.{name}" for name in ("device_batch_size", "verify", "test_crop")), FREE),
+    "model.init_from": BEGINS,
+    **dict.fromkeys((f"model.net.{name}" for name in ("init", "zero_init", "skip_zero_init")), BEGINS),
+    "trainer": FREE,  # precision is a matter of the devices, as the order of sums is
+    **dict.fromkeys((f"trainer.gradient_clip_{name}" for name in ("val", "algorithm")), DECIDES),
+    **dict.fromkeys(("trainer.limit_train_batches", "trainer.sync_batchnorm", "trainer.callbacks.EMA"), DECIDES),
+    "trainer.callbacks.EMA.extra_decays": FREE,
+}
+
+
+def effect(name: str) -> str:
+    """Return what a setting does to a run, by the longest name in EFFECTS that it begins with."""
+    while name and name not in EFFECTS:
+        name = name.rpartition(".")[0]
+    return EFFECTS.get(name, FREE)
+
+
+def decides(name: str) -> bool:
+    """Return whether a setting decides how a resumed run trains; its length and devices, for example, do not."""
+    return effect(name) == DECIDES
+
+
+def _in_force(settings: Settings) -> Settings:
+    """Return settings with those of the optimizer that are in force; older versions stored others beside them."""
+    settings = {name: value for name, value in settings.items() if name != "model.optim.skip_non_finite"}
+    for name, (other, default) in IN_PLACE.items():
+        flag = f"model.optim.{name}"
+        if settings.get(f"model.optim.{other}") is not None:
+            settings[flag] = None
+        elif flag in settings and settings[flag] is None:
+            settings[flag] = default
+    return settings
+
+
+def allows(allowed: Sequence[str], name: str) -> bool:
+    """Return whether --resume.allow names a setting, a group that it is in, or all of them."""
+    return any(entry == ALL or name == entry or name.startswith(f"{entry}.") for entry in allowed)
+
+
+def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
+    """Return whether two runs have equal settings, apart from those that are `allowed` to differ or change no weight.
+
+    Without settings, as in runs that another program than train.py started, there is nothing to compare.
+    """
+    changes = differences(before, now) if before and now else []
+    return all(effect(change.name) == FREE or allows(allowed, change.name) for change in changes)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting of which a resumed run has another value, `now`, than its checkpoint.
+
+    `flag` is that which sets it, None if it is called as the setting is, empty if there is none.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    flag: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.now} (was {self.before})"
+
+
+def differences(before: Settings, now: Settings) -> list[Change]:
+    """Return the settings that differ; an option that the older run did not know had its default."""
+    before = renamed(before)
+    before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
+    pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
+    return [Change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
+
+
+def _defaults(before: Settings, now: Settings) -> Iterator[tuple[str, Any]]:
+    """Yield the defaults of all arguments of classes that both runs have."""
+    for name, path in now.items():
+        owner = name.removesuffix(".class_path")
+        if owner != name and before.get(name) == path and isinstance(named_class(path), type):
+            for argument, parameter in inspect.signature(named_class(path)).parameters.items():
+                value = parameter.default
+                value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
+                yield from ((flag, plain(leaf)) for flag, leaf in flat(value, f"{owner}.{argument}") if flag in now)
+
+
+def named_class(class_path: str) -> Any:
+    """Return the class that an imported module has under this path, its own or a re-export; without one the path."""
+    module, _, name = class_path.rpartition(".")
+    return getattr(sys.modules.get(module), name, class_path)
+
+
+def plain(value: Any) -> Any:
+    """Return a tuple as the list that YAML makes of it, and anything else as it is."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> list[Change]:
+    """Return all settings that differ from those of the run that wrote a checkpoint.
+
+    Args:
+        contents: contents of the checkpoint.
+        card: its model card.
+        settings: settings of this run; empty if they are not known.
+        least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
+            if it or this run has no settings.
+    """
+    before = contents.get("settings")
+    if before and settings:
+        return differences(before, settings)
+    group = contents["optimizer_states"][0]["param_groups"][0]
+    before = {**group, "lr": group["initial_lr"], "data": card.data}
+    found = differences({name: plain(before[name]) for name in least}, least)
+    flags = {name: "" if name == "data" else f"model.optim.{name}" for name in least}
+    return [dataclasses.replace(change, flag=flags[change.name]) for change in found]
+
+
+def refusal(where: str, fixed: Sequence[Change], open_: Sequence[Change]) -> str:
+    """Return one line that refuses to resume from `where`: what must be equal, and what --resume.allow may allow."""
+    parts = []
+    for change in (*fixed, *open_):
+        flag = change.name if change.flag is None else change.flag
+        hint = f": set --{flag} {change.before}" if flag and change.before != MISSING else ""
+        parts.append(f"{change.name} {change.before}, this run has {change.now}{hint}")
+    names = ",".join(change.flag or change.name for change in open_)
+    hint = f"; --resume.allow '[{names}]' resumes with what this run has" if open_ else ""
+    return f"{where} was trained with {'; '.join(parts)}{hint}"

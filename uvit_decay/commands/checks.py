@@ -1,0 +1,148 @@
+"""How configurations and flags of train.py are read: bounded in size and in what they may name; errors are one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
+from lightning.pytorch.cli import LightningArgumentParser
+
+from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
+from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.program import config_names, find_config
+from uvit_decay.runtime.validation import check_size, parse, read_text
+from uvit_decay.tasks.optimization import IN_PLACE
+
+NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
+CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
+DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
+FORMS = re.compile(
+    r"'NoneType'|abc.Sequence'|dot import path|Given value|Not a valid subclass of|Subclass types expect|"
+    r"^a class path|^a dict with"
+)
+DROPPED = {  # names of classes and options that are gone -> what to do without them
+    "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
+    "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
+}
+YAML = get_loader("yaml")
+SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
+FLAGS = ("-c", "--config")
+REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
+    "reload_dataloaders_every_n_epochs": "it would repeat epoch 0; every epoch has an order of its own without it",
+    "overfit_batches": "give --data.path a folder of few images, or set --trainer.limit_train_batches",
+}
+LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
+
+
+class Parser(LightningArgumentParser):
+    """A parser that reports a wrong option or config key in one line instead of a page of usage."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UserError(_gist(message)) from ex
+
+
+def _gist(message: str) -> str:
+    """Return the reasons in a message of jsonargparse, which for a nested option lists all types that it tried."""
+    if denied := DENIED.search(message):
+        known = ", ".join(NAMEABLE)
+        return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
+    for name, instead in DROPPED.items():
+        if re.search(rf"\b{name}\b", message):
+            return f"{name} is no longer part of uvit_decay: {instead}"
+    # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
+    # that the value was not meant for (FORMS), unless all are of these.
+    lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
+    tried = lines.index("Errors:") if "Errors:" in lines else -1
+    reasons = [line for line in lines[tried + 1 :] if line]
+    where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
+    return where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
+
+
+def _load(text: str) -> Any:
+    """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
+    check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
+    return _current(renamed(YAML(text)))
+
+
+def _current(values: Any) -> Any:
+    """Return a configuration that an older version may have saved, as this one writes it.
+
+    It held `skip_non_finite`, by default 0, and the defaults of options that others replaced.
+    """
+    if isinstance(values, list):
+        return [_current(value) for value in values]
+    if not isinstance(values, dict):
+        return values
+    values = {key: _current(value) for key, value in values.items()}
+    if values.get("skip_non_finite") == 0:
+        del values["skip_non_finite"]
+        values |= {name: None for name, (other, _) in IN_PLACE.items() if values.get(other) is not None}
+    return values
+
+
+def limit(trusted: list[str]) -> None:
+    """Bound the size of configurations, and let them name only NAMEABLE and these modules, classes and functions."""
+    set_loader("yaml", _load, (yaml.YAMLError, ValueError, RecursionError))
+    with explained(f"--trust {' '.join(trusted)}", ValueError):
+        set_parsing_settings(
+            import_path_denylist=["*", CALLERS],
+            import_path_allowlist=[*NAMEABLE, *trusted],
+            instantiate_subclass_spec_in_any=False,
+        )
+
+
+def located(args: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the path of each --config, which may be the name of a bundled one."""
+    words = []
+    for before, word in pairwise(["", *args]):
+        flag, equals, name = word.partition("=")
+        if before in FLAGS:
+            word = find_config(word)
+        elif flag in FLAGS and equals:
+            word = f"{flag}={find_config(name)}"
+        words.append(word)
+    return words
+
+
+def check_files(args: list[str]) -> None:
+    """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
+    named = [path for flag, path in pairwise(args) if flag in FLAGS]
+    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in FLAGS and path]
+    for name in (name for name in named if not os.path.exists(name) and re.fullmatch(r"[\w./-]+", name)):
+        known = ", ".join(config_names())
+        raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
+    for path in (Path(name) for name in named if os.path.exists(name)):
+        if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
+            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+
+
+def check_values(config: Namespace) -> None:
+    """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
+    check_whole(0, MOST_SEED, seed_everything=config.seed_everything)
+    if not isinstance(config.trainer, Namespace):
+        raise UserError(f'"trainer" takes settings, such as `max_steps: 100`, got {config.trainer!r}')
+    for name, least in LEAST.items():
+        value = config.trainer[name]
+        if value is not None and not value >= least:  # NaN, too
+            raise UserError(f"--trainer.{name} takes a number from {least}, got {value}")
+    for name in ("max_steps", "max_epochs"):
+        if config.trainer[name] == 0:
+            raise UserError(f"--trainer.{name} 0 trains nothing: give a number from 1, or -1 for no limit")
+    if config.trainer.val_check_interval == 0:
+        raise UserError("--trainer.val_check_interval 0: --trainer.limit_val_batches 0 switches validation off")
+    for name, instead in REFUSED.items():
+        if config.trainer[name]:
+            raise UserError(f"--trainer.{name} {config.trainer[name]}: {instead}")
+    if "GradientAccumulationScheduler" in str(config.trainer.callbacks):
+        raise UserError("GradientAccumulationScheduler changes the batch: set --data.batch_size, the same in all steps")
+    strategy = config.trainer.strategy
+    if strategy != "fsdp" and any(word in str(strategy).lower() for word in SHARDING):
+        raise UserError(f"--trainer.strategy {strategy}: fsdp is the one that shards here; ddp does not shard")
+    if str(config.trainer.precision) not in ("None", "32", "32-true", "bf16-mixed"):
+        raise UserError(f"--trainer.precision {config.trainer.precision}: train in 32-true or bf16-mixed")

@@ -1,0 +1,267 @@
+"""The command line of train.py: LightningCLI with this project's parser, checks and defaults."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
+
+from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
+from uvit_decay.callbacks.resumption import AUTO, NAMES, makes_folders, newest, settings_before
+from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
+from uvit_decay.checkpoint import read_training_checkpoint
+from uvit_decay.commands.checks import Parser, check_files, check_values, limit, located
+from uvit_decay.data import ImageData
+from uvit_decay.runtime.command_line import Parser as OneLineParser
+from uvit_decay.runtime.concurrency import keep_freed_memory
+from uvit_decay.runtime.distributed import destroy_group, others_needed
+from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
+from uvit_decay.runtime.files import check_writable
+from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
+from uvit_decay.runtime.validation import flat
+from uvit_decay.tasks import Task
+from uvit_decay.tasks.resume import check
+from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
+
+# Prefixes of the settings that are stored in a checkpoint and compared on resumption.
+EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
+# Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
+USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
+SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
+
+
+def _hush() -> None:
+    """Suppress messages of Lightning and torch that users of this project cannot act on."""
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\)")  # Lightning's use of torch
+    for name in ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.accelerators.cuda"):
+        logging.getLogger(name).addFilter(lambda record: not USELESS.match(record.getMessage()))
+    shown = threading.excepthook
+    # TensorBoard's writing thread keeps its error for the main thread's next flush, which ends the run with one line.
+    threading.excepthook = lambda args: None if isinstance(args.thread, _AsyncWriterThread) else shown(args)
+
+
+class CLI(LightningCLI):
+    """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
+
+    @classmethod
+    def run(cls, words: Sequence[str] | None = None) -> None:
+        """Run the subcommand that the words of a command line name; None takes those of this process."""
+        words = sys.argv[1:] if words is None else list(words)
+        for arg in words:
+            if arg.partition("=")[0] in SEED_FLAGS:
+                raise UserError(f"{arg}: there is one seed, --seed_everything")
+        _hush()
+        register_ddp()
+        keep_freed_memory()
+        torch.set_float32_matmul_precision("high")  # TF32 on GPUs; nothing changes on the CPU
+        try:
+            with others_needed():
+                cls(
+                    Task,
+                    ImageData,
+                    subclass_mode_model=True,
+                    subclass_mode_data=True,
+                    seed_everything_default=0,
+                    auto_configure_optimizers=False,
+                    parser_class=Parser,
+                    save_config_callback=SaveConfig,
+                    save_config_kwargs={"save_to_log_dir": False},
+                    args=words,
+                )
+        except MisconfigurationException as error:
+            raise UserError(" ".join(str(error).split())) from error
+        finally:
+            destroy_group()
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the supported subcommands: fit, and validate (the loss of a checkpoint on the test set)."""
+        offered = LightningCLI.subcommands()
+        return {name: offered[name] for name in ("fit", "validate")}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("seed_everything", "model.init_args.seed")
+        parser.link_arguments("seed_everything", "data.init_args.seed")
+        words = (
+            "with --ckpt_path: settings that may differ from the checkpoint's, such as [model.optim.lr,data], or all"
+        )
+        parser.add_argument("--resume.allow", type=list[str] | str, default=[], help=words)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the arguments, and check what Lightning would reject only later."""
+        trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
+        trust_parser.add_argument("--trust", action="append", default=[])
+        given, rest = trust_parser.parse_known_args(args)
+        limit(given.trust)
+        rest = located(rest)
+        check_files(rest)
+        with explained("a --config is no text file", UnicodeDecodeError):
+            self.config = parser.parse_args(renamed(rest))
+        check_values(self.config[self.config.subcommand])
+
+    def _default_precision(self, logger: Any) -> None:
+        """Default to bf16-mixed on GPUs that support it and on CPUs where it is faster, and to float32 elsewhere.
+
+        bf16-mixed is three times slower on a CPU without bf16 instructions.
+        """
+        trainer = self._get(self.config, "trainer")
+        if trainer.precision is not None:
+            return
+        if trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+            if torch.cuda.is_bf16_supported():
+                trainer.precision = "bf16-mixed"
+        elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
+            trainer.precision = self._cpu_precision(logger)
+        self._get(self.config_init, "trainer").precision = trainer.precision
+
+    def _cpu_precision(self, logger: Any) -> str | None:
+        """Return bf16-mixed where it is measured to be faster; a run that began in float32 goes on in it."""
+        width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
+        if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(logger):
+            return None
+        rank_zero_info(
+            f"bf16-mixed: this CPU multiplies matrices {product_ratio():.1f} times as fast in bfloat16, the network is "
+            f"{width} wide; --trainer.precision 32-true for float32"
+        )
+        return "bf16-mixed"
+
+    def _began_in_float32(self, logger: Any) -> bool:
+        """Return whether this run goes on from a checkpoint of a run in float32."""
+        path, trainer = self._get(self.config, "ckpt_path"), self._get(self.config_init, "trainer")
+        if not path:
+            return False
+        loggers = logger if isinstance(logger, list) else [logger]
+        before = settings_before(path, self._settings(), self._allowed(), loggers, trainer.default_root_dir or ".")
+        return before is not None and not before.get("trainer.precision")
+
+    def instantiate_classes(self) -> None:
+        """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""
+        try:
+            super().instantiate_classes()
+        except Exception as error:
+            cause: BaseException = error
+            while cause.__cause__ is not None and not isinstance(cause, UserError):
+                cause = cause.__cause__
+            if isinstance(cause, UserError):
+                raise cause from None
+            frame = traceback.extract_tb(cause.__traceback__)[-1]  # in case the class is at fault, not the user
+            where = f"{type(cause).__name__} at {Path(frame.filename).name}:{frame.lineno}"
+            raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
+
+    def instantiate_trainer(self, **options: Any) -> Trainer:
+        """Turn Lightning's errors into UserErrors; the saved config keeps `fsdp`, the trainer gets `Sharded`."""
+        if self._get(self.config, "trainer").strategy == "fsdp":
+            options["strategy"] = Sharded()
+        options = self._with_progress(self._with_folder(options))
+        self._default_precision(options.get("logger", self._get(self.config_init, "trainer").logger))
+        try:
+            trainer = super().instantiate_trainer(**options)
+        except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
+            raise UserError(" ".join(str(error).split())) from error
+        check_nodes(trainer)
+        for folder in [logger.save_dir for logger in trainer.loggers] or [trainer.default_root_dir]:
+            if folder is not None:
+                check_writable(Path(folder), folder=True)
+        return trainer
+
+    def _with_folder(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a trainer with a logger that makes a run folder, if none does so."""
+        trainer = self._get(self.config_init, "trainer")
+        given = options.get("logger", trainer.logger)
+        loggers = given if isinstance(given, list) else [given] if given else []
+        if given in (None, True) or any(map(makes_folders, loggers)):  # None and True: Lightning's own, which does
+            return options
+        parts = (self._get(self.config, "data").class_path, self._get(self.config, "model").init_args.net.class_path)
+        name = "_".join(part.rpartition(".")[2].lower() for part in parts)
+        root = options.get("default_root_dir", trainer.default_root_dir) or "runs"
+        return {**options, "logger": [*loggers, RunFolder(name, root)]}
+
+    def _with_progress(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a trainer with our progress bar, unless the user has another or wants none."""
+        trainer = self._get(self.config_init, "trainer")
+        given = options.get("callbacks", trainer.callbacks) or []
+        chosen = given if isinstance(given, list) else [given]
+        shown = options.get("enable_progress_bar", trainer.enable_progress_bar)
+        if shown is False or any(isinstance(callback, ProgressBar) for callback in chosen):
+            return options
+        return {**options, "callbacks": [*chosen, callbacks.Progress()]}
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""
+        try:
+            super()._run_subcommand(subcommand)
+        except RunEnded as error:
+            if self.config[subcommand].ckpt_path != AUTO:
+                raise
+            rank_zero_info(f"nothing is left to do: {error}")
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
+
+    def _tell(self) -> None:
+        """Tell the task the settings of this run, and which may differ from a checkpoint's."""
+        self.model.settings, self.model.allowed = self._settings(), self._allowed()
+
+    def _allowed(self) -> list[str]:
+        allowed = self._get(self.config, "resume.allow")
+        return [allowed] if isinstance(allowed, str) else allowed
+
+    def before_fit(self) -> None:
+        """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
+        self._tell()
+        self._begin(self._checkpoint())
+
+    def _checkpoint(self) -> str | Path | None:
+        """Return --ckpt_path with `last` and `auto` replaced by the file that they mean, and let Lightning take it."""
+        chosen = self._get(self.config_init, "ckpt_path")
+        if chosen in NAMES:
+            settings = (chosen, self.model.settings, self.model.allowed)
+            chosen = newest(*settings, self.trainer.loggers, self.trainer.default_root_dir)
+            self.config_init[self.subcommand].ckpt_path = chosen
+        return chosen
+
+    def _begin(self, path: str | Path | None) -> None:
+        """Check a checkpoint, or load the weights from which a new run starts, before any work."""
+        if path is None:
+            self.model.start()
+            return
+        self.model.init_from = None
+        step, last = self._check_fits(path), self.trainer.max_steps
+        if 0 <= last <= step:
+            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
+
+    def before_validate(self) -> None:
+        """Check --ckpt_path before any work; it is required here."""
+        self._tell()
+        path = self.config.validate.ckpt_path
+        if path in (None, AUTO):
+            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
+        self._check_fits(self._checkpoint())
+
+    def _check_fits(self, path: str | Path) -> int:
+        """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
+        contents = read_training_checkpoint(Path(path))
+        check(contents, self.model, self.trainer, str(path), self.subcommand == "fit")
+        self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
+        return contents["global_step"]
+
+    def _settings(self) -> dict[str, Any]:
+        """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}."""
+        text = self._parser(self.subcommand).dump(self.config[self.subcommand])
+        return {name: value for name, value in flat(yaml.safe_load(text)) if name.startswith(EXPERIMENT)}

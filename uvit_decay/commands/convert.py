@@ -1,0 +1,91 @@
+"""Exports this project's checkpoints, and imports official files of U-ViT, SiT and MAE."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from uvit_decay.checkpoint.import_options import ImportOptions
+from uvit_decay.runtime.command_line import parse
+from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.program import PROGRAM, from_package
+from uvit_decay.sampling_options import Kind, Weights
+
+DROPPED = {
+    "push": "the Hub's own command uploads a folder: hf upload USER/NAME FOLDER",
+    "--standalone": "leave it out, every folder of diffusers works without this package",
+    "--metrics": "README.md of a folder has no measured numbers any more, leave it out",
+    "--no-grid": "README.md of a folder has no pictures any more, leave it out",
+}
+
+
+def export_as(
+    source: Path,
+    target: Path,
+    weights: Weights | None = None,
+    *,
+    to: Literal["timm", "diffusers"] | None = None,
+    vae: str | None = None,
+    license: str | None = None,
+) -> str:
+    """Write one set of weights of a checkpoint of this project.
+
+    Args:
+        source: a .ckpt from training, or a .safetensors.
+        target: a .safetensors, with the model card; a .pth or .pt in the official layout; a folder for diffusers.
+        weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
+        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
+            diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.
+        vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
+        license: licence of the weights for its README.md, as the Hub writes it, such as mit or cc-by-nc-4.0; default:
+            unknown.
+
+    Returns:
+        What the user should know, or the lines of Python that read it.
+    """
+    if to == "diffusers":
+        from uvit_decay.hub.folder import export_folder
+
+        return export_folder(source, target, weights, vae, license)
+    for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
+        raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
+    from uvit_decay.checkpoint.convert import export
+
+    return export(source, target, weights, to=to)
+
+
+def import_as(source: Path, target: Path, weights: Kind | None = None, *, options: ImportOptions) -> str:
+    """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
+
+    Args:
+        source: a state_dict as .pth or .safetensors, a training file of SiT, DiT or MAE, a U-ViT's folder <step>.ckpt
+            with step.pth, nnet.pth and nnet_ema.pth, or the folder of a DiT of diffusers.
+        target: the .safetensors file to write.
+        weights: set to import, or the set that a bare file holds; default: ema, but raw for MAE and a file nnet.pth.
+        options: settings that the file does not determine.
+
+    Returns:
+        A summary of the file for the user to verify, and notes on it, each a line.
+    """
+    from uvit_decay.checkpoint.convert import import_official
+
+    return import_official(source, target, weights, options)
+
+
+def main(args: Sequence[str]) -> None:
+    """Run the command that `args` name and print what was written."""
+    commands = {"export": export_as, "import": import_as}
+    prog = PROGRAM if from_package() else "python -m uvit_decay.checkpoint"
+    call = parse(commands, args, __doc__, prog, DROPPED)
+    if note := call():
+        print(note)
+    target = call.keywords.get("target")
+    if target is None:  # nothing was written here
+        return
+    files = target.rglob("*") if target.is_dir() else [target]
+    print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main(sys.argv[1:])

@@ -1,0 +1,229 @@
+"""`evaluate.py probe`, `classify`, `features` and `reconstruct`: a network and images, opened by name to be judged.
+
+What a command needs is imported when it runs, so that help is quick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from uvit_decay.representations.options import (
+    Alignment,
+    Classification,
+    Probing,
+    Reconstruction,
+    Visualization,
+    chosen_level,
+)
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
+
+if TYPE_CHECKING:
+    import torch
+
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import ImageSource
+    from uvit_decay.representations.networks import Judged
+    from uvit_decay.representations.visualize import PatchFeatures
+
+
+def probe(
+    *,
+    ckpt: Path,
+    data: str | None = None,
+    test: str | None = None,
+    precision: PrecisionOption | None = None,
+    out: Path | None = None,
+    loading: LoadingOptions,
+    probing: Probing,
+    alignment: Alignment,
+) -> None:
+    """Probes of every layer and noise level, by published protocols.
+
+    Args:
+        ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
+            pixels:32x32x3.
+        data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
+        test: test images beside class folders; default: a tenth is held out.
+        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
+            elsewhere.
+        out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
+    """
+    from uvit_decay.evaluation.open_by_name import picture_protocol
+    from uvit_decay.representations.networks import open_judging_data, open_network
+    from uvit_decay.representations.probing import Prober, check_probed, probed_images
+    from uvit_decay.representations.reference import open_reference
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed, remove_remains
+    from uvit_decay.runtime.precision import chosen_precision
+
+    if probing.layers == ("all",):
+        probing = replace(probing, layers=None)
+    with Processes.launched() as processes:
+        processes.check_file(ckpt)
+        judged = open_network(ckpt, loading)
+        images = open_judging_data(judged, data, test)
+        check_probed(judged.net, judged.path, images, probing)
+        device = pick_device(loading.device, processes.local_rank)
+        precision = chosen_precision(precision, device)
+        reference = open_reference(judged, probing, alignment, loading.trust, device, precision)
+        out = out or Path("probes") / "-".join([judged.name, images.name, *_unusual(probing, precision)])
+        check_writable(out, folder=True)
+        about = {**judged.about, "pictures": picture_protocol(images)}
+        with claimed(out, first=processes.is_main):
+            if processes.is_main:
+                remove_remains(out, "probes.*")
+                remove_remains(out, "cknna.*")
+            test, most = probed_images(probing, images)[1], alignment.alignment_images
+            features = reference.features(images, test, most, processes) if reference else None
+            prober = Prober(judged.net.to(device), judged.path, images, probing, device, precision, features)
+            grid = prober.grid(processes, True)
+            if grid is not None:
+                grid.save(out, judged.title, about)
+    if grid is not None:
+        print(grid.text(judged.about["weights"]))
+        print(f"wrote {', '.join(grid.files)} in {out}")
+
+
+def classify(
+    *,
+    ckpt: Path,
+    data: str | None = None,
+    test: str | None = None,
+    precision: PrecisionOption | None = None,
+    out: Path | None = None,
+    loading: LoadingOptions,
+    classification: Classification,
+) -> None:
+    """Published protocols on frozen features: linear, kNN, few-shot.
+
+    Args:
+        ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
+            pixels:32x32x3.
+        data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
+        test: test images beside class folders; default: a tenth is held out.
+        precision: of the network; default: tf32 on CUDA GPUs, float32 elsewhere.
+        out: report, a .json; default: in classify/, a telling name.
+    """
+    from uvit_decay.representations.classification import Classifying, table
+    from uvit_decay.representations.networks import open_judging_data, open_network
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.precision import chosen_precision
+    from uvit_decay.runtime.validation import write_json
+
+    if out is not None and out.suffix != ".json":
+        raise UserError(f"--out {out}: the name must end in .json")
+    with Processes.launched() as processes:
+        processes.check_file(ckpt)
+        judged = open_network(ckpt, loading)
+        classifying = Classifying(judged, open_judging_data(judged, data, test), classification)
+        device = pick_device(loading.device, processes.local_rank)
+        out = out or Path("classify") / f"{judged.name}-{classifying.data.name}{classification.name}.json"
+        check_writable(out)
+        with claimed(out, first=processes.is_main):
+            report = classifying.report(device, chosen_precision(precision, device), processes)
+            if report is not None:
+                write_json(out, report)
+    if report is not None:
+        print(table(report))
+        print(f"wrote {out}")
+
+
+def features(options: Visualization) -> None:
+    """Patch features as colours, clusters, t-SNE."""
+    from uvit_decay.nn.intermediates import layer_indices
+    from uvit_decay.representations.networks import open_network
+    from uvit_decay.representations.probing import usual_layer
+    from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, tsne_file
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+
+    with Processes.launched() as processes:
+        if not processes.is_main:
+            return
+        check_writable(options.out)
+        judged = open_network(options.ckpt, options)
+        patches = open_patch_features(judged, options, pick_device(options.device, processes.local_rank))
+        layers, usual = judged.net.layers, str(usual_layer(judged.net, judged.path))
+        chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
+        masks = _open_masks(options.masks, patches.images) if options.masks else None
+        points = choose_points(options, patches.images) if "tsne" in options.views else None
+        with claimed(options.out, tsne_file(options.out)):
+            if set(options.views) != {"tsne"}:
+                draw_patches(options, patches, chosen, masks)
+            if points:
+                draw_tsne(options, patches, chosen, *points)
+
+
+def reconstruct(options: Reconstruction) -> None:
+    """Images, masked images and their reconstructions by a masked autoencoder."""
+    from uvit_decay import checkpoint
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.image_io import save_image, to_float
+    from uvit_decay.representations.reconstruction import Reconstructor
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+    from uvit_decay.runtime.random import subset
+
+    with Processes.launched() as processes:
+        if not processes.is_main:
+            return
+        check_writable(options.out)
+        loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
+        device = pick_device(options.device, processes.local_rank)
+        reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
+        images = open_images(options.images, loaded.net.channels, loaded.net.image_size)
+        check_shape(options.images, images, loaded.net.channels, loaded.net.image_size)
+        chosen = subset(images, options.num, "reconstructions")
+        with claimed(options.out):
+            read = lambda part: to_float(images.read(part).to(device))  # noqa: E731
+            save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
+        print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
+
+
+def open_patch_features(judged: Judged, options: Visualization, device: torch.device) -> PatchFeatures:
+    """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
+    from uvit_decay.autoencoder import decoder
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.representations.probing import check_network
+    from uvit_decay.representations.visualize import PatchFeatures
+    from uvit_decay.runtime.precision import chosen_precision
+
+    net = judged.net
+    check_network(net, judged.path)
+    if options.vae is not None and judged.latents is None:
+        raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
+    autoencoder = decoder(judged.latents, options.vae, device) if judged.latents else None
+    side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
+    channels = 3 if autoencoder else net.channels
+    images = open_images(options.images, channels, side)
+    check_shape(options.images, images, channels, side)
+    settings = (chosen_level(options.time, judged.is_encoder), options.seed, options.batch_size)
+    about = judged.title, autoencoder, chosen_precision(options.precision, device)
+    return PatchFeatures(net.to(device), judged.path, images, device, *settings, *about)
+
+
+def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:
+    """Raise a UserError if the images, opened as `name`, are not of the size that the network takes."""
+    if images.shape != (channels, side, side):
+        c, h, w = images.shape
+        raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
+
+
+def _unusual(probing: Probing, precision: Precision) -> list[str]:
+    """Return what is not the default and makes other numbers, for the names of results."""
+    draws = "1" if probing.draws == 1 else f"draws{probing.draws}"
+    pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "1"), (precision, "float32"))
+    return [kind for kind, usual in pairs if kind != usual]
+
+
+def _open_masks(folder: Path, images: ImageSource) -> Masks:
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import FileImages
+
+    if not isinstance(images, FileImages):
+        raise UserError("--masks needs images with names: a folder, zip or tar of them")
+    return Masks.of(folder, images.listing)

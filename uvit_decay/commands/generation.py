@@ -1,0 +1,140 @@
+"""`evaluate.py generation` and `statistics`; what they compute with is imported after --help."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from uvit_decay.evaluation.feature_table import FeatureOptions
+from uvit_decay.evaluation.metric_table import MetricOptions
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import Count, SamplingOptions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GREY = 1  # channels of the digits
+
+
+def _digits() -> tuple[Tensor, Tensor]:
+    """Return images and labels of the training digits, for extractors that need labels."""
+    from uvit_decay.data import Digits
+
+    digits = Digits()
+    digits.setup()
+    return digits.train[list(range(len(digits.train)))]
+
+
+def _check_ending(option: str, path: Path | None, ending: str) -> None:
+    if path is not None and path.suffix.lower() != ending:
+        raise UserError(f"{option} {path}: the name must end in {ending}")
+
+
+def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: SamplingOptions) -> None:
+    """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
+    plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size)
+    changed = [name for name, value in asdict(plain).items() if value != getattr(sampling, name)]
+    given = [name for name, value in {"num": num, "save_samples": save_samples}.items() if value] + changed
+    if given:
+        raise UserError(f"--{given[0].replace('_', '-')} is for the samples of a --ckpt, --samples are there already")
+
+
+def generation(
+    *,
+    samples: str | None = None,
+    ckpt: Path | None = None,
+    reference: str,
+    out: Path | None = None,
+    num: Annotated[Count | None, "-n"] = None,
+    save_samples: Path | None = None,
+    metrics: MetricOptions,
+    features: FeatureOptions,
+    sampling: SamplingOptions,
+) -> None:
+    """FID, IS, KID, precision and recall, sFID, and a report.
+
+    Args:
+        samples: folder, zip, tar, .npz or data set of images.
+        ckpt: a .ckpt, .safetensors or exported folder, in place of --samples: its samples, made now.
+        reference: images or statistics to compare with.
+        out: report.json, with report.html beside it; default: a telling name.
+        num: samples of --ckpt; default: 50,000.
+        save_samples: keep the samples of --ckpt, too, as an .npz.
+    """
+    _check_ending("--out", out, ".json")
+    _check_ending("--save-samples", save_samples, ".npz")
+    if (samples is None) == (ckpt is None):
+        raise UserError("generation takes either --samples, images that exist, or --ckpt, whose samples are made now")
+    if samples is not None:
+        _refuse_sampling(num, save_samples, sampling)
+
+    from uvit_decay.evaluation.generation import Comparison
+    from uvit_decay.evaluation.image_sources import GeneratedImages
+    from uvit_decay.evaluation.open_by_name import open_images, open_reference
+    from uvit_decay.evaluation.report import write_reports
+    from uvit_decay.metrics.extractors import prepare
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.samples import Samples
+
+    with Processes.launched() as processes:
+        device = pick_device(sampling.device, processes.local_rank)
+        extractor = features.extractor(metrics.spatial)
+        metrics.check_names(extractor)
+        channels = extractor.channels or GREY
+        if ckpt is None:
+            images = open_images(samples, channels, features.image_size)
+        else:
+            processes.check_file(ckpt)
+            images = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
+            images = GeneratedImages(images, num or 50_000, channels)
+        file, reference_images = open_reference(reference, channels, features.image_size)
+        prepare(extractor, images.shape, device, _digits)
+        comparison = Comparison(images, file, reference_images, extractor, device, sampling.batch_size, metrics)
+        comparison.check()
+        write_reports(comparison, out or Path(comparison.default_name()), save_samples, processes)
+
+
+def statistics(
+    reference: str,
+    *,
+    out: Path,
+    spatial: bool = False,
+    batch_size: Count = 64,
+    device: str | None = None,
+    features: FeatureOptions,
+) -> None:
+    """Mean and covariance of the features of a reference, as an .npz with its metadata.
+
+    Args:
+        reference: folder, zip, tar, .npz, data set or configuration.
+        out: stats.npz.
+        spatial: with those of sFID.
+        batch_size: images at a time.
+        device: cpu, cuda, cuda:1; default: the GPU if there is one.
+    """
+    _check_ending("--out", out, ".npz")
+
+    from uvit_decay.evaluation.extract import Extraction
+    from uvit_decay.evaluation.feature_store import save_statistics
+    from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.metrics.extractors import prepare
+    from uvit_decay.runtime.distributed import Processes, pick_device
+    from uvit_decay.runtime.files import check_writable, claimed
+
+    with Processes.launched() as processes:
+        check_writable(out)
+        where = pick_device(device, processes.local_rank)
+        extractor = features.extractor(spatial)
+        if spatial and "spatial" not in extractor.widths:
+            raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
+        images = open_images(reference, extractor.channels or GREY, features.image_size)
+        prepare(extractor, images.shape, where, _digits)
+        keep = ["features", *(["spatial"] if spatial else [])]
+        with claimed(out, first=processes.is_main):
+            store = Extraction(extractor, where, batch_size).run(images, keep, processes)
+            if processes.is_main:
+                about = {"extractor": extractor.fingerprint(), **images.metadata()}
+                save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
+        if processes.is_main:
+            print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")

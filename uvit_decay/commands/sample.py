@@ -1,0 +1,63 @@
+"""Sample images from a checkpoint: python sample.py [--ckpt runs/.../last.ckpt] [--num 64] [--out samples.png] ...
+
+Image i is a function of (checkpoint, seed, i, label) alone, whatever the batch size. Options that are not given are
+those that the checkpoint recommends. --out is a grid (.png), an array for evaluation (.npz) or a folder of PNGs, which
+the same command completes after an interruption. On P processes, which write what one does:
+
+    torchrun --nproc_per_node P -- sample.py --num 50000 --out samples.npz
+    accelerate launch --multi_gpu --num_processes P --num_machines 1 --mixed_precision no --dynamo_backend no \\
+        sample.py --num 50000 --out samples.npz
+
+torchrun takes --num for an abbreviation of an option of its own unless -- stands before the script. It leaves -n alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+from uvit_decay.runtime.command_line import run
+from uvit_decay.runtime.program import bundled, localised
+from uvit_decay.sampling_options import Count, SamplingOptions
+
+DROPPED = {"--processes": "is no longer an option: as many processes work as the launcher has started"}
+BUNDLED = bundled("checkpoints/digits.safetensors")
+
+
+def sample(
+    *,
+    ckpt: Path = BUNDLED,
+    num: Annotated[Count | None, "-n"] = None,
+    out: Path = Path("samples.png"),
+    compile: bool = False,
+    sampling: SamplingOptions,
+) -> None:
+    """Sample images from a checkpoint.
+
+    Args:
+        ckpt: a .ckpt, .safetensors or exported folder; default: the bundled digits.
+        num: images; default: 10 for each class, 64 without.
+        out: .png, .npz or a folder.
+        compile: torch.compile for the network: pays off for thousands of images; changes no image but by rounding.
+    """
+    from uvit_decay.sample_files import check_output, write_samples
+
+    check_output(out, num)
+
+    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.runtime.files import claimed
+    from uvit_decay.samples import Samples
+
+    with Processes.launched() as group:
+        group.check_file(ckpt)
+        samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
+        if out.suffix.lower() == ".png":  # at most 10 classes, a column each
+            classes = samples.classes if sampling.classes else samples.classes[:10]
+            samples = replace(samples, classes=classes, at_random=sampling.labels == "random")
+        with claimed(out, first=group.is_main):
+            write_samples(samples, num or (10 * len(samples.classes) or 64), out, sampling.batch_size, group)
+
+
+def main(words: Sequence[str]) -> None:
+    """Run a command line of sample.py; exit with one line on a user's mistake."""
+    run(sample, __doc__, localised("sample.py"), words, DROPPED)

@@ -1,0 +1,41 @@
+"""Train a network, check a run before it starts, or measure the loss of a checkpoint.
+
+    python train.py fit [--config configs/<experiment>.yaml] [--model.net.alpha_min 1.0] [--trainer.max_steps 500] ...
+    python train.py doctor ...the flags of fit: check the machine, the nodes and the disks, and estimate time and memory
+    python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
+
+Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A configuration is a file, or one that
+comes with the package if there is no such file: --config digits or configs/digits.yaml. Every setting of one is a flag,
+and all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. A class:
+python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config. A class
+that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours.Class. Flags are keys of
+configs, with underscores; hyphens in their place are accepted.
+"""
+
+from collections.abc import Sequence
+
+from uvit_decay.runtime.command_line import respelled
+from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.program import bundled, localised
+from uvit_decay.runtime.signals import stoppable
+
+DEFAULT_CONFIG = "configs/digits.yaml"
+
+
+def main(words: Sequence[str]) -> None:
+    """Run a command line of train.py; exit with one line on a user's mistake."""
+    with user_errors(), stoppable():
+        _run(words)
+
+
+def _run(words: Sequence[str]) -> None:
+    args = respelled(words, "-", "_")
+    if args in (["-h"], ["--help"]):
+        print(localised(__doc__))
+        return
+    from uvit_decay.commands.doctor import CLI, COMMAND, Doctor  # imports Lightning, which takes seconds
+
+    named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
+    if args and args[0] in (*CLI.subcommands(), COMMAND) and not named:
+        args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
+    (Doctor if args[:1] == [COMMAND] else CLI).run(args)

@@ -1,0 +1,176 @@
+"""A few real steps of a run, timed and thrown away: what a step takes in time and memory, and each callback's cost."""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, Timer
+
+from uvit_decay.callbacks.ema import averaged
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.run_log import Summary
+from uvit_decay.doctor.environment import memory_limit
+from uvit_decay.doctor.plan import Run
+from uvit_decay.doctor.space import missing_weights
+from uvit_decay.runtime.distributed import COMPARED, Processes
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.flops import peak_bytes
+from uvit_decay.runtime.random import subset
+from uvit_decay.tasks import Task
+from uvit_decay.tasks.optimization import run_length
+
+WARM = 2  # optimizer steps before the clock starts
+STEPS, SECONDS = 20, 5.0  # of timed steps: whichever comes last ends them
+MOST = 60.0  # seconds of all steps
+FORWARD = 1 / 3  # time of an image without a backward pass, against that of training
+
+
+@dataclass
+class Cost:
+    """Cost of a callback each time.
+
+    Args:
+        name: its class.
+        evaluations: network evaluations, each image counted, over all ranks.
+        seconds: of one time.
+        times: how often it runs.
+        error: why it cannot run.
+    """
+
+    name: str
+    evaluations: int = 0
+    seconds: float = 0.0
+    times: int = 0
+    error: str = ""
+
+
+@dataclass
+class Measured:
+    """Findings of the rehearsal.
+
+    Args:
+        limit: bytes of the device, or of main memory.
+        peak: most bytes that a process held.
+        step: seconds of an optimizer step.
+        counted: optimizer steps that were timed, at least 1.
+        pieces: forward passes of a step on a device.
+        images: images of each.
+        epoch: optimizer steps of an epoch.
+        total: optimizer steps of the run; infinite without an end.
+        costs: of the callbacks.
+    """
+
+    limit: int = 0
+    peak: int = 0
+    step: float = 0.0
+    counted: float = 0.0
+    pieces: int = 1
+    images: int = 0
+    epoch: int = 0
+    total: float = math.inf
+    costs: list[Cost] = field(default_factory=list)
+
+
+class Rehearsal(Callback):
+    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end.
+
+    Args:
+        run: the run.
+        failed: this rank has found an error: it ends when the other ranks have come, and they with it.
+    """
+
+    def __init__(self, run: Run, failed: bool = False) -> None:
+        self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
+        self._begun = self._start = 0.0
+        self._timed = 0  # pieces since `_start`
+
+    def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
+        """End a rank that has found an error; compare the images of the others."""
+        if self.failed:
+            raise UserError("this process has found an error")
+        data = trainer.datamodule
+        few = data.train[subset(data.train, COMPARED, "compared")][0].tolist()
+        Processes.current().check_same(f"images of {data.name}", [len(data.train), data.class_names, few])
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        found, data = self.found, trainer.datamodule
+        found.epoch, found.total = run_length(trainer)
+        found.pieces, found.images = data.pieces, data.batch_size // (trainer.world_size * data.pieces)
+        if task.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(task.device)
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        self._begun = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
+        """Start the clock after the warm-up, stop the fit when enough is timed; all ranks decide alike."""
+        now = self._now(task)
+        waited = now - self._begun
+        if not self._start:
+            if trainer.global_step >= WARM or waited > MOST / 2:
+                self._start = now
+            return
+        self._timed += 1
+        steps, spent = self._timed / self.found.pieces, now - self._start
+        enough = steps >= STEPS and spent > SECONDS
+        if trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False):
+            self.found.step, self.found.counted = spent / steps, steps
+            trainer.should_stop = True
+
+    def _now(self, task: Task) -> float:
+        if task.device.type != "cpu":
+            torch.accelerator.synchronize()
+        return time.perf_counter()
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        found = self.found
+        if not found.counted and self._timed:  # the run is as short as its rehearsal
+            found.counted = self._timed / found.pieces
+            found.step = (self._now(task) - self._start) / found.counted
+        found.peak = peak_bytes(task.device)
+        found.costs = [self._cost(trainer, task, callback) for callback in self.run.periodic]
+
+    def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Cost:
+        """Return the measured cost of a callback; that of its forward passes if weights that it needs are not here."""
+        cost = Cost(type(callback).__name__, times=self._times(callback))
+        try:
+            if missing_weights(callback, trainer.datamodule):
+                cost.evaluations = callback.evaluations(trainer, task)
+                cost.seconds = cost.evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
+                return cost
+            callback.setup(trainer, task, "fit")
+            callback.ready(trainer, task)
+            with averaged(trainer, task):
+                cost.evaluations, cost.seconds = callback.evaluations(trainer, task), callback.seconds(trainer, task)
+        except UserError as error:
+            cost.error = str(error)
+        return cost
+
+    def _times(self, callback: Periodic) -> int:
+        """Return how often the callback runs until the end of the run; 0 if that has none."""
+        if math.isinf(self.found.total):
+            return 0
+        first, last, epoch = self.run.begun, int(self.found.total), self.found.epoch * (callback.every_n_epochs or 0)
+        steps = {step for n in (callback.every_n_steps, epoch) if n for step in range(n, last + 1, n) if step > first}
+        return len(steps | ({last} if callback.at_end and last > first else set()))
+
+
+def rehearsed(trainer: Trainer) -> list[Callback]:
+    """Return the callbacks that take part: those that neither evaluate nor write."""
+    left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
+    return [callback for callback in trainer.callbacks if not isinstance(callback, left_out)]
+
+
+def rehearse(run: Run, trainer: Trainer, rehearsal: Rehearsal) -> Measured:
+    """Train for a few steps by `trainer`, which has no logger, and return what they cost."""
+    run.task.init_from = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a loader, a logger or a limit that the run will not have
+        trainer.fit(run.task, run.data)
+    return rehearsal.found

@@ -1,9 +1,0 @@
-"""Checks before a long run, which `train.py doctor` prints.
-
-A check is a function of a `Run` that yields findings. Nothing is trained, and nothing is left on a disk.
-"""
-
-from uvit_decay.preflight.plan import Run
-from uvit_decay.preflight.report import Finding, Report
-
-__all__ = ["Finding", "Report", "Run"]
