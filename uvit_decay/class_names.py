@@ -92,7 +92,7 @@ def _described(name: str) -> str:
         return name
 
 
-_LISTS = Path(__file__).parent / "class_lists"
+_LISTS = Path(__file__).parent / "data" / "class_lists"
 
 
 def class_list(name_or_path: str | Path) -> tuple[str, ...]:

@@ -7,9 +7,9 @@ from lightning.pytorch import Callback
 from record_ops import RecordOps
 
 from uvit_decay.callbacks import EMA
-from uvit_decay.checkpoint.settings import decides
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.settings import decides
 
 HALF, ALL = 4, 8
 

@@ -13,9 +13,9 @@ from conftest import ROOT, train
 from test_configs import TINY, data_paths, leaves  # noqa: F401  a fixture
 
 from uvit_decay.checkpoint import ModelCard, load
-from uvit_decay.checkpoint.settings import changes
 from uvit_decay.evaluation.open_by_name import open_data, open_images
 from uvit_decay.runtime.instantiate import MOVED, renamed
+from uvit_decay.tasks.settings import changes
 
 BEFORE = ROOT / "tests" / "written_before"
 CONFIGS = sorted((BEFORE / "configs").glob("*.yaml"))

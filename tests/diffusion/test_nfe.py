@@ -5,8 +5,8 @@ import torch
 from sampler_cases import NAMES
 from small_source import NET, images, source
 
-from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.diffusion.wrappers import NFECounter, estimated_seconds
+from uvit_decay.diffusion.sampling import Sampling, estimated_seconds
+from uvit_decay.diffusion.wrappers import NFECounter
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])

@@ -13,8 +13,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
-from uvit_decay.metrics import DINOv2
-from uvit_decay.metrics import dinov2 as dinov2_net
+from uvit_decay.metrics import DINOv2, dinov2
 from uvit_decay.metrics.dinov2 import positions_at
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2
 from uvit_decay.runtime.errors import UserError
@@ -189,11 +188,11 @@ def test_files_that_are_missing_or_damaged_are_one_line(weights, tmp_path, monke
 
 
 def test_timms_file_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, weights, photographs):
-    repository = tmp_path / "hub" / f"models--{dinov2_net.REPOSITORY.replace('/', '--')}"
+    repository = tmp_path / "hub" / f"models--{dinov2.REPOSITORY.replace('/', '--')}"
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("abc")
     (repository / "snapshots" / "abc").mkdir(parents=True)
-    save_file(torch.load(weights, weights_only=True), repository / "snapshots" / "abc" / dinov2_net.FILE)
+    save_file(torch.load(weights, weights_only=True), repository / "snapshots" / "abc" / dinov2.FILE)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     extractor = DINOv2()

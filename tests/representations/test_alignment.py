@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from uvit_decay.representations import reference as alignment
+from uvit_decay.representations import reference
 from uvit_decay.representations.reference import Neighbourhood, cknna
 from uvit_decay.runtime.errors import UserError
 
@@ -53,7 +53,7 @@ def test_it_is_the_formula(k, monkeypatch):
     expected = naive(a, b, k)
     assert 0.02 < expected < 0.98
     assert measured(a, b, k) == pytest.approx(expected, abs=1e-5)
-    monkeypatch.setattr(alignment, "SIMILARITIES", 7 * 40)  # seven rows at a time
+    monkeypatch.setattr(reference, "SIMILARITIES", 7 * 40)  # seven rows at a time
     assert measured(a, b, k) == pytest.approx(expected, abs=1e-5)
 
 

@@ -12,7 +12,7 @@ from runs import fit
 from small_mae import mae_task
 
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations import protocols as probe_protocols
+from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
 from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing
 from uvit_decay.representations.probing import Prober, check_probed, probed_images
@@ -80,7 +80,7 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
 
 @pytest.mark.parametrize("protocol", list(PROBE_PROTOCOLS))
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
-    monkeypatch.setattr(probe_protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
+    monkeypatch.setattr(protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
     reference = pixels(digits) if protocol == "repa" else None
     three, one = (grid_of(digits, reference, draws=draws, **options) for draws in (3, 1))

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import timm
 import torch
 from safetensors.torch import save_file
@@ -49,13 +48,6 @@ def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
     few = network.features(data, chosen, 100, Processes())
     assert few.rows == list(range(40))
     torch.testing.assert_close(few.features[reference.rows], reference.features, atol=1e-5, rtol=1e-4)
-
-
-def test_other_protocols_need_none():
-    judged = Judged(torch.nn.Identity(), "net", "net", {}, VP())
-    assert open_reference(judged, Probing(), Alignment(), (), CPU, "float32") is None
-    with pytest.raises(Exception, match="are of --protocol repa"):
-        open_reference(judged, Probing(), Alignment(alignment_images=50), (), CPU, "float32")
 
 
 def test_latents_are_decoded_for_a_reference(encoded, vae):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from uvit_decay.runtime import program as room
+from uvit_decay.runtime import program
 from uvit_decay.runtime.program import bundled, config_names, find_config, or_bundled
 
 
@@ -13,7 +13,7 @@ def test_in_a_checkout_they_lie_beside_the_package_in_a_wheel_inside(monkeypatch
     assert bundled("configs/digits.yaml") == ROOT / "configs" / "digits.yaml"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "digits.yaml").touch()
-    monkeypatch.setattr(room, "PACKAGE", tmp_path)
+    monkeypatch.setattr(program, "PACKAGE", tmp_path)
     assert bundled("configs/digits.yaml") == tmp_path / "configs" / "digits.yaml"
 
 

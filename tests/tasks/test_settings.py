@@ -5,9 +5,9 @@ import shutil
 import pytest
 from conftest import tiny_net, tiny_task, tiny_trainer, train
 
-from uvit_decay.checkpoint.settings import allows, decides, differences, same_run
 from uvit_decay.data import Images
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.settings import allows, decides, differences, same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 

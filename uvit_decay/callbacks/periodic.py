@@ -17,8 +17,7 @@ from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import leaving_at_signals
-from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.diffusion.wrappers import estimated_seconds, total_nfe
+from uvit_decay.diffusion.sampling import Sampling, estimated_seconds, total_nfe
 from uvit_decay.image_io import save_image
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable

@@ -14,8 +14,8 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.checkpoint.newest import Newest, newest_settings, newest_whole, run_folders
-from uvit_decay.checkpoint.settings import Settings, same_run
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.settings import Settings, same_run
 
 LAST, AUTO = "last", "auto"
 NAMES = (LAST, AUTO)  # what a path may be in place of a file

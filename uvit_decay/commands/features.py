@@ -54,6 +54,7 @@ def probe(
     from uvit_decay.evaluation.open_by_name import picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
+    from uvit_decay.representations.protocols import PROBE_PROTOCOLS
     from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.runtime.files import check_writable, claimed, remove_remains
@@ -61,6 +62,9 @@ def probe(
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
+    aligned = PROBE_PROTOCOLS[probing.protocol].aligned
+    if alignment != Alignment() and not aligned:
+        raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
     with Processes.launched() as processes:
         processes.check_file(ckpt)
         judged = open_network(ckpt, loading)
@@ -68,7 +72,7 @@ def probe(
         check_probed(judged.net, judged.path, images, probing)
         device = pick_device(loading.device, processes.local_rank)
         precision = chosen_precision(precision, device)
-        reference = open_reference(judged, probing, alignment, loading.trust, device, precision)
+        reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
         out = out or Path("probes") / "-".join([judged.name, images.name, *_unusual(probing, precision)])
         check_writable(out, folder=True)
         about = {**judged.about, "pictures": picture_protocol(images)}

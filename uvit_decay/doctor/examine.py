@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from lightning.pytorch import Callback, Trainer
 
-from uvit_decay.commands.doctor import cost
+from uvit_decay.doctor import cost
 from uvit_decay.doctor.environment import devices, images, installed, ranks
 from uvit_decay.doctor.plan import Run
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal, rehearse, rehearsed

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, check_pool, layer_indices, pooled, states_of
+from uvit_decay.representations.linear_probes import Features
 from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
 from uvit_decay.representations.probing import check_labelled, check_network, network_inputs, probed_images, usual_layer
 from uvit_decay.representations.protocols import PROTOCOLS
@@ -23,6 +24,8 @@ from uvit_decay.runtime.precision import Precision, computing
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
+    from uvit_decay.data.batches import ImageSet
+    from uvit_decay.diffusion.noise_path import NoisePath
     from uvit_decay.representations.networks import Judged
 
 
@@ -124,23 +127,6 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_short, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
-    from uvit_decay.data import ImageData
-    from uvit_decay.data.batches import ImageSet
-    from uvit_decay.diffusion.noise_path import NoisePath
-
-
-@dataclass(frozen=True)
-class Features:
-    """Pooled features of images, on one device, with their classes 0 to `classes` - 1."""
-
-    train: Float[Tensor, "n d"]
-    train_labels: Int64[Tensor, " n"]
-    test: Float[Tensor, "n2 d"]
-    test_labels: Int64[Tensor, " n2"]
-    classes: int
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from uvit_decay.nn.intermediates import Pool
-from uvit_decay.representations.classification import Features
 from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
+from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, Features, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fitted_accuracy, logistic_grid
 from uvit_decay.representations.options import Classification, ProbeProtocolName, Probing
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna

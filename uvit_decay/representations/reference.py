@@ -114,20 +114,15 @@ def open_reference(
     trust: Sequence[str],
     device: torch.device,
     precision: Precision,
-) -> ReferenceNetwork | None:
-    """Open the reference for a network that is judged by a protocol that aligns; return None for the others.
+) -> ReferenceNetwork:
+    """Open the reference of a network that is judged by a protocol that aligns.
 
     Raises:
-        UserError: options of a reference for another protocol, or a reference that cannot be one.
+        UserError: a reference that cannot be one.
     """
     from uvit_decay.autoencoder import decoder
     from uvit_decay.representations.networks import open_network
-    from uvit_decay.representations.protocols import PROBE_PROTOCOLS  # which imports this module
 
-    if not PROBE_PROTOCOLS[probing.protocol].aligned:
-        if alignment != type(alignment)():
-            raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
-        return None
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
     autoencoder = decoder(judged.latents, None, device) if judged.latents else None
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)

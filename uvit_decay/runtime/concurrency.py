@@ -73,7 +73,6 @@ def _arrived(copy: Tensor, event: torch.cuda.Event | None) -> Tensor:
     return copy
 
 
-Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.plain import typed
 from uvit_decay.runtime.program import localised
+from uvit_decay.runtime.validation import typed
 
 MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
     "uvit_decay.callbacks.logger": "uvit_decay.callbacks.run_log",
+    "uvit_decay.callbacks.preview": "uvit_decay.callbacks.previews",
+    "uvit_decay.callbacks.reconstruction": "uvit_decay.callbacks.previews",
     "uvit_decay.callbacks.summary": "uvit_decay.callbacks.run_log",
     "uvit_decay.callbacks.threads": "uvit_decay.callbacks.run_log",
     "uvit_decay.data.base": "uvit_decay.data.datamodule",
     "uvit_decay.data.images": "uvit_decay.data.folder",
     "uvit_decay.diffusion.generate": "uvit_decay.diffusion.sampling",
     "uvit_decay.diffusion.path": "uvit_decay.diffusion.noise_path",
+    "uvit_decay.tasks.mixing": "uvit_decay.tasks.classify",
     "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
 }
 DROPPED = {  # names of classes that are gone -> what to do instead

@@ -47,12 +47,12 @@ def product_ratio() -> float:
     Processor time, medians of products in turn, so that other programs do not decide.
     """
     pairs = [torch.ones(2, 256, 256, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    seconds = [[_seconds(*pair) for pair in pairs] for _ in range(16)]
+    seconds = [[_product_seconds(*pair) for pair in pairs] for _ in range(16)]
     single, half = (median(each) for each in zip(*seconds[1:], strict=True))  # the first ones prepare
     return single / half
 
 
-def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
+def _product_seconds(a: torch.Tensor, b: torch.Tensor) -> float:
     start = time.process_time()
     torch.mm(a, b)
     return time.process_time() - start

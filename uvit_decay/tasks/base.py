@@ -37,7 +37,6 @@ from torch.optim import Optimizer
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.io import StoredModel
-from uvit_decay.checkpoint.settings import Settings
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
@@ -48,6 +47,7 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.resume import check, check_changes, check_data, recount
+from uvit_decay.tasks.settings import Settings
 from uvit_decay.tasks.sharding import Sharded, compile_net, local_values, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 

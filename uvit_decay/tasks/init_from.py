@@ -14,13 +14,13 @@ from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import ThirdParty, is_folder
 from uvit_decay.checkpoint.io import StoredModel, read
-from uvit_decay.checkpoint.settings import Change, refusal
 from uvit_decay.class_names import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.resume import check_data, part_differences
+from uvit_decay.tasks.settings import Change, refusal
 
 # Arguments of networks that their encoders share; image_size, num_classes and the norm before the head may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")

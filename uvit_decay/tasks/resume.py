@@ -14,7 +14,13 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from uvit_decay.checkpoint.card import KEY, ModelCard, averages, extras
-from uvit_decay.checkpoint.settings import (
+from uvit_decay.class_names import class_hash
+from uvit_decay.data.datamodule import ImageData
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.validation import check_size, flat, is_plain
+from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.settings import (
     MISSING,
     Change,
     Settings,
@@ -26,12 +32,6 @@ from uvit_decay.checkpoint.settings import (
     plain,
     refusal,
 )
-from uvit_decay.class_names import class_hash
-from uvit_decay.data.datamodule import ImageData
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.validation import check_size, flat, is_plain
-from uvit_decay.tasks.optimization import Optimization
 
 NOT_THE_FUNCTION = ("init", "zero_init", "skip_zero_init", "checkpointing")  # network arguments that may differ
 MOST = 2**48  # exclusive bound of counts

@@ -5,18 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
 from uvit_decay.runtime.flops import counted_flops, matrix_rate, peak_bytes
 from uvit_decay.tasks.sharding import skeleton
-
-if TYPE_CHECKING:
-    from uvit_decay.tasks.base import Task
 
 
 class Utilisation:
@@ -33,7 +30,7 @@ class Utilisation:
         self._rate: float | None = None  # images/s of this run's devices if they did nothing but matrix products
         self._device = torch.device("cpu")
 
-    def start(self, task: Task) -> None:
+    def start(self, task: LightningModule) -> None:
         """Measure; a network whose FLOPs cannot be counted has no utilisation, which one line says."""
         self._device, self._rate = task.device, None
         try:
@@ -58,14 +55,14 @@ class Utilisation:
         return {**figures, "train/mfu": self.speed / self._rate} if self._rate else figures
 
 
-def image_flops(task: Task) -> float:
+def image_flops(task: LightningModule) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation."""
     batch = piece(task)
     with stand_in(task, recompute=False):
         return counted_flops(lambda: task.loss(batch, "train").backward()) / len(batch.images)
 
 
-def piece(task: Task) -> Batch:
+def piece(task: LightningModule) -> Batch:
     """Return what a device trains on at once, without memory: a Batch on the meta device."""
     data, net = task.trainer.datamodule, task.net
     count = data.batch_size // (task.trainer.world_size * data.pieces)
@@ -75,7 +72,7 @@ def piece(task: Task) -> Batch:
 
 
 @contextmanager
-def stand_in(task: Task, recompute: bool = True) -> Iterator[None]:
+def stand_in(task: LightningModule, recompute: bool = True) -> Iterator[None]:
     """Replace `task.net` within the context by one on the meta device, which trains the same parameters.
 
     Without `recompute` its blocks keep their activations, whatever the network's `checkpointing`.
