@@ -50,7 +50,24 @@ WITHOUT_LIGHTNING = (
     "__main__.py",
 )
 # Lines of a room at most, a tenth above what it had when this was written: it grows by decision.
-BUDGETS = {}
+BUDGETS = {
+    ".": 1_560,
+    "callbacks": 2_020,
+    "checkpoint": 2_120,
+    "commands": 1_360,
+    "compare": 540,
+    "data": 3_010,
+    "decay": 990,
+    "diffusion": 1_700,
+    "doctor": 790,
+    "evaluation": 1_860,
+    "hub": 760,
+    "metrics": 1_230,
+    "nn": 2_000,
+    "representations": 3_060,
+    "runtime": 2_100,
+    "tasks": 2_220,
+}
 LINES, MODULES, ROOMS = 25_500, 190, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 

@@ -125,7 +125,7 @@ def test_an_array_has_the_classes_of_its_images(trained, tmp_path, monkeypatch):
 
 
 def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.samples.estimated_seconds", lambda source, evaluations, *_: evaluations)
+    monkeypatch.setattr("uvit_decay.samples.sampling_seconds", lambda source, evaluations, *_: evaluations)
     sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "2")
     expected = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
     assert expected in capsys.readouterr().err

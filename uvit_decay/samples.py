@@ -16,7 +16,7 @@ from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.detect import weights_file
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, estimated_seconds, generate_uint8, total_nfe
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8, total_nfe
 from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
@@ -112,7 +112,7 @@ class Samples:
         """Return the estimated time of one process for `count` images, in seconds."""
         batch = self.sampling.at_once(min(count, batch_size))
         with self._threads():
-            return estimated_seconds(self.model, total_nfe(count, self.sampling), batch, self.sampling.precision)
+            return sampling_seconds(self.model, total_nfe(count, self.sampling), batch, self.sampling.precision)
 
     def metadata(self) -> dict[str, Any]:
         """Return everything that the images depend on, as plain values."""

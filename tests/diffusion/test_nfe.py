@@ -5,7 +5,7 @@ import torch
 from sampler_cases import NAMES
 from small_source import NET, images, source
 
-from uvit_decay.diffusion.sampling import Sampling, estimated_seconds
+from uvit_decay.diffusion.sampling import Sampling, sampling_seconds
 from uvit_decay.diffusion.wrappers import NFECounter
 
 
@@ -46,7 +46,7 @@ def test_the_cost_is_that_of_the_batches_that_will_be_used():
         sizes.append(len(x))
         return NET(x, t, y)
 
-    assert 0 < estimated_seconds(source(net), 10**5, 50) < 1000
-    estimated_seconds(source(net), 700, 50)
-    estimated_seconds(source(net), 1, 50)
+    assert 0 < sampling_seconds(source(net), 10**5, 50) < 1000
+    sampling_seconds(source(net), 700, 50)
+    sampling_seconds(source(net), 1, 50)
     assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"

@@ -17,7 +17,7 @@ from uvit_decay import history
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import leaving_at_signals
-from uvit_decay.diffusion.sampling import Sampling, estimated_seconds, total_nfe
+from uvit_decay.diffusion.sampling import Sampling, sampling_seconds, total_nfe
 from uvit_decay.image_io import save_image
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
@@ -176,7 +176,7 @@ class PeriodicSampling(Periodic):
 
     def seconds(self, trainer: Trainer, task: DiffusionTask) -> float:
         sampling, share = self.sampling_for(task), self.evaluations(trainer, task) // trainer.world_size
-        return estimated_seconds(task.source(), share, sampling.at_once(self.batch_size), sampling.precision)
+        return sampling_seconds(task.source(), share, sampling.at_once(self.batch_size), sampling.precision)
 
     def precision(self, task: DiffusionTask, device: torch.device | None = None) -> Precision:
         return self.sampling_for(task, device).precision

@@ -18,8 +18,8 @@ from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interv
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
 from uvit_decay.diffusion.wrappers import Guided
-from uvit_decay.runtime import flops
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.flops import estimated_seconds
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import indices_on, normal
 
@@ -277,7 +277,7 @@ def total_nfe(count: int, sampling: Sampling) -> int:
 
 
 @torch.no_grad()
-def estimated_seconds(model: DiffusionModel, nfe: int, batch_size: int, precision: Precision | None = None) -> float:
+def sampling_seconds(model: DiffusionModel, nfe: int, batch_size: int, precision: Precision | None = None) -> float:
     """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
 
     def evaluate(batch: int) -> Tensor:
@@ -287,4 +287,4 @@ def estimated_seconds(model: DiffusionModel, nfe: int, batch_size: int, precisio
         return model.net(x, t, y)
 
     with computing(model.device, chosen_precision(precision, model.device)):
-        return flops.estimated_seconds(evaluate, nfe, batch_size)
+        return estimated_seconds(evaluate, nfe, batch_size)
