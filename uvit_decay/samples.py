@@ -16,7 +16,7 @@ from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.detect import weights_file
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8, total_nfe
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8, sampling_seconds, total_nfe
 from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
