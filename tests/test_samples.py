@@ -140,7 +140,7 @@ def test_a_protocol_for_other_networks_is_refused(trained, tmp_path, monkeypatch
 def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):
     sampled = Samples.from_options(trained, options())
     lists = [[0, *range(10)], [1, *range(10)], [*range(10), 0]]
-    latent = replace(sampled.checkpoint, latents=SPACE)
+    latent = replace(sampled.checkpoint, card=replace(sampled.checkpoint.card, latents=SPACE))
     others = [replace(sampled, checkpoint=latent, vae=vae) for vae in (SPACE.vae, "elsewhere/sd-vae-ft-mse")]
     names = [other.name for other in (sampled, *(replace(sampled, classes=classes) for classes in lists), others[1])]
     assert len(set(names)) == len(names)

@@ -82,7 +82,7 @@ def test_weights_alone_are_those_of_the_checkpoint_of_their_step(tmp_path, every
     names = {path.name for path in folder.iterdir()} - {"previous.ckpt"}
     assert names == {"last.ckpt", "step_00000003.safetensors"}
     whole, alone = (checkpoint.load(folder / name) for name in ("last.ckpt", "step_00000003.safetensors"))
-    assert (alone.step, alone.weights) == (3, "ema")
+    assert (alone.card.step, alone.card.weights) == (3, "ema")
     assert same(whole.net.state_dict(), alone.net.state_dict())
     assert (folder / "step_00000003.safetensors").stat().st_size < (folder / "last.ckpt").stat().st_size / 2
 
