@@ -197,3 +197,24 @@ def test_the_documentation_lists_the_table():
     for name, kind in SHORTCUTS.items():
         learned = kind.weights([0.0, 0.0], 1.0).learned or "nothing"
         assert f"| `{name}` | {kind.formula} | {learned} | {kind.source} |" in text
+
+
+PAPER_ROWS = {
+    "plain": dict(alpha_min=1.0),
+    "x + sqrt(1/2) f": dict(alpha_min=1.0, schedule="constant-branch"),
+    "alpha_min 0.6, attention only": dict(alpha_min=0.6, branches="attention"),
+    "alpha_min 0.6, MLP only": dict(alpha_min=0.6, branches="mlp"),
+    "alpha_min 0.7": dict(alpha_min=0.7),
+    "cosine, alpha_min 0.7": dict(alpha_min=0.7, schedule="cosine"),
+    "alpha_min 0.6": dict(alpha_min=0.6),
+    "cosine, alpha_min 0.6": dict(alpha_min=0.6, schedule="cosine"),
+    "sqrt(1/2) (x + f)": dict(alpha_min=1.0, schedule="constant"),
+}
+
+
+def test_the_documentation_orders_the_rows_of_the_paper_by_what_is_left_of_the_input():
+    text = (Path(__file__).parents[2] / "docs" / "how_it_works.md").read_text()
+    left = [-math.log10(math.prod(shortcuts(12, **row).alphas)) + 0.0 for row in PAPER_ROWS.values()]
+    assert left == sorted(left)
+    for row, number in zip(PAPER_ROWS, left, strict=True):
+        assert f"| {row} | {abs(number):.2f} | " in text

@@ -164,7 +164,8 @@ def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: o
         if official or name == net.shortcuts.learned:
             continue
         expected, value = getattr(net.shortcuts, name), state.get(prefix + name, torch.empty(0))
-        stored, rounding = value.tolist(), torch.finfo(value.dtype).eps
+        # Recorded in float32, then perhaps converted with the whole network.
+        stored, rounding = value.tolist(), max(torch.finfo(value.dtype).eps, torch.finfo(torch.float32).eps)
         if len(stored) != len(expected) or any(
             abs(a - b) > rounding * max(1.0, abs(b)) for a, b in zip(stored, expected, strict=True)
         ):

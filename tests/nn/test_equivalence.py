@@ -1,0 +1,112 @@
+"""What a decayed network is: the network of plain shortcuts whose branch k is multiplied by 1 / P_{k+1} (`gain`)."""
+
+import math
+
+import mae_reference
+import pytest
+import torch
+from networks import CONCAT_SIT, DECAYED_SIT, SIT, UVIT
+from torch import nn
+
+from uvit_decay.decay import shortcuts
+from uvit_decay.nn import MAE, ViT
+
+ALPHA_MIN = 0.6
+
+
+def product(net, blocks):
+    """P after this many blocks of the decayed network, the weight of the input in the stream."""
+    return math.prod(shortcuts(len(net.shortcuts.alphas) // 2, ALPHA_MIN).alphas[: 2 * blocks])
+
+
+def vit(**options):
+    return ViT(16, 4, 3, 16, 4, 2, num_classes=3, **options), (torch.randn(2, 3, 16, 16),), lambda net: {}
+
+
+def mae(**options):
+    def absorbed(net):
+        """SkipLayer i reads the state s after block L - 2 i: its W1 absorbs P, and so does its own mask token."""
+        factors = {}
+        for i, layer in enumerate(net.skip):
+            p = product(net, len(net.blocks) - 2 * i)
+            factors[f"skip.{i}.mask_token"] = 1 / p
+            factors[f"skip.{i}.fc.0.weight"] = halves(layer.fc[0].in_features, net.dim, p, 1.0)
+        return factors
+
+    net = MAE(**mae_reference.SMALL, zero_init=False, **options)
+    return net, mae_reference.inputs(**mae_reference.SMALL), absorbed
+
+
+def denoiser(kind, merges, concat):
+    def make(**options):
+        def absorbed(net):
+            """A merge W [x, s] + b or x + W s + b at P of the stream absorbs the ratio of the skip's P to it."""
+            factors, blocks = {}, kind.blocks
+            for j, name in enumerate(merges):
+                here, skip = product(net, blocks - len(merges) + j), product(net, len(merges) - j)
+                weight = net.get_parameter(f"{name}.weight")
+                factors[f"{name}.bias"] = 1 / here
+                factors[f"{name}.weight"] = halves(weight.shape[1], net.dim if concat else 0, 1.0, skip / here)
+            return factors
+
+        return kind.loaded(**options), kind.inputs(), absorbed
+
+    return make
+
+
+def halves(columns, split, first, second):
+    return torch.tensor([first] * split + [second] * (columns - split), dtype=torch.float64)
+
+
+CASES = {
+    "uvit": denoiser(UVIT, ["out_blocks.0.skip_linear", "out_blocks.1.skip_linear"], concat=True),
+    "sit": denoiser(SIT, [], concat=False),
+    "sit, added skips": denoiser(DECAYED_SIT, ["dec_blocks.0.skip", "dec_blocks.1.skip"], concat=False),
+    "sit, concatenated skips": denoiser(CONCAT_SIT, ["dec_blocks.0.skip", "dec_blocks.1.skip"], concat=True),
+    "mae": lambda **options: mae(wiring="official", **options),
+    "mae, skips": lambda **options: mae(wiring="decayed", **options),
+    "vit": vit,
+}
+
+
+@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
+def test_a_decayed_network_is_a_plain_one_with_gains_but_for_the_eps_of_norms(make):
+    torch.manual_seed(0)
+    decayed, inputs, absorbed = make(alpha_min=ALPHA_MIN)
+    gained = make(alpha_min=ALPHA_MIN, schedule="gain")[0]
+    inputs = [x.double() if x.is_floating_point() else x for x in inputs]
+    for net in (decayed.double(), gained.double()):
+        for module in net.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.eps = 0.0
+    for name, parameter in decayed.named_parameters():
+        if name not in ("pos_embed", "decoder_pos_embed"):
+            nn.init.normal_(parameter, std=0.3)
+    factors = absorbed(decayed)
+    assert decayed.shortcuts.gains[-1] == pytest.approx(gained.shortcuts.betas[-1])
+    gained.load_state_dict(
+        gained.state_dict() | {name: p.detach() * factors.get(name, 1.0) for name, p in decayed.named_parameters()}
+    )
+    assert factors.keys() <= dict(decayed.named_parameters()).keys()
+
+    outputs = [net(*inputs) for net in (decayed, gained)]
+    ours, theirs = (out[0] if isinstance(out, tuple) else out for out in outputs)
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    for out in (ours, theirs):
+        (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)).sum().backward()
+    for name, parameter in decayed.named_parameters():
+        if parameter.requires_grad:
+            wanted = gained.get_parameter(name).grad * factors.get(name, 1.0)
+            torch.testing.assert_close(parameter.grad, wanted, rtol=1e-7, atol=1e-7, msg=lambda m, n=name: f"{n}: {m}")
+    assert ours.detach().std() > 0.01
+
+
+def test_the_eps_of_norms_is_what_is_left():
+    """facts: 12 blocks at .6, largest difference some 1e-5 of an output of about 1."""
+    torch.manual_seed(0)
+    size = dict(image_size=16, patch_size=4, dim=32, depth=12, heads=2, num_classes=10, alpha_min=ALPHA_MIN)
+    decayed, gained = ViT(**size).double(), ViT(**size, schedule="gain").double()
+    gained.load_state_dict(gained.state_dict() | dict(decayed.named_parameters()))
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+    difference = (decayed(x) - gained(x)).abs().max() / decayed(x).abs().max()
+    assert 1e-8 < difference < 1e-2
