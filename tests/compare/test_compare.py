@@ -11,7 +11,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shifte
 
 from uvit_decay import plots
 from uvit_decay.compare.report import remarks
-from uvit_decay.compare.runs import BEST, KNN, ON_TEST, RANK, Run, find_option, grouped
+from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, ON_TEST, RANK, Run, find_option, grouped
 from uvit_decay.compare.table import pearson
 from uvit_decay.plots import _curves
 from uvit_decay.runtime.validation import flat
@@ -68,6 +68,18 @@ def test_runs_with_fid_alone_have_curves_of_it(tmp_path, monkeypatch, capsys):
     monkeypatch.undo()
     for x in ("step", "alpha_min"):
         compare(monkeypatch, tmp_path, *runs, "--x", x, "--by", "seed_everything")
+
+
+def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(tmp_path, monkeypatch, capsys):
+    runs = [a_run(tmp_path, i, mean_share=share, alpha_min=a) for i, (share, a) in enumerate(((0.99, 0.6), (0.42, 1)))]
+    drawn = {}
+    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: drawn.setdefault(key, []).extend(runs))
+    compare(monkeypatch, tmp_path, *runs)
+    shown = capsys.readouterr()
+    assert "| share of the mean |" in shown.out.splitlines()[0]
+    assert "| 0.990 |" in shown.out
+    assert MEAN_SHARE in drawn
+    assert f"of the watched features more than 0.95 is their mean, which all images share: {runs[0]}\n" in shown.err
 
 
 def test_pearson_is_numpys(four):

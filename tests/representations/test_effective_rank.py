@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from uvit_decay.representations.effective_rank import effective_rank
+from uvit_decay.representations.effective_rank import effective_rank, mean_share
 
 SIZES = [(6, 20), (20, 6), (15, 15), (2, 3)]
 
@@ -120,3 +120,11 @@ def test_constant_features_have_no_entropy(n, d, value, centre):
     """Not even that of the rounding of their mean."""
     assert effective_rank(torch.full((n, d), value, dtype=torch.float64), centre) == 0
     assert effective_rank(torch.full((n, d), value), centre, exp=True) == 1
+
+
+def test_the_share_of_the_mean_is_that_of_the_squared_length():
+    f = torch.stack([features(40, 6).float(), 5 + features(40, 6).float(), torch.ones(40, 6), torch.zeros(40, 6)])
+    expected = [float(np.square(x.mean(0)).sum() / np.square(x).sum(1).mean()) for x in f[:2].double().numpy()]
+    assert mean_share(f).tolist() == pytest.approx([*expected, 1.0, 1.0])
+    assert mean_share(3 * f).tolist() == pytest.approx([*expected, 1.0, 1.0])
+    assert expected[0] < 0.2 < 0.9 < expected[1]

@@ -125,6 +125,8 @@ def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypat
     assert lines[0].split(",")[:7] == [
         *("layer", "name", "kind", "t", "held_out_accuracy", "test_accuracy", "best_on_test_accuracy")
     ]
+    assert lines[0].split(",")[-3:] == ["effective_rank", "dimensions", "mean_share"]
+    assert all(0 < float(line.split(",")[-1]) < 1 for line in lines[1:])
     assert [line.split(",")[2] for line in lines[1:5]] == ["embeddings", "encoder", "middle", "decoder"]
     report = json.loads((tmp_path / "found" / "probes.json").read_text())
     assert report["protocol"]["weights"] == "ema"

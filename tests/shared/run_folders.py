@@ -4,7 +4,7 @@ import pytest
 import yaml
 from evaluations import evaluate
 
-from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, ON_TEST, RANK
+from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK
 from uvit_decay.history import GENERATION, PROBES, Measurement, append
 
 EVALUATIONS = {60: (0.5, 1.0), 120: (0.6, 3.0), 180: (0.8, 4.0)}  # step: (accuracy, effective rank)
@@ -41,6 +41,7 @@ def a_run(
     earlier=1,
     dimensions=False,
     top1=None,
+    mean_share=None,
     **options,
 ):
     """A run folder as train.py leaves it, with measurements of the samples at the steps `earlier` and `at`."""
@@ -50,6 +51,7 @@ def a_run(
     for step, (accuracy, rank) in evaluations.items():
         values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "watched_accuracy": accuracy / 2, KNN: accuracy / 4}
         values |= {RANK: rank, DIMENSIONS: 10 - rank} if dimensions else {RANK: rank}
+        values |= {MEAN_SHARE: mean_share} if mean_share else {}
         append(run / PROBES, measurement(step, values, {}))
     if metadata is not None:
         append(run / GENERATION, measurement(earlier, {"fid": 99.0, "is": 1.0}, metadata))

@@ -12,7 +12,7 @@ from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
-from uvit_decay.representations.grid import RANKS, Grid
+from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.options import Probing
 from uvit_decay.representations.probing import Prober, check_probed, probed_images, usual_layer
 from uvit_decay.runtime.distributed import Processes
@@ -120,11 +120,11 @@ class LinearProbes(Periodic):
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
         record(trainer, self.folder / PROBES, values, metadata, logged)
-        ranks = {name: value for name, value in watched.items() if name.startswith(RANKS)}
+        others = {name: value for name, value in watched.items() if name not in ("accuracy", "knn")}
         over = "" if task.path is None else "mean over t: "
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
             f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "
             f"{over}accuracy {watched['accuracy']:.3f}, "
-            + ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in ranks.items())
+            + ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in others.items())
         )

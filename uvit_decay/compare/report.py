@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from uvit_decay.compare.runs import BEST, KNN, TOP1, Run, by_key, find_option, grouped_by, is_number
+from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, TOP1, Run, by_key, find_option, grouped_by, is_number
 from uvit_decay.compare.table import RANKS, Rank, last_steps, markdown, measured, pearson, rows, save_csv
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.history import GENERATION, PROBES
@@ -114,10 +114,13 @@ def _drawn(runs: Sequence[Run], rank: Rank) -> dict[str, str]:
     if not any(run.probed for run in runs):
         return {name: value.title for name, value in displayed().items() if any(name in run.last for run in runs)}
     key, title = RANKS[rank]
-    return {key: title, BEST: "best probe accuracy", KNN: "kNN accuracy"}
+    shown = {key: title, BEST: "best probe accuracy", KNN: "kNN accuracy"}
+    known = any(math.isfinite(run.last.get(MEAN_SHARE, math.nan)) for run in runs)
+    return shown | ({MEAN_SHARE: "share of the mean"} if known else {})
 
 
 SEED = "seed_everything"
+COLLAPSED = 0.95  # share of the mean
 ABOUT_ONE_RUN = (SEED, "model.seed", "data.seed", "ckpt_path")  # differ from run to run
 
 
@@ -131,6 +134,9 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
     if unprobed := [run for run in runs if not run.probed and any(other.probed for other in runs)]:
         yield f"no {PROBES}, so no curves, in {_names(unprobed)}"
+    if collapsed := [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]:
+        what = f"of the watched features more than {COLLAPSED} is their mean, which all images share"
+        yield f"{what}: {_names(collapsed)}"
     yield from _fid_remarks([run for run in runs if run.generation], [run for run in runs if not run.generation])
     for what, same in by_key(runs, lambda run: _setting(run, options)).items():
         if len(same) > 1:

@@ -15,11 +15,12 @@ from uvit_decay.runtime.validation import flat, read_yaml
 
 BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "watched_knn"
 RANK, DIMENSIONS = "watched_effective_rank", "watched_dimensions"  # of features centred over samples: dimensions
+MEAN_SHARE = "watched_mean_share"
 OF_CLASS_TOKENS = "_of_cls"  # the ending of ranks of class tokens; others are of pooled features
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
 RANGES = {
-    **dict.fromkeys((BEST, ON_TEST, KNN, "watched_accuracy", TOP1, "precision", "recall"), (0.0, 1.0)),
+    **dict.fromkeys((BEST, ON_TEST, KNN, MEAN_SHARE, "watched_accuracy", TOP1, "precision", "recall"), (0.0, 1.0)),
     **dict.fromkeys((RANK, DIMENSIONS, "fid", "sfid", "fdd", "mind", "is"), (0.0, MOST)),
 }
 EVALUATORS = tuple(f"trainer.callbacks.{name}" for name in ("LinearProbes", "GenerationMetrics"))
@@ -115,7 +116,7 @@ def _point(measurement: Measurement) -> dict[str, float]:
     """Return a measurement as a point of the curves."""
     at = {"step": measurement.step, "epoch": measurement.epoch, "images": measurement.images_seen}
     values = {name.removesuffix(OF_CLASS_TOKENS): value for name, value in measurement.values.items()}
-    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS), math.nan), **values, **at}
+    return {**dict.fromkeys((BEST, KNN, RANK, DIMENSIONS, MEAN_SHARE), math.nan), **values, **at}
 
 
 def _last_top1(path: Path) -> float | None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Literal, NamedTuple
 
-from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, ON_TEST, RANK, TOP1, Run
+from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.runtime.files import replacing
 
@@ -34,6 +34,7 @@ COLUMNS = {  # value: title in the table, number of decimals; columns without an
     KNN: ("kNN", 3),
     RANK: ("effective rank", 3),
     DIMENSIONS: ("dimensions", 2),
+    MEAN_SHARE: ("share of the mean", 3),
     **{key: (value.title, value.decimals) for key, value in displayed().items()},
     WITHIN: ("r within runs", 2),
     POOLED: ("r over all evaluations", 2),

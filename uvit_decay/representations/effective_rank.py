@@ -1,4 +1,4 @@
-"""Effective rank of features: the entropy of the normalised spectrum of their covariance (Sec. 6 of the paper)."""
+"""Effective rank of features, the entropy of their covariance's spectrum (Sec. 6 of the paper), and collapse."""
 
 from __future__ import annotations
 
@@ -27,3 +27,13 @@ def effective_rank(
     total = sigma.sum()
     rho = torch.where(total > rounding, torch.special.entr(sigma / total).sum(), 0.0)
     return float(rho.exp() if exp else rho)
+
+
+def mean_share(features: Float[Tensor, "layers n d"]) -> Float[Tensor, " layers"]:
+    """Return |mean of f|^2 / mean of |f|^2 over n samples, in float64: 1 for features that are all the same.
+
+    A network can collapse into its mean while the ranks, which centre, still see the little that is left.
+    """
+    f = features.double()
+    mean, total = f.mean(dim=1).square().sum(-1), f.square().sum(-1).mean(dim=1)
+    return torch.where(total > 0, mean / total, 1.0).clamp(max=1.0)  # beyond 1 by rounding

@@ -17,7 +17,7 @@ from uvit_decay.runtime.validation import write_json
 
 SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
-    *("knn_accuracy", "effective_rank", "dimensions"),
+    *("knn_accuracy", "effective_rank", "dimensions", "mean_share"),
 )
 RANKS, OF_CLASS_TOKENS = ("effective_rank", "dimensions"), "_of_cls"  # the ending of ranks where there are any
 TEST, BEST_ON_TEST = "test_accuracy", "best_on_test_accuracy"
@@ -38,7 +38,7 @@ class Grid:
     penalty that is best on the test set, as papers report it: it is biased upwards. The effective rank is the paper's,
     an entropy. `dimensions` is its exponential for features centred over the images: without centring, what all images
     have in common outweighs their differences. Both are of class tokens, as in the paper, where there are any, and then
-    end in `_of_cls`; else of the pooled features.
+    end in `_of_cls`; else of the pooled features, as `mean_share`, the share of their mean in the mean square.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.
@@ -64,7 +64,7 @@ class Grid:
         """Return the scores of layer `number`, averaged over the noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}
-        names |= {name: name for name in self.scores if name.startswith(RANKS)}
+        names |= {name: name for name in self.scores if name.startswith((*RANKS, "mean_share"))}
         return {short: float(self.scores[name][:, column].mean()) for short, name in names.items()}
 
     def summary(self) -> dict[str, Any]:

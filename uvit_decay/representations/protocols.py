@@ -16,7 +16,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from uvit_decay.nn.intermediates import Pool
-from uvit_decay.representations.effective_rank import effective_rank
+from uvit_decay.representations.effective_rank import effective_rank, mean_share
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, Features, LinearProbe, accuracies
@@ -207,7 +207,8 @@ def paper(cells: Cells, options: Probing) -> Scores:
     linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
     vote = {"k": options.neighbours, "uniform": options.uniform}
     knn = knn_accuracy(train.split(CHUNK, dim=1), cells.labels, cells.test.to(cells.device), cells.test_labels, **vote)
-    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *_ranks(cells))
+    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn)
+    columns = (*columns, *_ranks(cells), mean_share(cells.test))
     return dict(zip(SCORES, columns, strict=True))
 
 
