@@ -232,3 +232,18 @@ def scatter(
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
     figure.suptitle(title, fontsize=10)
     _save(figure, path)
+
+
+def heat_maps(path: Path, panels: Mapping[str, Tensor], columns: Sequence[float], labels: tuple[str, str]) -> None:
+    """Save a heat map with logarithmic colours of each of `panels` (title: values (rows, columns))."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1 + 3.4 * len(panels), 3.6), layout="constrained", dpi=100)
+    for axes, (title, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        shown = values.where(values > 0, torch.nan)
+        norm = LogNorm() if shown.isfinite().any() else None
+        image = axes.pcolormesh(columns, range(len(values)), shown.numpy(), norm=norm, shading="nearest")
+        axes.set(title=title, xlabel=labels[0], ylabel=labels[1])
+        figure.colorbar(image)
+    _save(figure, path)

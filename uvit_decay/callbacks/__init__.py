@@ -1,6 +1,7 @@
 """Lightning callbacks and the run logger: EMA, previews, reconstructions, metrics, probes, checkpoints and logging."""
 
 from uvit_decay.callbacks.best import BestCheckpoint
+from uvit_decay.callbacks.branches import BranchNorms
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.generation import GenerationMetrics
@@ -12,6 +13,7 @@ from uvit_decay.callbacks.run_log import CPUThreads, RunLogger, Summary
 __all__ = [
     "EMA",
     "BestCheckpoint",
+    "BranchNorms",
     "CPUThreads",
     "GenerationMetrics",
     "LastCheckpoint",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -70,10 +71,14 @@ class DecayedNet(Pretrained):
         self.register_load_state_dict_pre_hook(_check_weights)
 
     def branch_ends(self) -> list[str]:
-        """Return the names of the last layers of the branches, in execution order; blocks are registered in it."""
-        blocks = ((name, block) for name, block in self.named_modules() if isinstance(block, Residual))
-        ends = [f"{name}.{end}" for name, block in blocks for end in block.last_layers]
-        return ends[: len(self.shortcuts.alphas)]  # an MAE's decoder is registered last
+        """Return the names of the last layers of the decayed branches, in execution order."""
+        return [f"{name}.{end}" for name, block in self.decayed_blocks().items() for end in block.last_layers]
+
+    def decayed_blocks(self) -> dict[str, nn.Module]:
+        """Return the decayed blocks by name in execution order, in which networks register them."""
+        found = {name: block for name, block in self.named_modules() if isinstance(block, Residual)}
+        each = len(next(iter(found.values())).last_layers)
+        return dict(islice(found.items(), len(self.shortcuts.alphas) // each))  # an MAE's decoder comes last
 
     def silence(self, blocks: Sequence[nn.Module]) -> None:
         """Zero the last layers of the branches of `blocks`, whose output then starts at 0.

@@ -1,0 +1,48 @@
+"""BranchNorms: a run records what its branches do and trains as without."""
+
+import math
+
+import pytest
+import torch
+from conftest import Losses, state, tiny_net, tiny_task, tiny_trainer
+
+from uvit_decay import history
+from uvit_decay.callbacks import BranchNorms
+from uvit_decay.data import Digits
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_run_records_and_draws_them_and_trains_as_without(tmp_path, pieces):
+    losses, states = [], []
+    for name, callbacks in (("with", [BranchNorms(3)]), ("without", [])):
+        seen, task = Losses(), tiny_task(tiny_net(zero_init=False))
+        trainer = tiny_trainer(tmp_path / name, seen, *callbacks, max_steps=7)
+        trainer.fit(task, Digits(32, device_batch_size=32 // pieces))
+        losses.append(seen.values)
+        states.append(state(task))
+    assert losses[0] == losses[1]
+    assert all(torch.equal(a, b) for a, b in zip(*(s.values() for s in states), strict=True))
+    measured = history.read(tmp_path / "with" / "branches.jsonl")
+    assert [m.step for m in measured] == [3, 6]
+    assert measured[0].metadata["branches"][-1] == "out_blocks.0.mlp.fc2"
+    for k in range(6):
+        x, f, ratio, update = (measured[0].values[f"{name}_{k}"] for name in ("x", "f", "ratio", "update"))
+        assert ratio == pytest.approx(f / x)
+        assert 0 < update < 0.1
+    assert (tmp_path / "with" / "branches.png").stat().st_size > 1000
+
+
+def test_an_update_is_the_length_of_the_step_over_that_of_the_weight(tmp_path):
+    task = tiny_task(tiny_net(zero_init=False))
+    before = task.net.out_blocks[0].mlp.fc2.weight.detach().clone()
+    tiny_trainer(tmp_path, BranchNorms(1), max_steps=1).fit(task, Digits(32))
+    moved = (task.net.out_blocks[0].mlp.fc2.weight.detach() - before).norm() / before.norm()
+    (measured,) = history.read(tmp_path / "branches.jsonl")
+    assert measured.values["update_5"] == pytest.approx(float(moved))
+
+
+def test_what_starts_at_zero_has_no_relative_update(tmp_path):
+    tiny_trainer(tmp_path, BranchNorms(1), max_steps=1).fit(tiny_task(tiny_net(zero_init=True)), Digits(32))
+    (measured,) = history.read(tmp_path / "branches.jsonl")
+    assert math.isnan(measured.values["update_5"])
+    assert measured.values["f_5"] == 0

@@ -1,0 +1,40 @@
+"""Norms of residual branches that hooks see, against the terms of the sums."""
+
+import pytest
+from networks import each_kind
+
+from uvit_decay.decay import decayed_add
+from uvit_decay.nn import ResNet, block
+from uvit_decay.nn.branches import BranchNorms
+from uvit_decay.runtime.errors import UserError
+
+
+def rms(x):
+    return float(x.square().mean().sqrt())
+
+
+@each_kind
+@pytest.mark.parametrize(
+    "options", [{"alpha_min": 0.6}, {"schedule": "gain", "alpha_min": 0.6}, {"schedule": "learnable"}]
+)
+def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
+    net, terms = kind.loaded(**options), []
+
+    def noted(x, f, alpha, beta=1.0):
+        terms.append((rms(x), rms(beta * f)))
+        return decayed_add(x, f, alpha, beta)
+
+    monkeypatch.setattr(block, "decayed_add", noted)
+    observed = BranchNorms(net)
+    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+    observed.start()
+    net(*kind.inputs())
+    observed.stop()
+    assert [float(x) for x in observed.x] == pytest.approx([x for x, _ in terms])
+    assert [float(f) for f in observed.f] == pytest.approx([f for _, f in terms], rel=1e-3)
+    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules()) == hooks
+
+
+def test_a_resnet_is_refused():
+    with pytest.raises(UserError, match="branches without norms: remove BranchNorms"):
+        BranchNorms(ResNet(16, width=4, stem="cifar"))

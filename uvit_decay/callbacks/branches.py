@@ -1,0 +1,102 @@
+"""Norm and update of every residual branch over training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from uvit_decay import history
+from uvit_decay.callbacks.run_log import continue_history, record, run_folder
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.branches import BranchNorms as Observed
+from uvit_decay.plots import heat_maps
+from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.sharding import full
+
+FILE, FIGURE = "branches.jsonl", "branches.png"
+TITLES = {
+    "x": "rms of x",
+    "f": "rms of beta f",
+    "ratio": "their ratio, beta f / x",
+    "update": "|dW| / |W| of the last layer",
+}
+
+
+class BranchNorms(Callback):
+    """Norms and updates of all residual branches, every N steps; other steps cost nothing.
+
+    For each branch: the root mean squares of the stream x that it reads and of beta f that it adds, on this process's
+    last micro-batch of the step, and how far the step moved the weight of the branch's last layer, relative to its
+    length. Adds a line to branches.jsonl, and draws branches.png over depth and training at the end.
+
+    Args:
+        every_n_steps: optimizer steps between measurements.
+    """
+
+    def __init__(self, every_n_steps: int = 100) -> None:
+        check_whole(1, every_n_steps=every_n_steps)
+        self.every_n_steps = every_n_steps
+
+    def on_fit_start(self, trainer: Trainer, task: Task) -> None:
+        if not isinstance(task.net, DecayedNet):
+            raise UserError(f"a {type(task.net).__name__} has no known branches: remove BranchNorms from the callbacks")
+        self._observed, self._ends = Observed(task.net), task.net.branch_ends()
+        self._before: list[Tensor] = []
+
+    def on_train_start(self, trainer: Trainer, task: Task) -> None:
+        continue_history(trainer, FILE)
+
+    def on_train_batch_start(self, trainer: Trainer, task: Task, *_: Any) -> None:
+        if (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run:
+            self._observed.start()
+
+    def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Optimizer) -> None:
+        if (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run:
+            self._before = [weight.detach().clone() for weight in self._weights(task)]
+
+    def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
+        if not self._before:
+            return
+        self._observed.stop()
+        pairs = zip(self._before, self._weights(task), strict=True)
+        updates = [(_length(after.detach() - before), _length(before)) for before, after in pairs]
+        self._before = []
+        folder = run_folder(trainer)
+        if trainer.is_global_zero:
+            found = {"x": [float(x) for x in self._observed.x], "f": [float(f) for f in self._observed.f]}
+            found["ratio"] = [f / x if x else math.nan for x, f in zip(*found.values(), strict=True)]
+            found["update"] = [moved / length if length else math.nan for moved, length in updates]
+            values = {f"{name}_{k}": value for name, row in found.items() for k, value in enumerate(row)}
+            record(trainer, folder / FILE, values, {"branches": self._ends}, {})
+
+    def on_train_end(self, trainer: Trainer, task: Task) -> None:
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            path = run_folder(trainer) / FILE
+            if measured := history.read(path):
+                draw(measured, path.with_name(FIGURE))
+
+    def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
+        self._observed.stop()
+
+    def _weights(self, task: Task) -> list[Tensor]:
+        return [task.net.get_submodule(end).weight for end in self._ends]
+
+
+def draw(measured: list[history.Measurement], path: Any) -> None:
+    """Save a heat map over training and depth of each of TITLES."""
+    branches = measured[-1].metadata["branches"]
+    found = {
+        title: torch.tensor([[m.values[f"{name}_{k}"] for m in measured] for k in range(len(branches))])
+        for name, title in TITLES.items()
+    }
+    heat_maps(path, found, [m.step for m in measured], ("optimizer step", "residual branch"))
+
+
+def _length(weight: Tensor) -> float:
+    return float(full(weight.norm()))
