@@ -56,15 +56,17 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run folder; a new run may have none that holds a run."""
+    """Writes config.yaml to the run folder, which may hold no other run; all ranks must resume from one checkpoint."""
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
-        check_same_start(trainer)
         self._folder = run_folder(trainer)
         held = trainer.is_global_zero and any((self._folder / name).exists() for name in HELD)
-        if trainer.strategy.broadcast(held) and not (trainer.ckpt_path or self.already_saved):
+        if trainer.strategy.broadcast(held) and not self.already_saved:
             raise UserError(f"{self._folder} holds a run already: choose another version or folder of the logger")
         super().setup(trainer, task, stage)
+
+    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
+        check_same_start(trainer)  # Lightning names the checkpoint only when it has read it
 
     def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         self.parser.save(self.config, str(self._folder / CONFIG), skip_none=False, overwrite=True)
