@@ -124,3 +124,9 @@ def test_options_of_trainings_that_need_more_are_understood(page, tmp_path, monk
             with pytest.raises(SystemExit) as stop:
                 train(monkeypatch, tmp_path, *shlex.split(command)[2:], "--print_config")
             assert not stop.value.code, capsys.readouterr().err
+
+
+def test_paths_that_the_pages_name_are_there():
+    for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "extending.md"]:
+        for path in re.findall(r"`((?:uvit_decay|tests|docs|configs|benchmarks)/[\w./-]*)`", page.read_text()):
+            assert (ROOT / path).exists(), f"{page.name}: {path}"
