@@ -3,6 +3,7 @@
 import math
 from typing import get_args
 
+import jaxtyping
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import (
     Prediction,
+    TrainingTimes,
     Weighting,
     check_loss,
     diffusion_loss,
@@ -22,7 +24,12 @@ from uvit_decay.runtime.random import uniform
 PATH = VP()
 PATHS = [VP(), SDDiscrete(), Linear(), GVP()]
 PREDICTIONS, WEIGHTINGS = get_args(Prediction), get_args(Weighting)
-CASES = [(p, w) for p in PREDICTIONS for w in WEIGHTINGS if w == "none" or p in ("eps", "score")]
+CASES = [
+    (p, w)
+    for p in PREDICTIONS
+    for w in WEIGHTINGS
+    if w == "none" or p in ("eps", "score") or (p, w) == ("x", "velocity")
+]
 
 
 def draws(count, first=0):
@@ -143,6 +150,8 @@ def test_targets_and_weights_are_those_of_sit(prediction, weighting, path):
         if error is None:
             error = out - path.velocity(x[i : i + 1], eps[i : i + 1], t[i : i + 1])[0]
         weight = {"none": 1, "velocity": (w / sigma) ** 2, "likelihood": w / sigma**2}[weighting]
+        if (prediction, weighting) == ("x", "velocity"):
+            weight *= (alpha / sigma) ** 2  # an error of x as one of eps
         assert loss[i].item() == pytest.approx(weight * error.square().mean().item(), rel=2e-4)
 
 
@@ -158,11 +167,55 @@ def test_score_with_the_velocity_weight_is_the_velocity_loss(path):
     assert torch.allclose(by_velocity, by_score, rtol=1e-3)
 
 
+@pytest.mark.parametrize("path", PATHS)
+def test_x_with_the_velocity_weight_is_the_velocity_loss(path):
+    (x, _, _, eps), t = batch(), torch.tensor([0.1, 0.35, 0.6, 0.9])
+    wrong, x_t = x + 0.3 * torch.sin(x), path.add_noise(x, eps, t)
+    velocity = path.velocity(wrong, path.eps_from_x(x_t, wrong, t), t)
+    by_velocity = diffusion_loss(lambda *_: velocity, path, "velocity", x, None, t, eps)
+    by_x = diffusion_loss(lambda *_: wrong, path, "x", x, None, t, eps, "velocity")
+    assert torch.allclose(by_velocity, by_x, rtol=1e-3)
+
+
+def test_x_with_the_velocity_weight_on_the_linear_path_is_the_loss_of_jit():
+    (x, _, _, eps), t = batch(), torch.tensor([0.0, 0.02, 0.05, 0.8])
+    loss = diffusion_loss(lambda *_: x + 0.5, Linear(), "x", x, None, t, eps, "velocity")
+    assert loss.tolist() == pytest.approx([0.25 / max(u, 0.05) ** 2 for u in t.tolist()], rel=1e-5)
+
+
+@pytest.mark.parametrize(("mean", "std", "shift"), [(0.0, 1.0, 1.0), (0.8, 0.8, 1.0), (0.0, 1.0, 3.0)])
+def test_logit_normal_times_have_its_quantiles_shifted(mean, std, shift):
+    times = TrainingTimes("logit-normal", mean, std, shift)
+    quantiles = {0.0: -math.inf, 0.02275013: -2.0, 0.1586553: -1.0, 0.5: 0.0, 0.8413447: 1.0}
+    actual = training_times(Linear(), "velocity", "none", torch.tensor([*quantiles]), times)
+    for t, normal in zip(actual.tolist(), quantiles.values(), strict=True):
+        s = 1 / (1 + math.exp(-(mean + std * normal))) if normal > -math.inf else 0.0
+        assert t == pytest.approx(shift * s / (1 + (shift - 1) * s), abs=1e-6)
+
+
+def test_jit_draws_more_noise_and_its_time_is_one_minus_ours():
+    """Its t = sigmoid(N(-.8, .8)) has 1 at the data."""
+    ours = TrainingTimes("logit-normal", 0.8, 0.8).of(draws(4000))
+    theirs = torch.sigmoid(-0.8 + 0.8 * torch.randn(4000, generator=torch.Generator().manual_seed(0)))
+    assert ours.mean().item() == pytest.approx(1 - theirs.mean().item(), abs=0.01)
+
+
+def test_uniform_times_are_untouched():
+    assert TrainingTimes().of(u := draws(10)) is u
+
+
+@pytest.mark.parametrize("options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan)])
+def test_times_out_of_range_are_a_user_error(options, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    with pytest.raises(UserError, match="kind must be uniform or logit-normal|std and shift are positive"):
+        TrainingTimes(**options)
+
+
 @pytest.mark.parametrize(
     ("prediction", "weighting", "reason"),
     [
         ("velocity", "likelihood", "weighting 'likelihood' is for the predictions eps and score, not velocity"),
-        ("x", "velocity", "weighting 'velocity' is for the predictions eps and score, not x"),
+        ("x", "likelihood", "weighting 'likelihood' is for the predictions eps and score, not x"),
     ],
 )
 def test_a_loss_that_is_none_is_a_user_error(prediction, weighting, reason):

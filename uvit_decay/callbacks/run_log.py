@@ -41,6 +41,7 @@ CONTENTS = {
     PROBES: "linear probes: the best cell and how it was measured, a line each time",
     "probes.png": "the newest linear probes, layer x noise level",
     "probes.csv": "the same as numbers, with effective ranks",
+    "branches.png": "norms and updates of the residual branches over training, of branches.jsonl",
 }
 
 

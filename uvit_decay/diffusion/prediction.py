@@ -1,15 +1,22 @@
-"""What a network predicts: its target in training, (x, eps) of its output, and the times at which both are finite.
+"""What a network predicts: its target and its loss in training, (x, eps) of its output, and the times of both.
 
-prediction   the output is compared with
-eps          eps
-score        -eps / sigma_t, both multiplied by -sigma_t
-x            x
-velocity     v = -(alpha_t' x + sigma_t' eps)
+With w_t = g(t)^2 / 2, D = alpha_t sigma_t' - sigma_t alpha_t' and d = the mean over pixels of a squared difference:
+
+    prediction   loss                        weighting W (SiT, Ma et al. 2024; U-ViT: "none")
+    eps          W d(net, eps)               none        1
+    score        W d(-sigma_t net, eps)      velocity    (w_t / sigma_t)^2 of eps and score
+    x            W d(net, x)                             (D / max(sigma_t, 0.05))^2 of x
+    velocity     d(net, v)                   likelihood  w_t / sigma_t^2 of eps and score
+
+Weighting velocity makes each loss that of the velocity. For x on the linear path it is d(net, x) / max(t, 0.05)^2, the
+loss of JiT (Li and He 2025, "Back to Basics: Let Denoising Generative Models Denoise").
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -17,13 +24,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.diffusion.noise_path import Batch, Interpolant, NoisePath, Times
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 Prediction = Literal["eps", "x", "velocity", "score"]
 Weighting = Literal["none", "velocity", "likelihood"]
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 T_EPS = 1e-3  # SiT's distance, in training and sampling, to an end of the path where the prediction is undefined
+X_SIGMA = 0.05  # JiT's bound of the denominator of a velocity that is computed from x
 VP_T_EPS = 1e-5  # SiT's distance in training to t = 0 where the velocity or the weight of a VP path is infinite
 
 
@@ -54,10 +62,46 @@ def training_interval(path: NoisePath, prediction: Prediction, weighting: Weight
     return (0.0, 1.0) if prediction in ("eps", "x") and weighting == "none" else (VP_T_EPS, 1.0)
 
 
-def training_times(path: NoisePath, prediction: Prediction, weighting: Weighting, uniform: Times) -> Times:
+@dataclass(frozen=True)
+class TrainingTimes:
+    """Distribution of the times of training, t = 1 noise.
+
+    Args:
+        kind: `uniform`, or `logit-normal`: the sigmoid of a normal number (SD3, Esser et al. 2024). JiT's, whose time 1
+            is data, has mean 0.8 and std 0.8 here.
+        mean: of the normal number.
+        std: of the normal number, positive.
+        shift: a of the time shift t' = a t / (1 + (a - 1) t), positive, 1 for none. SD3 takes sqrt(m / n) for images of
+            m tokens where n were right.
+    """
+
+    kind: Literal["uniform", "logit-normal"] = "uniform"
+    mean: float = 0.0
+    std: float = 1.0
+    shift: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_choice(Literal["uniform", "logit-normal"], kind=self.kind)
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf and 0 < self.shift < math.inf):
+            raise UserError(f"times: mean is finite, std and shift are positive; got {self}")
+
+    def of(self, uniform: Times) -> Times:
+        """Map numbers uniform on [0, 1) to numbers of this distribution in [0, 1], strata to strata."""
+        t = uniform
+        if self.kind == "logit-normal":
+            t = torch.sigmoid(self.mean + self.std * torch.special.ndtri(uniform))
+        return t if self.shift == 1.0 else self.shift * t / (1 + (self.shift - 1) * t)
+
+
+UNIFORM = TrainingTimes()
+
+
+def training_times(
+    path: NoisePath, prediction: Prediction, weighting: Weighting, uniform: Times, times: TrainingTimes = UNIFORM
+) -> Times:
     """Map numbers uniform on [0, 1) to training times in `training_interval`."""
     low, high = training_interval(path, prediction, weighting)
-    return path.times(low + (high - low) * uniform)
+    return path.times(low + (high - low) * times.of(uniform))
 
 
 def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tuple[float, float]:
@@ -73,7 +117,7 @@ def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tu
 
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
     """Raise a UserError if the prediction does not have this weighting."""
-    if weighting != "none" and prediction in ("x", "velocity"):
+    if weighting != "none" and prediction == "velocity" or (prediction, weighting) == ("x", "likelihood"):
         raise UserError(f"weighting {weighting!r} is for the predictions eps and score, not {prediction}: use 'none'")
 
 
@@ -87,8 +131,11 @@ def stratified_times(uniform: Times, first: int, total: int) -> Times:
     return (positions + uniform) / total
 
 
-def _weight(path: NoisePath, weighting: Weighting, t: Times) -> Times:
+def _weight(path: NoisePath, prediction: Prediction, weighting: Weighting, t: Times) -> Times:
     """Return W of the module docstring, for a weighting other than "none"."""
+    if prediction == "x":
+        determinant = path.alpha(t) * path.d_sigma_t(t) - path.sigma(t) * path.d_alpha_t(t)
+        return (determinant / path.sigma(t).clamp(min=X_SIGMA)).square()
     rate = 0.5 * path.diffusion2(t) / path.sigma(t)
     return rate.square() if weighting == "velocity" else rate / path.sigma(t)
 
@@ -109,4 +156,4 @@ def diffusion_loss(
     if prediction == "score":
         out = path.eps_from_score(out, t)
     error = (out - target(path, prediction, x, eps, t)).square().flatten(1).mean(dim=1)
-    return error if weighting == "none" else _weight(path, weighting, t) * error
+    return error if weighting == "none" else _weight(path, prediction, weighting, t) * error

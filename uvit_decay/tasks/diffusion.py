@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from uvit_decay.data.batches import Batch
 from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import (
+    UNIFORM,
     Prediction,
+    TrainingTimes,
     Weighting,
     check_loss,
     diffusion_loss,
@@ -34,7 +36,9 @@ class DiffusionTask(Task):
         net: the network, see `Task`; it has the attribute `null_label`, too.
         path: the noise path from data to noise; a dataclass.
         prediction: what the network predicts: the noise `eps`, the data `x`, the `velocity` or the `score`.
-        weighting: weights of the eps and score losses over noise levels: `none`, `velocity` or `likelihood` (SiT).
+        weighting: weights of the loss over noise levels: `none`, `velocity` (of eps and score, SiT; of x, JiT) or
+            `likelihood` (of eps and score, SiT).
+        times: distribution of the times of training.
         label_dropout: share of labels, in [0, 1], that training replaces by the null label; guidance needs it above 0.
         sampling: default sampling of this network, in the callbacks and in sample.py from its checkpoint.
         optim: optimizer and learning rate.
@@ -50,6 +54,7 @@ class DiffusionTask(Task):
         path: NoisePath = VP(),  # noqa: B008  frozen
         prediction: Prediction = "eps",
         weighting: Weighting = "none",
+        times: TrainingTimes = UNIFORM,
         label_dropout: float = 0.1,
         sampling: Sampling = Sampling(),  # noqa: B008  frozen
         optim: Optimization = Optimization(),  # noqa: B008  frozen
@@ -77,7 +82,7 @@ class DiffusionTask(Task):
             raise UserError(f"path must be one of uvit_decay.diffusion.noise_path, got {path}")
         check_loss(prediction, weighting)
         self.path, self.prediction, self.weighting = path, prediction, weighting
-        self.label_dropout, self.sampling = label_dropout, sampling
+        self.times, self.label_dropout, self.sampling = times, label_dropout, sampling
 
     def setup(self, stage: str) -> None:
         """Raise a UserError if the network does not fit the sampling or the data."""
@@ -93,8 +98,8 @@ class DiffusionTask(Task):
         """
         x = batch.images
         place, drop = uniform(stage, "time, label", self.seed, rows=batch.rows, shape=(2,)).unbind(1)
-        times = stratified_times(place, batch.first, batch.total)
-        t = training_times(self.path, self.prediction, self.weighting, times)
+        place = stratified_times(place, batch.first, batch.total)
+        t = training_times(self.path, self.prediction, self.weighting, place, self.times)
         eps = normal(stage, "noise", self.seed, rows=batch.rows, shape=x.shape[1:])
         y = None  # unconditional
         if self.net.num_classes:
