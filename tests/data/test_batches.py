@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import InMemory, Mirror, StepLoader, StepSampler, pieces
+from uvit_decay.data.batches import InMemory, Mirror, StepLoader, StepSampler, micro_batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import subset
 
@@ -57,7 +57,7 @@ def test_ranks_share_the_global_batch(ranks):
     [(128, None, 1), (128, 128, 1), (128, 1000, 1), (128, 127, 2), (128, 64, 2), (12, 5, 3), (7, 3, 7), (1, 1, 1)],
 )
 def test_a_share_is_cut_into_the_fewest_equal_pieces_that_fit(share, limit, count):
-    assert pieces(share, limit) == count
+    assert micro_batches(share, limit) == count
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

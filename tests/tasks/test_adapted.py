@@ -185,7 +185,7 @@ def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, picture
 def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, message):
     task = DiffusionTask(net(), init_from=str(trained))
     with pytest.raises(UserError, match=message):
-        task.start()
+        task.load_initial()
 
 
 def test_other_targets_are_a_warning(trained, started):
@@ -213,7 +213,7 @@ def test_an_official_file_is_read_as_it_is(tmp_path):
     weights = {name: torch.zeros(value.shape, dtype=torch.bfloat16) for name, value in layout.items()}
     del weights["alphas"]
     torch.save(weights, tmp_path / "SiT-S-2.pt")
-    function = DiffusionTask(net, Linear(), "velocity").function()
+    function = DiffusionTask(net, Linear(), "velocity").function_spec()
     stored = read_initial(tmp_path / "SiT-S-2.pt", net, function)
     assert stored.card.prediction == "velocity"
     assert stored.notes[0].startswith("recognised sit-s/2 (6 heads, 32,9")
@@ -232,7 +232,7 @@ def test_a_dit_starts_to_train_without_its_variance(tmp_path):
     config = load(tmp_path / "dit.safetensors").net.config
     assert config["learned_variance"]
     net = SiT(**{**config, "learned_variance": False})
-    function = DiffusionTask(net, DDPMLinear()).function()
+    function = DiffusionTask(net, DDPMLinear()).function_spec()
     assert read_initial(tmp_path / "dit.safetensors", net, function).card.prediction == "eps"
 
 
@@ -273,4 +273,4 @@ def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monk
     assert caplog.text.count("tensors from") == 1
     assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
     with pytest.raises(UserError, match=r"the checkpoint start.ckpt does not exist"):
-        DiffusionTask(tiny_net(), init_from="start.ckpt").start()
+        DiffusionTask(tiny_net(), init_from="start.ckpt").load_initial()

@@ -161,7 +161,7 @@ def test_data_of_one_class_and_odd_pieces_are_refused(tmp_path):
 
     with pytest.raises(UserError, match="one has 1 classes, a classifier needs two or more"):
         fit(tmp_path, max_steps=1, task=linear_probe(), data=One(32))
-    with pytest.raises(UserError, match="a piece of 33 images is odd"):
+    with pytest.raises(UserError, match="a micro-batch of 33 images is odd"):
         fit(tmp_path, max_steps=1, task=fine_tuning(), data=Digits(33))
 
 

@@ -1,4 +1,4 @@
-"""The global batch is the config's number, in however many pieces."""
+"""The global batch is the config's number, in however many micro-batches."""
 
 import csv
 import os

@@ -200,7 +200,7 @@ def averaged(trainer: Trainer, task: Task) -> Iterator[Weights]:
     """
     ema = next((callback for callback in trainer.callbacks if isinstance(callback, EMA)), None)
     training = task.net.training
-    task.settle()
+    task.sync_batch_norms()
     task.net.eval()
     try:
         with ema.averaged(task) if ema else nullcontext(), whole(task):

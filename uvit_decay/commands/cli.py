@@ -239,7 +239,7 @@ class CLI(LightningCLI):
     def _begin(self, path: str | Path | None) -> None:
         """Check a checkpoint, or load the weights from which a new run starts, before any work."""
         if path is None:
-            self.model.start()
+            self.model.load_initial()
             return
         self.model.init_from = None
         step, last = self._check_fits(path), self.trainer.max_steps

@@ -1,8 +1,8 @@
 """Batches as a function of (seed, step): shuffling, mirroring, sharding over ranks and exact resumption in one place.
 
-Global batch k is the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one piece
-or, if that is too large for a device, in several pieces whose gradients are accumulated. The training data therefore do
-not depend on the number of devices, and a run resumed in the middle of an epoch continues with the next batch.
+Global batch k is the k-th slice of the concatenated epoch permutations; rank r of R takes its r-th share, in one
+micro-batch or, if that is too large for a device, in several whose gradients are accumulated. The training data
+do not depend on the number of devices, and a run resumed in the middle of an epoch continues with the next batch.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Mirror:
 
 
 class Batch(NamedTuple):
-    """A piece of global batch `number`: positions first, first + 1, ... of `total`.
+    """A micro-batch of global batch `number`: positions first, first + 1, ... of `total`.
 
     `images` have their stored form (see ImageSet) until the data module moves them to the network's device and converts
     them to its input: float32 (b, c, h, w), about [-1, 1].
@@ -109,13 +109,13 @@ class _Slice(NamedTuple):
     total: int
 
 
-def pieces(share: int, limit: int | None) -> int:
-    """Return the least number of equal pieces of a device's `share` of a batch such that none exceeds `limit`."""
+def micro_batches(share: int, limit: int | None) -> int:
+    """Return the least number of equal micro-batches of a device's `share` of a batch, none above `limit`."""
     return next(count for count in range(1, share + 1) if share % count == 0 and share // count <= (limit or share))
 
 
 class StepSampler(DistributedSampler):
-    """A sampler of this rank's share of every global batch, from `start` to the end of its epoch, piece by piece.
+    """A sampler of this rank's share of every global batch, from `start` to the end of its epoch, by micro-batches.
 
     It subclasses DistributedSampler only so that Lightning does not replace it by another one.
 
@@ -126,7 +126,7 @@ class StepSampler(DistributedSampler):
         rank: index of this process.
         ranks: number of processes.
         shuffle: a new order in each epoch; otherwise always the order of the set.
-        limit: most images per piece; None takes the whole share at once.
+        limit: most images per micro-batch; None takes the whole share at once.
         fill: fill the last batch of an epoch with images of its beginning; otherwise a last part of one is left out.
             Without shuffling, the rows of what fills it are `size` or more.
     """
@@ -153,14 +153,14 @@ class StepSampler(DistributedSampler):
             raise UserError(f"device_batch_size must be at least 1, got {limit}")
         self.size, self.batch_size, self.start = size, batch_size, 0
         self.share = batch_size // ranks
-        self.pieces = pieces(self.share, limit)
+        self.micro_batches = micro_batches(self.share, limit)
         self.batches = -(-size // batch_size) if fill else size // batch_size  # in an epoch
 
     def __len__(self) -> int:
-        return self.batches * self.pieces
+        return self.batches * self.micro_batches
 
     def __iter__(self) -> Iterator[_Slice]:
-        batches, step = self.batches, self.share // self.pieces
+        batches, step = self.batches, self.share // self.micro_batches
         epoch, position = divmod(self.start, batches)
         order = torch.arange(self.size)
         if self.shuffle:
@@ -219,7 +219,7 @@ class StepLoader(DataLoader):
         start = self.sampler.start
         for count, batch in enumerate(super().__iter__(), 1):
             if self.sampler.shuffle:  # an evaluation loader always begins at batch 0
-                self.sampler.start = start + count // self.sampler.pieces
+                self.sampler.start = start + count // self.sampler.micro_batches
             yield batch
 
     def state_dict(self) -> dict[str, Any]:

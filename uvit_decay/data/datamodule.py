@@ -32,7 +32,7 @@ class ImageData(LightningDataModule):
         seed: random seed of the image order and the flips.
         num_workers: reader processes per device, at most one per CPU core; 0 for sets in memory.
         device_batch_size: most images per forward pass on a device; a larger share of the global batch is split into
-            equal pieces, whose gradients are accumulated. Null: the whole share at once.
+            equal micro-batches, whose gradients are accumulated. Null: the whole share at once.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ImageData(LightningDataModule):
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
         self.latents: LatentSpace | None = None  # None for pixels
-        self.pieces = 1  # accumulated on each device for a global batch
+        self.micro_batches = 1  # accumulated on each device for a global batch
         self._in_steps: dict[str, Any] = {}  # settings of the trainer as they were given
         self.whole_test = False  # whether validation fills its last batch, to see all images; tasks that count set it
 
@@ -100,21 +100,21 @@ class ImageData(LightningDataModule):
                 setattr(self.trainer, name, value)
 
     def _accumulate(self, sampler: StepSampler) -> None:
-        """Let the trainer accumulate the pieces of a global batch, and print how it is divided."""
-        configured, self.pieces = self.trainer.accumulate_grad_batches, sampler.pieces
+        """Let the trainer accumulate the micro-batches of a global batch, and print how it is divided."""
+        configured, self.micro_batches = self.trainer.accumulate_grad_batches, sampler.micro_batches
         if configured != 1:
             raise UserError(
                 f"--trainer.accumulate_grad_batches {configured} divides the last step of an epoch wrongly: leave it "
-                "out, and cut the global batch, --data.batch_size, into pieces with --data.device_batch_size"
+                "out, and cut the global batch, --data.batch_size, into micro-batches with --data.device_batch_size"
             )
-        self.trainer.accumulate_grad_batches = sampler.pieces
-        self._count_pieces(sampler)
-        accumulated = f" x {sampler.pieces} accumulated" if sampler.pieces > 1 else ""
-        images = sampler.share // sampler.pieces
+        self.trainer.accumulate_grad_batches = sampler.micro_batches
+        self._count_micro_batches(sampler)
+        accumulated = f" x {sampler.micro_batches} accumulated" if sampler.micro_batches > 1 else ""
+        images = sampler.share // sampler.micro_batches
         rank_zero_info(f"global batch {self.batch_size} = {sampler.num_replicas} x {images} images{accumulated}")
 
-    def _count_pieces(self, sampler: StepSampler) -> None:
-        """Convert the trainer's limit of an epoch and interval of validation from steps to pieces, its batches."""
+    def _count_micro_batches(self, sampler: StepSampler) -> None:
+        """Convert the trainer's limit of an epoch and interval of validation from steps to micro-batches."""
         steps = sampler.batches
         for name in ("limit_train_batches", "val_check_interval"):
             value = getattr(self.trainer, name, None)  # an interval of time is elsewhere
@@ -123,7 +123,7 @@ class ImageData(LightningDataModule):
                 value = max(1, int(value * steps))
             if isinstance(value, int):
                 steps = min(value, steps)
-                setattr(self.trainer, name, value * sampler.pieces)
+                setattr(self.trainer, name, value * sampler.micro_batches)
 
     def _sampler(
         self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None, fill: bool = False

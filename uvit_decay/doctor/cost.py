@@ -21,7 +21,8 @@ def memory(run: Run, found: Measured) -> Iterator[Finding]:
     processes = run.trainer.num_devices if on_cpu else 1
     taken = found.peak * processes
     where = f"all {processes} processes" if processes > 1 else "a process" if on_cpu else "a GPU"
-    text = f"a step of {found.pieces} x {found.images} images takes {gib(taken)} of the {gib(found.limit)} of {where}"
+    step = f"a step of {found.micro_batches} x {found.images} images"
+    text = f"{step} takes {gib(taken)} of the {gib(found.limit)} of {where}"
     smaller = f"--data.device_batch_size {max(1, found.images // 2)}"
     if "checkpointing" in run.task.net.config and not run.task.net.config["checkpointing"]:
         smaller += " or --model.net.checkpointing true"

@@ -59,7 +59,7 @@ class Measured:
         peak: most bytes that a process held.
         step: seconds of an optimizer step.
         counted: optimizer steps that were timed, at least 1.
-        pieces: forward passes of a step on a device.
+        micro_batches: forward passes of a step on a device.
         images: images of each.
         epoch: optimizer steps of an epoch.
         total: optimizer steps of the run; infinite without an end.
@@ -70,7 +70,7 @@ class Measured:
     peak: int = 0
     step: float = 0.0
     counted: float = 0.0
-    pieces: int = 1
+    micro_batches: int = 1
     images: int = 0
     epoch: int = 0
     total: float = math.inf
@@ -88,7 +88,7 @@ class Rehearsal(Callback):
     def __init__(self, run: Run, failed: bool = False) -> None:
         self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
         self._begun = self._start = 0.0
-        self._timed = 0  # pieces since `_start`
+        self._timed = 0  # micro-batches since `_start`
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """End a rank that has found an error; compare the images of the others."""
@@ -101,7 +101,10 @@ class Rehearsal(Callback):
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         found, data = self.found, trainer.datamodule
         found.epoch, found.total = run_length(trainer)
-        found.pieces, found.images = data.pieces, data.batch_size // (trainer.world_size * data.pieces)
+        found.micro_batches, found.images = (
+            data.micro_batches,
+            data.batch_size // (trainer.world_size * data.micro_batches),
+        )
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
 
@@ -117,7 +120,7 @@ class Rehearsal(Callback):
                 self._start = now
             return
         self._timed += 1
-        steps, spent = self._timed / self.found.pieces, now - self._start
+        steps, spent = self._timed / self.found.micro_batches, now - self._start
         enough = steps >= STEPS and spent > SECONDS
         if trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False):
             self.found.step, self.found.counted = spent / steps, steps
@@ -131,7 +134,7 @@ class Rehearsal(Callback):
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
         found = self.found
         if not found.counted and self._timed:  # the run is as short as its rehearsal
-            found.counted = self._timed / found.pieces
+            found.counted = self._timed / found.micro_batches
             found.step = (self._now(task) - self._start) / found.counted
         found.peak = peak_bytes(task.device)
         found.costs = [self._cost(trainer, task, callback) for callback in self.run.periodic]

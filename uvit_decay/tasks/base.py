@@ -2,13 +2,13 @@
 
 A step, in order; Lightning calls these hooks. Step k trains on global batch k.
 
-1. Batch: `StepLoader` yields a piece of this rank's share of global batch k, a function of (seed, k); the data module
-   moves it to the device and brings it into the form of the network, float32 in about [-1, 1].
+1. Batch: `StepLoader` yields a micro-batch of this rank's share of global batch k, a function of (seed, k); the
+   data module moves it to the device and brings it into the form of the network, float32 in about [-1, 1].
 2. Random numbers: times, label dropout and noise are functions of (seed, k, position in the global batch) alone.
-3. Loss: `training_step` returns the mean of `loss` over the piece.
+3. Loss: `training_step` returns the mean of `loss` over the micro-batch.
 4. Guard: `_guard` records on the device whether the loss is finite; only a single process on the CPU raises at once.
-5. Accumulation: the backward pass adds the gradients, divided by the number of pieces; 1 to 5 repeat for each piece of
-   the global batch. The gradients are averaged over the ranks.
+5. Accumulation: the backward pass adds the gradients, divided by the number of micro-batches; 1 to 5 repeat for each
+   micro-batch. The gradients are averaged over the ranks.
 6. Numbers: `on_before_optimizer_step` logs loss and learning rate every --trainer.log_every_n_steps.
 7. Clipping: `configure_gradient_clipping` computes the gradient norm once, logs it, and clips by
    --trainer.gradient_clip_val, if it is set.
@@ -46,7 +46,7 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
-from uvit_decay.tasks.resume import check, check_changes, check_data, recount
+from uvit_decay.tasks.resume import check, check_changes, check_data, restore_counters
 from uvit_decay.tasks.settings import Settings
 from uvit_decay.tasks.sharding import Sharded, compile_net, local_values, original_class
 from uvit_decay.tasks.utilisation import Utilisation
@@ -56,7 +56,7 @@ NEVER = 2**62  # a step that is never reached
 
 
 class Task(LightningModule):
-    """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function`.
+    """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function_spec`.
 
     Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib; stops if a loss
     is not finite.
@@ -73,7 +73,7 @@ class Task(LightningModule):
 
     path: NoisePath | None = None  # of a denoiser, and how to sample from it
     sampling: Sampling | None = None
-    init_from: str | None = None  # a file whose weights `start` loads
+    init_from: str | None = None  # a file whose weights `load_initial` reads
     frozen = False  # whether a classifier is trained alone
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = AUTO, seed: int = 0) -> None:
@@ -100,14 +100,14 @@ class Task(LightningModule):
         if backend:
             compile_net(self.net, backend, by_block=on_gpu or isinstance(self.trainer.strategy, Sharded))
 
-    def start(self) -> None:
+    def load_initial(self) -> None:
         """Read the file from which a new run starts, once; a run that resumes sets `init_from` to None before.
 
         Its weights are loaded in `setup`, where the classes of the data are known.
         """
         if self.init_from is not None:
             file, self.init_from = Path(self.init_from), None
-            self._initial = read_initial(file, self.net, self.function())
+            self._initial = read_initial(file, self.net, self.function_spec())
 
     @property
     def images_seen(self) -> int:
@@ -115,7 +115,7 @@ class Task(LightningModule):
         step, images = self._before
         return images + (self.trainer.global_step - step) * self.trainer.datamodule.batch_size
 
-    def settle(self) -> None:
+    def sync_batch_norms(self) -> None:
         """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
@@ -135,12 +135,12 @@ class Task(LightningModule):
         if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
             raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
         if stage == "fit" and self.trainer.ckpt_path is None:
-            self.start()
+            self.load_initial()
             if self._initial is not None:
-                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function(), data)))
+                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
                 self._initial = None
 
-    def function(self) -> dict[str, Any]:
+    def function_spec(self) -> dict[str, Any]:
         """Return the fields of `card` that define the function of the weights; they need no data."""
         return {"net": Spec.of(original_class(self.net), self.net.config)}
 
@@ -148,14 +148,14 @@ class Task(LightningModule):
         """Return the model card, which is stored in the checkpoint: the network, and the data of this run."""
         data: ImageData = self.trainer.datamodule
         return ModelCard(
-            **self.function(),
+            **self.function_spec(),
             sampling=self.sampling,
             class_names=tuple(data.class_names) if self.net.num_classes else (),
             class_hash=class_hash(data.class_names),
             data=data.name,
             latents=data.latents,
             step=self.trainer.global_step,
-            pieces=data.pieces,
+            pieces=data.micro_batches,
             data_hash=data.fingerprint,
         )
 
@@ -200,7 +200,7 @@ class Task(LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         losses, self._losses = self._losses, []
         if self._logs_at(self.trainer.global_step + 1):
-            # Mean over the whole global batch: each piece and each rank has only some of the noise levels.
+            # Mean over the whole global batch: each micro-batch and each rank has only some of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
             # Lightning would copy a number to the device, but leaves a tensor where it is.
             self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))
@@ -271,7 +271,7 @@ class Task(LightningModule):
         if trains and step >= total > 0:
             flag = "max_steps" if total == self.trainer.max_steps else "max_epochs"
             raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set --trainer.{flag} higher")
-        recount(checkpoint["loops"]["fit_loop"], epoch, data.pieces)
+        restore_counters(checkpoint["loops"]["fit_loop"], epoch, data.micro_batches)
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:

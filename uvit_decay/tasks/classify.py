@@ -65,7 +65,7 @@ class ClassifyTask(Task):
         seed: seed of a new classifier, stochastic depth, Mixup and CutMix.
 
     A classifier of a frozen encoder starts from normal(0, 0.01), one of an encoder that is fine-tuned from
-    normal(0, 2e-5), truncated (MAE). Batch norms see one piece of the batch on one device, as in MAE's code; their
+    normal(0, 2e-5), truncated (MAE). Batch norms see one micro-batch on one device, as in MAE's code; their
     running statistics are averaged over the devices before they are used or saved.
 
     Raises:
@@ -127,7 +127,7 @@ class ClassifyTask(Task):
         super().setup(stage)
         data.whole_test = True
         if self.mixing:
-            check_pairs(data.batch_size // self.trainer.world_size // data.pieces)
+            check_pairs(data.batch_size // self.trainer.world_size // data.micro_batches)
         if stage == "fit":
             self._remark()
 
@@ -140,7 +140,7 @@ class ClassifyTask(Task):
         if self.trainer.datamodule.test is None:
             rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
 
-    def start(self) -> None:
+    def load_initial(self) -> None:
         if self.init_from is not None:
             file, self.init_from = Path(self.init_from), None
             rank_zero_info(start_from(self.net, file))
@@ -186,10 +186,10 @@ class ClassifyTask(Task):
     def _due(self) -> bool:
         """Return whether the run is validated after the present step."""
         trainer = self.trainer
-        pieces = trainer.global_step * trainer.accumulate_grad_batches
+        batches = trainer.global_step * trainer.accumulate_grad_batches
         if trainer.check_val_every_n_epoch is None:
-            return pieces % trainer.val_check_batch == 0
-        epochs, rest = divmod(pieces - 1, trainer.num_training_batches)
+            return batches % trainer.val_check_batch == 0
+        epochs, rest = divmod(batches - 1, trainer.num_training_batches)
         return (epochs + 1) % trainer.check_val_every_n_epoch == 0 and (rest + 1) % trainer.val_check_batch == 0
 
     def on_validation_epoch_start(self) -> None:
@@ -216,17 +216,17 @@ class ClassifyTask(Task):
 
     def _epoch(self) -> int:
         """Return the number of the epoch, from 1; Lightning's also counts epochs in which a run was stopped."""
-        pieces = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return math.ceil(pieces / self.trainer.num_training_batches) if self.trainer.num_training_batches else 0
+        batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
+        return math.ceil(batches / self.trainer.num_training_batches) if self.trainer.num_training_batches else 0
 
     def on_train_end(self) -> None:
         if self.last and self.best:
             rank_zero_info(f"last: {self.last}\nbest: {self.best}, chosen on the test images")
 
     def on_validation_start(self) -> None:
-        self.settle()
+        self.sync_batch_norms()
 
-    def settle(self) -> None:
+    def sync_batch_norms(self) -> None:
         """Average running statistics of batch norms over all ranks, which must all call this."""
         if self.trainer.world_size > 1:
             from timm.utils import distribute_bn  # takes seconds to import
@@ -234,7 +234,7 @@ class ClassifyTask(Task):
             distribute_bn(self.net, self.trainer.world_size, reduce=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.settle()
+        self.sync_batch_norms()
         super().on_save_checkpoint(checkpoint)
         scores = {"last": self.last, "best": self.best}
         checkpoint[SCORES] = {name: asdict(score) for name, score in scores.items() if score}
@@ -281,9 +281,9 @@ class Mixing:
 
 
 def check_pairs(images: int) -> None:
-    """Raise a UserError if a piece of so many images cannot be mixed in pairs."""
+    """Raise a UserError if a micro-batch of so many images cannot be mixed in pairs."""
     if images % 2:
         raise UserError(
-            f"mixup and cutmix mix neighbours, and a piece of {images} images is odd: change --data.batch_size or "
-            "--data.device_batch_size"
+            f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: change "
+            "--data.batch_size or --data.device_batch_size"
         )

@@ -94,7 +94,7 @@ class DiffusionTask(Task):
         """Return the mean diffusion loss of a part of a global batch; `stage` is "train" or "val".
 
         All random numbers are functions of (stage, seed, `batch.rows`), so that the loss of a global batch does not
-        depend on how it is divided into ranks and pieces. Labels are dropped in training only.
+        depend on how it is divided into ranks and micro-batches. Labels are dropped in training only.
         """
         x = batch.images
         place, drop = uniform(stage, "time, label", self.seed, rows=batch.rows, shape=(2,)).unbind(1)
@@ -113,10 +113,10 @@ class DiffusionTask(Task):
             self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None
         )
 
-    def function(self) -> dict[str, Any]:
+    def function_spec(self) -> dict[str, Any]:
         """Return network, path, prediction and weighting."""
         return {
-            **super().function(),
+            **super().function_spec(),
             "path": Spec.of(type(self.path), dataclasses.asdict(self.path)),
             "prediction": self.prediction,
             "weighting": self.weighting,

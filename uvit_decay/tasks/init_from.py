@@ -139,7 +139,7 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
     Args:
         file: a .ckpt or .safetensors of this project, or an official file of U-ViT, SiT, DiT or MAE.
         net: the network.
-        function: what the task trains, see `Task.function`.
+        function: what the task trains, see `Task.function_spec`.
 
     Raises:
         UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
@@ -167,7 +167,7 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     Args:
         net: the network, as it was initialised.
         stored: the weights and their card.
-        function: what the task trains, see `Task.function`.
+        function: what the task trains, see `Task.function_spec`.
         data: the data, set up; their classes are known by name.
     """
     layers = net.data_layers if isinstance(net, HasDataLayers) else NOTHING

@@ -14,7 +14,7 @@ class MAETask(Task):
     """Pre-training of a masked autoencoder: the mean squared error of the patches that it does not see.
 
     The mask of an image is a function of (seed, step, position in the global batch), the same on any number of
-    processes and in any pieces; that of validation a function of (seed, number of the image).
+    processes and micro-batches; that of validation a function of (seed, number of the image).
 
     Args:
         net: the masked autoencoder.

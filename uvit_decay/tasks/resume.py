@@ -72,7 +72,7 @@ def _check_settings(
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
     before = contents.get("settings") or {}
     fixed, open_ = list(_other_optimizer(before, task)), []
-    parts = ((part, getattr(card, part), ours) for part, ours in task.function().items())
+    parts = ((part, getattr(card, part), ours) for part, ours in task.function_spec().items())
     if function := [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]:
         (open_ if _same_tensors(contents.get("state_dict"), task) else fixed).extend(function)
     if trains and before and task.settings:
@@ -234,7 +234,7 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def recount(loop: dict[str, Any], epoch: int, pieces: int) -> None:
+def restore_counters(loop: dict[str, Any], epoch: int, pieces: int) -> None:
     """Set the counts of Lightning's fit loop to a place within an epoch, from the number of global batches so far.
 
     Two things make them wrong. Lightning counts pieces as batches, of which a global batch may have had another number.

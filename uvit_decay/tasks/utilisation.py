@@ -57,15 +57,15 @@ class Utilisation:
 
 def image_flops(task: LightningModule) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation."""
-    batch = piece(task)
+    batch = micro_batch(task)
     with stand_in(task, recompute=False):
         return counted_flops(lambda: task.loss(batch, "train").backward()) / len(batch.images)
 
 
-def piece(task: LightningModule) -> Batch:
+def micro_batch(task: LightningModule) -> Batch:
     """Return what a device trains on at once, without memory: a Batch on the meta device."""
     data, net = task.trainer.datamodule, task.net
-    count = data.batch_size // (task.trainer.world_size * data.pieces)
+    count = data.batch_size // (task.trainer.world_size * data.micro_batches)
     images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")
     return Batch(images, labels, number=0, first=0, total=data.batch_size)
