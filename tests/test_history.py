@@ -1,4 +1,4 @@
-"""Histories: lines in one schema, whole whatever happens, and joined by the run that goes on."""
+"""Histories: lines in one schema, whole whatever happens, and joined by the resumed run."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""The scripts as a user runs them: train, look, sample, interrupt, go on."""
+"""The scripts as a user runs them: train, look, sample, interrupt, resume."""
 
 import os
 import re
@@ -84,7 +84,7 @@ def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path,
     assert process.returncode == code, errors
     assert "Traceback" not in errors
     step = torch.load(path, weights_only=True)["global_step"]
-    assert f"stopped at step {step}; go on with: python train.py fit ... --ckpt_path" in errors
+    assert f"stopped at step {step}; resume with: python train.py fit ... --ckpt_path" in errors
     assert not list(path.parent.glob(".*"))
     more = [f"--ckpt_path={path}", f"--trainer.max_steps={step + 5}", *SMALL]
     trained_once(monkeypatch)

@@ -69,7 +69,7 @@ def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
 
 
 def test_epochs_are_counted_in_global_batches(tmp_path):
-    """Two pieces a batch, every second epoch; a run that goes on in mid-epoch counts as one that was not stopped."""
+    """Two micro-batches a batch, every second epoch; a run resumed in mid-epoch counts as one that was not stopped."""
 
     def data():
         return Digits(512, device_batch_size=256)

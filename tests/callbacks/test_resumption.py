@@ -23,7 +23,7 @@ TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"e
 
 
 def run(monkeypatch, caplog, folder, *flags):
-    """What a run of train.py says of the checkpoint from which it goes on."""
+    """What a run of train.py says of the checkpoint from which it resumes."""
     caplog.clear()
     with caplog.at_level("INFO"):
         train(monkeypatch, folder, "fit", *TINY, *flags)
@@ -57,7 +57,7 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
     first = run(monkeypatch, caplog, tmp_path, *command)
     assert first == "--ckpt_path auto: a new run starts: there is no checkpoint of these settings in runs/digits"
     (tmp_path / "runs" / "digits" / "version_0" / "checkpoints" / "last.ckpt").unlink()  # as if killed before step 3
-    wanted = "--ckpt_path auto: going on from runs/digits/version_0/checkpoints/previous.ckpt (step 2)"
+    wanted = "--ckpt_path auto: resuming from runs/digits/version_0/checkpoints/previous.ckpt (step 2)"
     assert run(monkeypatch, caplog, tmp_path, *command) == wanted
     folder = tmp_path / "runs" / "digits"
     assert step(folder / "version_1" / "checkpoints" / "last.ckpt") == 3
@@ -68,11 +68,11 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
     os.utime(folder / "version_1" / "checkpoints" / "last.ckpt", (0, 0))  # clocks play no part
     others = ["--trainer.max_steps=4", "--data.device_batch_size=16", "--model.compile=false"]
     longer = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", *others)
-    assert longer == "--ckpt_path auto: going on from runs/digits/version_1/checkpoints/last.ckpt (step 3)"
+    assert longer == "--ckpt_path auto: resuming from runs/digits/version_1/checkpoints/last.ckpt (step 3)"
     assert "a new run starts" in run(monkeypatch, caplog, tmp_path, *command, "--seed_everything=1")
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
-    assert "--ckpt_path last: going on from runs/digits/version_3/checkpoints/last.ckpt (step 3)" in caplog.messages
+    assert "--ckpt_path last: resuming from runs/digits/version_3/checkpoints/last.ckpt (step 3)" in caplog.messages
 
 
 @pytest.mark.parametrize(("name", "damage"), [("last", truncated), ("auto", flipped)])

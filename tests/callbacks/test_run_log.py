@@ -1,4 +1,4 @@
-"""A run that goes on: its folder begins with the history and the log of the run that it continues."""
+"""A resumed run: its folder begins with the history and the log of the run that it continues."""
 
 import csv
 import json

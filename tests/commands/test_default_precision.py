@@ -1,4 +1,4 @@
-"""The precision of a run that asks for none: by device and width, said, saved and kept when the run goes on."""
+"""The precision of a run that asks for none: by device and width, said, saved and kept when the run is resumed."""
 
 import pytest
 import torch

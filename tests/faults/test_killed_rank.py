@@ -1,4 +1,4 @@
-"""One of two ranks is killed: the other ends soon with one line, and the same command goes on."""
+"""One of two ranks is killed: the other ends soon with one line, and the same command resumes."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from kind import Kind, digest
 
 from uvit_decay.runtime.errors import LONGEST, UserError
 
-SECONDS, MEGABYTES = 5.0, 500.0  # of CPU time, and above the memory of before
+SECONDS, MEGABYTES = 5.0, 500.0  # of CPU time, and above the memory at the start
 PATIENCE = 60.0  # seconds of the clock after which a case counts as one that never ends
 ADDRESSES = 2**33  # bytes of addresses that a process may have beyond those at its start
 STARTED = ("os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "subprocess.Popen", "pty.spawn")

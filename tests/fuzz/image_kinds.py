@@ -43,7 +43,7 @@ def images_in(path: Path, **options: Any) -> dict[str, Any]:
 
 
 def known_pictures(before: Mapping[str, Any], after: Mapping[str, Any], file: Path) -> bool:
-    """Allow other names and fewer pictures, which archives do not protect; each picture must be one of before."""
+    """Allow other names and fewer pictures, which archives do not protect; each picture must be one of the original."""
     return set(after["pictures"]) <= set(before["pictures"])
 
 

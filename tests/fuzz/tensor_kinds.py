@@ -105,7 +105,7 @@ def read_latents(folder: Path, file: Path) -> Any:
 
 
 def read_encoded_on(folder: Path, file: Path) -> Any:
-    """Return what `encode` looks at before it goes on, with the labels of the images."""
+    """Return what `encode` looks at before it continues, with the labels of the images."""
     latents = folder / "latents"
     manifest = manifests.read(latents, whole=False)
     labels = torch.tensor([label for label, count in enumerate(manifest.classes.values()) for _ in range(count)])

@@ -44,7 +44,7 @@ PLACES = {  # functions in which runs are struck
 }
 FILES = ("generation.jsonl", "probes.jsonl", "probes.csv", "samples.png")
 TRAINED = ("state_dict", "optimizer_states", "lr_schedulers", "global_step")  # entries of a checkpoint
-GOES_ON = re.compile(r"going on from \S+ \(step (\d+)\)")
+GOES_ON = re.compile(r"resuming from \S+ \(step (\d+)\)")
 
 
 class SmallTraining:
@@ -94,7 +94,7 @@ class SmallTraining:
 
 
 def goes_on_from(program: Program) -> int:
-    """The step of the checkpoint from which a run went on, 0 if it began anew."""
+    """The step of the checkpoint from which a run was resumed, 0 if it began anew."""
     found = GOES_ON.search(program.stdout + program.stderr)
     return int(found[1]) if found else 0
 

@@ -1,4 +1,4 @@
-"""What a run that goes on takes from its checkpoint, what from its flags, and what it refuses."""
+"""What a resumed run takes from its checkpoint, what from its flags, and what it refuses."""
 
 import csv
 import functools

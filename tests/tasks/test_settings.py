@@ -1,4 +1,4 @@
-"""Settings that differ from those of the run that goes on: which are free, which must be allowed, which cannot be."""
+"""Settings of a resumed run that differ from those before: which are free, which must be allowed, which cannot be."""
 
 import shutil
 

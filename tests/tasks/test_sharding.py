@@ -1,4 +1,4 @@
-"""Two processes that hold half of everything train, look, save and go on as two, or one, that hold it all."""
+"""Two processes that hold half of everything train, look, save and resume as two, or one, that hold it all."""
 
 import os
 from functools import partial

@@ -31,7 +31,7 @@ class BestCheckpoint(Checkpoint):
     """The checkpoint of the best value so far, checkpoints/best_<metric>.ckpt; add one for each metric.
 
     A value is judged when the validation, or the metrics and probes of a step, have ended. The new file replaces the
-    former one when it is complete. A run that goes on knows the best value so far: if it finds no better one, the file
+    former one when it is complete. A resumed run knows the best value so far: if it finds no better one, the file
     stays in the folder of the run that did.
 
     Args:

@@ -160,7 +160,7 @@ class LastCheckpoint(Checkpoint):
     def _say_stopped(self, trainer: Trainer) -> None:
         path = run_folder(trainer) / CHECKPOINTS / LAST
         command = localised("python train.py fit")
-        rank_zero_info(f"\nstopped at step {trainer.global_step}; go on with: {command} ... --ckpt_path {path}")
+        rank_zero_info(f"\nstopped at step {trainer.global_step}; resume with: {command} ... --ckpt_path {path}")
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
         """Save the step whose evaluation a signal has left."""

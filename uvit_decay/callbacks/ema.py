@@ -58,9 +58,9 @@ class EMA(Callback):
     metrics and probes use it, too. Further ones are kept to choose among them afterwards, `--weights ema:0.999`. Each
     takes 4 bytes a parameter, in memory and in checkpoints. Averages of sharded weights are sharded as they are.
 
-    A resumed run may have other decays than its checkpoint: the averages of decays that both have go on, a further
+    A resumed run may have other decays than its checkpoint: the averages of decays that both have continue, a further
     one that is new starts from the weights of the checkpoint, with a ramp of its own, and what is no longer named is
-    dropped. The first average goes on under a new decay, unless the checkpoint has one of that decay.
+    dropped. The first average continues under a new decay, unless the checkpoint has one of that decay.
 
     Args:
         decay: the final decay, in [0, 1).
@@ -127,7 +127,7 @@ class EMA(Callback):
 
     @contextmanager
     def averaged(self, task: LightningModule) -> Iterator[None]:
-        """Swap in the averaged weights within the context, and the raw ones after it, even on errors. May be nested."""
+        """Swap in the EMA weights within the context, and the raw ones after it, even on errors. May be nested."""
         if self._raw is not None or not self.shadow:
             yield
             return
@@ -174,7 +174,7 @@ class EMA(Callback):
         for average in (first, *(other for other in others if other.decay in stored)):
             found = stored.get(average.decay, state)
             average.updates = found["updates"]
-            # Copies: two of ours may go on from one of the file's.
+            # Copies: two of ours may continue one of the file's.
             average.shadow = {name: value.clone() if others else value for name, value in found["shadow"].items()}
 
 

@@ -58,7 +58,7 @@ class Periodic(Callback):
 
     @abstractmethod
     def seconds(self, trainer: Trainer, task: Task) -> float:
-        """Estimate the seconds of one `evaluate`; called with the averaged weights."""
+        """Estimate the seconds of one `evaluate`; called with the EMA weights."""
 
     def precision(self, task: Task, device: torch.device | None = None) -> Precision:
         """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default.

@@ -42,12 +42,12 @@ def settings_before(
 ) -> Settings | None:
     """Return the settings in the checkpoint that `path`, a file or one of NAMES, means; None if there is none."""
     if path in NAMES:
-        return newest_settings(runs_of(loggers, root)[1], partial(goes_on, path, now, allowed))
+        return newest_settings(runs_of(loggers, root)[1], partial(may_resume, path, now, allowed))
     return read_training_checkpoint(Path(path), whole=False).get("settings") or {}
 
 
-def goes_on(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
-    """Return whether a run of the settings `now` may go on from a checkpoint of those `before`; `last` takes any."""
+def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
+    """Return whether a run of the settings `now` may resume from a checkpoint of those `before`; `last` takes any."""
     return name == LAST or same_run(before, now, allowed)
 
 
@@ -57,7 +57,7 @@ def newest(
     """Return the checkpoint that `last` or `auto` means, and say which it is; None if `auto` finds none."""
     where, runs = runs_of(loggers, root)
     try:
-        found = newest_whole(runs, partial(goes_on, name, now, allowed))
+        found = newest_whole(runs, partial(may_resume, name, now, allowed))
     except UserError as error:
         raise UserError(f"--ckpt_path {name}: {error}") from error
     if found is None and name == LAST:
@@ -82,7 +82,7 @@ def check_same_start(trainer: Trainer) -> None:
 def _said(name: str, found: Newest | None, where: Path) -> str:
     if found is None:
         return f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}"
-    goes_on = f"going on from {found.path} (step {found.step})"
+    resuming = f"resuming from {found.path} (step {found.step})"
     if found.damaged:
-        return f"warning: {'; '.join(found.damaged)}: --ckpt_path {name} is {goes_on}"
-    return f"--ckpt_path {name}: {goes_on}"
+        return f"warning: {'; '.join(found.damaged)}: --ckpt_path {name} is {resuming}"
+    return f"--ckpt_path {name}: {resuming}"

@@ -23,7 +23,7 @@ ONE_SIGNAL = 2.0  # seconds; a repetition within them is the same signal, sent b
 
 
 class StopSignals(Callback):
-    """Handles signals from the first step on; Lightning restores all handlers of before when the run has ended."""
+    """Handles signals from the first step on; Lightning restores the previous handlers when the run has ended."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # of the first signal

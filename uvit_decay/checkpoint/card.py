@@ -19,7 +19,7 @@ from uvit_decay.runtime.validation import is_plain, typed
 from uvit_decay.sampling_options import Weights, WeightSet, decay_in
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
-VERSION = 1  # of the form of a card, to be raised when a reader of before would misunderstand it
+VERSION = 1  # of the form of a card, to be raised when an older reader would misunderstand it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class ModelCard:
     def from_dict(cls, values: Any, where: Path | str) -> ModelCard:
         """Return the card with these values, read from the file `where`; entries that are no fields are ignored.
 
-        Cards of before have no version, and mean the same as those of version 1.
+        Older cards have no version, and mean the same as those of version 1.
 
         Raises:
             UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.

@@ -59,7 +59,7 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
 
     Args:
         runs: run folders, the newest first.
-        fits: whether a run may go on from a checkpoint of these settings; files of which it is not true are left out.
+        fits: whether a run may resume from a checkpoint of these settings; files of which it is not true are left out.
 
     Raises:
         UserError: there are checkpoints, but those that fit are all damaged.

@@ -131,7 +131,7 @@ class CLI(LightningCLI):
         self._get(self.config_init, "trainer").precision = trainer.precision
 
     def _cpu_precision(self, logger: Any) -> str | None:
-        """Return bf16-mixed where it is measured to be faster; a run that began in float32 goes on in it."""
+        """Return bf16-mixed where it is measured to be faster; a resumed run that began in float32 stays in it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
         if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(logger):
             return None
@@ -142,7 +142,7 @@ class CLI(LightningCLI):
         return "bf16-mixed"
 
     def _began_in_float32(self, logger: Any) -> bool:
-        """Return whether this run goes on from a checkpoint of a run in float32."""
+        """Return whether this run resumes from a checkpoint of a run in float32."""
         path, trainer = self._get(self.config, "ckpt_path"), self._get(self.config_init, "trainer")
         if not path:
             return False
@@ -244,7 +244,7 @@ class CLI(LightningCLI):
         self.model.init_from = None
         step, last = self._check_fits(path), self.trainer.max_steps
         if 0 <= last <= step:
-            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to go on")
+            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""

@@ -44,7 +44,7 @@ class UserError(Exception):
 
 
 class RunEnded(UserError):
-    """A run cannot go on from a checkpoint since that is at its end already."""
+    """A run cannot resume from a checkpoint since that is at its end already."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.validation import typed
 
-MOVED = {  # modules or classes of before -> where they are now; checkpoints, configurations and flags name classes
+MOVED = {  # older modules or classes -> where they are now; checkpoints, configurations and flags name classes
     "uvit_decay.callbacks.logger": "uvit_decay.callbacks.run_log",
     "uvit_decay.callbacks.preview": "uvit_decay.callbacks.previews",
     "uvit_decay.callbacks.reconstruction": "uvit_decay.callbacks.previews",
@@ -31,7 +31,7 @@ DROPPED = {  # names of classes that are gone -> what to do instead
 
 
 def renamed(values: Any) -> Any:
-    """Return plain values, nested in dicts and lists, with the class paths of before replaced by those of MOVED.
+    """Return plain values, nested in dicts and lists, with older class paths replaced by those of MOVED.
 
     A class path may follow a flag, as in "--model.path=uvit_decay.diffusion.path.VP". One of DROPPED is a UserError.
     """

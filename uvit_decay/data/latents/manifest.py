@@ -36,7 +36,7 @@ class Manifest:
     Args:
         latents: the autoencoder and its normalisation; the linear map to RGB is set once all images are encoded.
         source: path of the images.
-        pictures: sha256 of the image names, in order; the name is that of the files of before.
+        pictures: sha256 of the image names, in order; the key has its old name.
         count: number of images.
         image_size: height and width in pixels before encoding.
         classes: number of images of each class, by name, sorted; empty for images without classes.
@@ -155,7 +155,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     if whole and manifest.statistics is None:
         done = sum((folder / name).exists() for name, _ in manifest.shards)
         raise UserError(
-            f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same encode command again to go on"
+            f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same encode command again"
         )
     return manifest
 
