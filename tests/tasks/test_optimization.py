@@ -131,6 +131,7 @@ def run(folder, optim, *callbacks, max_steps, ckpt_path=None, **options):
 OPTIMIZERS = {
     "sgd": Optimization(0.1, optimizer="sgd", warmup_steps=2, decay_on="matrices"),
     "lars": Optimization(0.1, optimizer="lars", warmup_steps=2, weight_decay=1e-4, schedule="cosine"),
+    "muon": Optimization(1e-3, optimizer="muon", momentum=0.95, warmup_steps=2, decay_on="matrices"),
     "adamw": Optimization(betas=(0.9, 0.95), blr=8e-3, decay_on="layers", warmup_epochs=0.1, schedule="cosine"),
 }
 
@@ -177,6 +178,32 @@ def test_a_cosine_ends_at_the_least_rate(tmp_path):
     assert [group["lr"] for group in trainer.optimizers[0].param_groups] == pytest.approx([1e-5, 1e-5])
 
 
+def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
+    """One step of each, by torch's own optimizers."""
+    optim = Optimization(optimizer="muon", momentum=0.95, weight_decay=0.1)
+    ours, theirs = tiny_net(), tiny_net()
+    matrices = {n for n, p in theirs.named_parameters() if "_block" in n and p.ndim == 2}
+    named = dict(theirs.named_parameters())
+    parts = [
+        torch.optim.Muon([named[n] for n in matrices], 1e-3, 0.1, 0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW([p for n, p in named.items() if n not in matrices], 1e-3, optim.betas, weight_decay=0.1),
+    ]
+    optimizer = optim.build(ours, 1e-3)
+    for step in range(3):
+        for net in (ours, theirs):
+            torch.manual_seed(step)
+            for parameter in net.parameters():
+                parameter.grad = torch.randn_like(parameter)
+        optimizer.step()
+        for part in parts:
+            part.step()
+    assert len(matrices) == 3 * 4 + 1  # and the merge of the long skip
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter, named[name], msg=name)
+    with pytest.raises(UserError, match="muon is for the matrices of blocks"):
+        optim.build(Net(), 1e-3)
+
+
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_the_optimizer_has_the_settings(name):
     optim = Optimization(optimizer=name, momentum=0.6, betas=(0.8, 0.7), weight_decay=0.1)
@@ -209,7 +236,7 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
         ({"momentum": 1.0}, "momentum lies in"),
         ({"layer_decay": 0.0}, "layer_decay in"),
         ({"warmup_epochs": math.nan}, "warmup_epochs is not negative"),
-        ({"optimizer": "adam"}, "optimizer must be adamw or lars or sgd, got 'adam'"),
+        ({"optimizer": "adam"}, "optimizer must be adamw or muon or lars or sgd, got 'adam'"),
         ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
         ({"decay_on": "biases"}, "decay_on must be all or matrices or layers, got 'biases'"),
     ],

@@ -132,8 +132,8 @@ class Task(LightningModule):
             actual = getattr(self.net, key)
             if actual != value:
                 raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
-        if self.optim.optimizer == "lars" and isinstance(self.trainer.strategy, Sharded):
-            raise UserError("LARS needs the norms of whole matrices: set --trainer.strategy ddp, not fsdp")
+        if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
+            raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.load_initial()
             if self._initial is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -16,12 +17,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.runtime.errors import UserError, check_choice
 from uvit_decay.runtime.lars import LARS
+from uvit_decay.tasks.muon import MUON, Muon, hidden_matrices
 from uvit_decay.tasks.sharding import full
 
-Name = Literal["adamw", "lars", "sgd"]
+Name = Literal["adamw", "muon", "lars", "sgd"]
 DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine"]
-BUFFERS = {"adamw": ("exp_avg", "exp_avg_sq"), "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}
+ADAM = ("exp_avg", "exp_avg_sq")
+BUFFERS = {"adamw": ADAM, "muon": ADAM, "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}  # at most
 IN_PLACE = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}  # what may replace it; without either
 EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
 
@@ -47,9 +50,10 @@ class Optimization:
         warmup_steps: length of the linear warm-up, in optimizer steps; it starts at lr / warmup_steps. Without this and
             `warmup_epochs` 2500.
         schedule: after the warm-up: `constant`, or half a `cosine` period down to `min_lr` at the end of training.
-        optimizer: `adamw`, `lars` (MAE's linear probes) or `sgd` with momentum.
+        optimizer: `adamw`, `muon` (for the matrices of blocks, with steps as long as AdamW's, which has all else),
+            `lars` (MAE's linear probes) or `sgd` with momentum.
         blr: in place of `lr`: the learning rate of a global batch of 256; that of the run is proportional to its batch.
-        momentum: of LARS and SGD, in (0, 1).
+        momentum: of Muon (0.95 is usual), LARS and SGD, in (0, 1).
         decay_on: parameters with weight decay: `all`, as in U-ViT's code; `matrices`, not biases and 1-D tensors (MAE's
             pre-training); `layers`, the matrices apart from class token and positions (MAE's fine-tuning). LARS never
             decays 1-D tensors. Learned alphas are in all three ("standard weight decay", App. A.4 of the paper).
@@ -132,20 +136,22 @@ class Optimization:
         """Return the parameters of `net` in groups of one learning rate and weight decay, the last layers first."""
         if self.layer_decay < 1.0 and not isinstance(net, Layered):
             raise UserError(f"layer_decay {self.layer_decay}: a {type(net).__name__} has no layers, set it to 1")
-        groups: dict[tuple[int, bool, bool, float], list[Tensor]] = {}
+        groups: dict[tuple[int, bool, bool, float, bool], list[Tensor]] = {}
         factors = self._factors(net)
+        hidden = hidden_matrices(net) if self.optimizer == MUON else set()
         for name, parameter in net.named_parameters():
             before_last = len(net.layers) - net.layer_id(name) if self.layer_decay < 1.0 else 0
             factor = factors.get(name, 1.0)  # the rate of the first group is logged: without a factor
-            group = before_last, factor != 1.0, not self._decays(name, parameter), factor
+            group = before_last, factor != 1.0, not self._decays(name, parameter), factor, name in hidden
             groups.setdefault(group, []).append(parameter)
         return [
             {
                 "params": parameters,
                 "lr": lr * self.layer_decay**before_last * factor,
                 "weight_decay": 0.0 if undecayed else self.weight_decay,
+                **({MUON: muon} if hidden else {}),
             }
-            for (before_last, _, undecayed, factor), parameters in sorted(groups.items())
+            for (before_last, _, undecayed, factor, muon), parameters in sorted(groups.items())
         ]
 
     def _factors(self, net: nn.Module) -> dict[str, float]:
@@ -177,6 +183,8 @@ class Optimization:
         groups = self.groups(net, lr)
         if self.optimizer == "adamw":
             optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=True)
+        elif self.optimizer == MUON:
+            optimizer = Muon(groups, lr, self.betas, self.momentum)
         elif self.optimizer == "lars":
             optimizer = LARS(groups, lr, self.momentum, self.weight_decay)
         else:
@@ -184,13 +192,17 @@ class Optimization:
         optimizer.register_load_state_dict_pre_hook(_with_our_settings)
         return optimizer
 
-    def moments(self, parameter: Tensor) -> dict[str, Tensor]:
+    def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return an example of what the optimizer keeps of a parameter after a step: tensors of the right shapes."""
-        step = {"step": torch.tensor(0.0)} if self.optimizer == "adamw" else {}
+        if group.get(MUON):
+            return {"momentum_buffer": parameter}
+        step = {"step": torch.tensor(0.0)} if BUFFERS[self.optimizer] == ADAM else {}
         return step | dict.fromkeys(BUFFERS[self.optimizer], parameter)
 
     def settings(self) -> dict[str, Any]:
         """Return the plain settings that groups of this optimizer hold, but for the learning rate and weight decay."""
+        if self.optimizer == MUON:  # whose groups have betas or a momentum
+            return {}
         return {"betas": list(self.betas)} if self.optimizer == "adamw" else {"momentum": self.momentum}
 
 

@@ -193,9 +193,9 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Tra
     ours = task.optim.groups(task.net, 1.0)
     for group, _ in zip(optimizer["param_groups"], ours, strict=True):
         _ = [group[name] for name in ("initial_lr", "weight_decay", *task.optim.settings())]
-    ordered = [parameter for group in ours for parameter in group["params"]]
+    ordered = [(parameter, group) for group in ours for parameter in group["params"]]
     for i, moments in optimizer["state"].items():
-        _check_tensors(moments, task.optim.moments(ordered[i]), f"optimizer_states.0.state.{i}")
+        _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
     _check_count(schedule["last_epoch"], "lr_schedulers.last_epoch")
     check_size(contents["loops"])
     _check_count(contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"], "combined_loader.start")
