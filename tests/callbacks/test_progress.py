@@ -7,7 +7,7 @@ import re
 import sys
 
 import pytest
-from conftest import ROOT, tiny_task, train
+from conftest import ROOT, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
@@ -192,3 +192,13 @@ def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog
     settings = (tmp_path / "runs/digits/version_0/config.yaml").read_text()
     assert "callbacks.Summary" in settings
     assert "Progress" not in settings
+
+
+def test_a_run_without_test_images_does_not_warn_of_an_empty_list(tmp_path, recwarn):
+    class Untested(Digits):
+        def load(self) -> None:
+            super().load()
+            self.test = None
+
+    tiny_trainer(tmp_path, max_steps=1, limit_val_batches=1.0).fit(tiny_task(), Untested(32))
+    assert not [warning for warning in recwarn if "Total length of `list`" in str(warning.message)]

@@ -54,6 +54,7 @@ def metrics(**init_args):
         (["--trainer.callbacks", ACCUMULATION], "GradientAccumulationScheduler changes the batch"),
         (["--model.optim.lr", "1e-3", "--model.optim.blr", "1e-3"], "blr is in place of lr: set --model.optim.lr or"),
         (["--seed_everything=-1"], "seed_everything must be"),
+        (["--seed_everything=true"], "--seed_everything: Expected a <class 'int'>. Got value: True"),
         (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
         (["--trainer.log_every_n_steps", "-1"], "log_every_n_steps takes a number from 0"),
         (["--trainer.gradient_clip_val", "-1"], "gradient_clip_val takes a number from 0"),

@@ -242,22 +242,3 @@ def test_an_average_of_the_weights_is_what_is_judged(tmp_path):
     with torch.no_grad():
         hits = (average(to_float(images)).argmax(dim=1) == labels).double().mean()
     assert task.last.top1 == pytest.approx(float(hits))
-
-
-def test_the_result_of_an_epoch_whose_checkpoint_was_saved_before_it_is_not_lost(tmp_path):
-    options = {"max_steps": -1, "limit_train_batches": 2, "limit_val_batches": 1.0, "check_val_every_n_epoch": 2}
-    data = Digits(64)
-    data.device_batch_size = 32
-    seen = []
-
-    class Results(Callback):
-        def on_validation_end(self, trainer, task) -> None:
-            seen.append(task.last)
-
-    keep = LastCheckpoint(keep_every_n_steps=4)  # an epoch has two steps
-    fit(tmp_path / "whole", keep, Results(), max_epochs=6, task=fine_tuning(), data=data, **options)
-    whole, path = seen.copy(), tmp_path / "whole" / "checkpoints" / "step_00000004.ckpt"
-    seen.clear()
-    fit(tmp_path / "rest", Results(), max_epochs=6, task=fine_tuning(), data=data, ckpt_path=path, **options)
-    assert [score.step for score in whole] == [4, 8, 12]
-    assert seen == whole

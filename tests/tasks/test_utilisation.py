@@ -62,10 +62,10 @@ def test_a_frozen_encoder_costs_its_forward_pass(tmp_path):
     assert whole - 3 * linear + embedding == 3 * (frozen - 2 * linear)
 
 
-def rows(folder, task, monkeypatch, max_steps=2):
+def rows(folder, task, monkeypatch, **options):
     monkeypatch.setattr(utilisation, "matrix_rate", lambda *_: RATE)
     logger = CSVLogger(folder)
-    tiny_trainer(folder, max_steps=max_steps, logger=logger, log_every_n_steps=1).fit(task, Digits(32))
+    tiny_trainer(folder, max_steps=2, logger=logger, log_every_n_steps=1, **options).fit(task, Digits(32))
     with open(f"{logger.log_dir}/metrics.csv") as file:
         return list(csv.DictReader(file))
 
@@ -77,8 +77,10 @@ def test_utilisation_and_memory_are_logged_with_the_speed(tmp_path, monkeypatch)
         assert 0.05 < float(row["train/memory_gib"]) <= peak_bytes(CPU) / 2**30
 
 
-def test_an_mae_has_a_utilisation(tmp_path, monkeypatch):
-    assert all(float(row["train/mfu"]) > 0 for row in rows(tmp_path, mae_task(), monkeypatch))
+@pytest.mark.parametrize("anomalies", [False, True])
+def test_an_mae_has_a_utilisation(tmp_path, monkeypatch, anomalies):
+    found = rows(tmp_path, mae_task(), monkeypatch, detect_anomaly=anomalies)
+    assert all(float(row["train/mfu"]) > 0 for row in found)
 
 
 class Uncountable(UViT):

@@ -30,6 +30,7 @@ DROPPED = {  # names of classes and options that are gone -> what to do without 
     "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
     "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
 }
+LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everything
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
@@ -61,7 +62,8 @@ def _gist(message: str) -> str:
     tried = lines.index("Errors:") if "Errors:" in lines else -1
     reasons = [line for line in lines[tried + 1 :] if line]
     where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
-    return where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
+    gist = where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
+    return LINKED.sub("--seed_everything", gist)
 
 
 def _load(text: str) -> Any:

@@ -134,6 +134,8 @@ class Task(LightningModule):
                 raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
         if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
+        if stage == "fit" and data.test is None:
+            self.trainer.limit_val_batches = 0  # Lightning would warn of an empty list
         if stage == "fit" and self.trainer.ckpt_path is None:
             self.load_initial()
             if self._initial is not None:

@@ -172,26 +172,6 @@ class ClassifyTask(Task):
         kept = uniform("drop path", self.seed, rows=batch.rows, shape=(2 * depth,)) >= rates
         return (kept / (1 - rates)).T
 
-    def on_train_start(self) -> None:
-        """Measure the checkpoint of a resumed run if that was due at its step: it is saved before it is measured."""
-        super().on_train_start()
-        known = self.last.step if self.last else 0
-        if self.trainer.enable_validation and known < self.trainer.global_step and self._due():
-            loop = self.trainer.fit_loop.epoch_loop.val_loop
-            loop.restarting = False
-            self.trainer.validating = True
-            loop.run()
-            self.trainer.training = True
-
-    def _due(self) -> bool:
-        """Return whether the run is validated after the present step."""
-        trainer = self.trainer
-        batches = trainer.global_step * trainer.accumulate_grad_batches
-        if trainer.check_val_every_n_epoch is None:
-            return batches % trainer.val_check_batch == 0
-        epochs, rest = divmod(batches - 1, trainer.num_training_batches)
-        return (epochs + 1) % trainer.check_val_every_n_epoch == 0 and (rest + 1) % trainer.val_check_batch == 0
-
     def on_validation_epoch_start(self) -> None:
         self._sums = torch.zeros(4, dtype=torch.float64, device=self.device)
 
