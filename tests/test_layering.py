@@ -59,7 +59,7 @@ BUDGETS = {
     "data": 3_010,
     "decay": 990,
     "diffusion": 1_700,
-    "doctor": 790,
+    "doctor": 660,
     "evaluation": 1_860,
     "hub": 760,
     "metrics": 1_230,

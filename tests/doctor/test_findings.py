@@ -6,12 +6,11 @@ import pytest
 from conftest import tiny_task, tiny_trainer
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
-from uvit_decay.data import Digits, Images, Latents
+from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
-from uvit_decay.doctor.cost import length, memory
-from uvit_decay.doctor.environment import images, installed
+from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, length, memory
+from uvit_decay.doctor.environment import installed, weights
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal
-from uvit_decay.doctor.space import checkpoint_bytes, disk, kept_checkpoints, weights
 from uvit_decay.metrics import Inception
 
 
@@ -19,7 +18,7 @@ def run_of(folder, *callbacks, data=None, task=None, **options):
     """A run that has not started; its data are loaded."""
     data = data or Digits(32)
     data.load()
-    return Run(tiny_trainer(folder, *callbacks, **options), task or tiny_task(), data, {})
+    return Run(tiny_trainer(folder, *callbacks, **options), task or tiny_task(), data)
 
 
 def test_a_report_counts_and_exits_by_its_errors(capsys):
@@ -40,15 +39,6 @@ def test_a_compromised_upload_is_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     finding = next(iter(installed(run_of(tmp_path))))
     assert (finding.level, finding.text) == ("error", "lightning 2.6.2 was a compromised upload")
-
-
-@pytest.mark.parametrize("memory_gb", [0.0, 4.0])
-def test_enlarged_pictures_are_a_warning(image_dir, tmp_path, memory_gb):
-    levels = {}
-    for size in (32, 64):
-        data = Images(str(image_dir), image_size=size, memory_gb=memory_gb)
-        levels[size] = [finding.level for finding in images(run_of(tmp_path, data=data))]
-    assert levels == {32: ["ok"], 64: ["ok", "warning"]}
 
 
 def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
@@ -84,7 +74,7 @@ def test_checkpoints_that_stay_are_counted():
 
 def test_a_run_without_an_end_that_keeps_checkpoints_is_a_warning(tmp_path):
     run = run_of(tmp_path, LastCheckpoint(keep_every_n_steps=10), max_steps=-1)
-    assert [finding.level for finding in disk(run, math.inf)] == ["warning", "ok"]
+    assert [finding.level for finding in disk(run, Measured())] == ["warning", "ok"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from jsonargparse import Namespace
@@ -25,18 +23,10 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 
 COMMAND, JSON = "doctor", "--json"
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
-LOGGERS = ("lightning", "lightning.pytorch", "lightning.fabric")
 PRACTICE = {
-    "logger": False,
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-    "limit_val_batches": 0,
-    "min_steps": None,
-    "min_epochs": None,
-    "max_time": None,
-    "profiler": None,
+    **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
+    **dict.fromkeys(("num_sanity_val_steps", "limit_val_batches"), 0),
+    **dict.fromkeys(("min_steps", "min_epochs", "max_time", "profiler"), None),
     "fast_dev_run": False,
 }
 
@@ -52,12 +42,10 @@ class Doctor(CLI):
         super().parse_arguments(parser, ["fit", *(word for word in args[1:] if word != JSON)])
 
     def before_instantiate_classes(self) -> None:
-        self._levels = {logger: logger.level for logger in map(logging.getLogger, LOGGERS)}
-        for logger in self._levels:
-            logger.setLevel(logging.ERROR)  # they speak of the trainer, which nobody will use
+        logging.disable(logging.WARNING)  # messages of a trainer that nobody will use
         self.report = Report(rank_zero_only.rank == 0, self._json)
-        places = list(_places(self._get(self.config, "trainer")))
-        self._missing = [path for place in places for path in (place, *place.parents) if not path.exists()]
+        folders = _folders(self._get(self.config, "trainer"))
+        self._missing = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
         super().before_instantiate_classes()
 
     def instantiate_classes(self) -> None:
@@ -82,23 +70,15 @@ class Doctor(CLI):
         self.begun = super()._check_fits(path)
         return self.begun
 
-    def fit(
-        self,
-        model: LightningModule,
-        datamodule: LightningDataModule,
-        ckpt_path: str | None = None,
-        weights_only: bool | None = None,
-    ) -> None:
+    def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
         """Examine the run; LightningCLI calls this in place of the trainer's method."""
-        run = Run(self.trainer, model, datamodule, model.settings, self.begun)
+        self.save_config_callback = None
         with TemporaryDirectory() as folder:
 
             def practice(callbacks: list[Callback]) -> Trainer:
-                options = {**PRACTICE, "default_root_dir": folder, "callbacks": callbacks}
-                return self.instantiate_trainer(**options)
+                return self.instantiate_trainer(**PRACTICE, default_root_dir=folder, callbacks=callbacks)
 
-            self.save_config_callback = None
-            examine(run, self.report, practice)
+            examine(Run(self.trainer, model, datamodule, self.begun), self.report, practice)
         if dist.is_initialized() and not self.report.errors:
             dist.barrier()  # a process that is faster would take the group from the others
         if code := self._close():
@@ -111,8 +91,7 @@ class Doctor(CLI):
 
     def _close(self) -> int:
         """Close the report, remove folders that the loggers have made, and return the exit code."""
-        for logger, level in self._levels.items():
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)
         for path in sorted(self._missing, key=lambda path: -len(path.parts)):
             with suppress(OSError):  # not empty, or another rank was faster
                 path.rmdir()
@@ -121,12 +100,9 @@ class Doctor(CLI):
         return code
 
 
-def _places(trainer: Namespace) -> Iterator[Path]:
-    """Yield the folders that a trainer of this configuration may make."""
+def _folders(trainer: Namespace) -> list[Path]:
+    """Return the folders that a trainer of this configuration may make."""
     loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-    for arguments in (logger.get("init_args") for logger in loggers if isinstance(logger, Namespace)):
-        if arguments and arguments.get("save_dir"):
-            name = arguments.get("experiment") or arguments.get("name") or ""
-            yield Path(os.path.abspath(arguments["save_dir"]), name)
-    if trainer.default_root_dir:
-        yield Path(os.path.abspath(trainer.default_root_dir))
+    given = [logger.get("init_args") or {} for logger in loggers if isinstance(logger, Namespace)]
+    names = [(own.get("save_dir"), own.get("experiment") or own.get("name") or "") for own in given]
+    return [Path(root, name).absolute() for root, name in [*names, (trainer.default_root_dir, "")] if root]

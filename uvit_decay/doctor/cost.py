@@ -1,18 +1,25 @@
-"""What the whole run costs, from what a few steps cost: memory, time, callbacks, the end."""
+"""What the whole run costs, from what a few steps cost: memory, time, callbacks, disk, the end."""
 
 from __future__ import annotations
 
 import math
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from uvit_decay.doctor.plan import Run, duration, gib
+from lightning.pytorch import Callback
+
+from uvit_decay.callbacks.checkpoint import LastCheckpoint
+from uvit_decay.callbacks.ema import EMA
+from uvit_decay.callbacks.resumption import runs_of
 from uvit_decay.doctor.rehearsal import FORWARD, Measured
-from uvit_decay.doctor.report import Finding
-from uvit_decay.doctor.space import checkpoint_bytes, kept_checkpoints
+from uvit_decay.doctor.report import Finding, Run, duration, gib
+from uvit_decay.tasks import Task
+from uvit_decay.tasks.optimization import BUFFERS
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
 HALF = 0.5  # share of the run that evaluations may take without a remark
+LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
 
 
 def memory(run: Run, found: Measured) -> Iterator[Finding]:
@@ -28,10 +35,8 @@ def memory(run: Run, found: Measured) -> Iterator[Finding]:
         smaller += " or --model.net.checkpointing true"
     if taken <= TIGHT * found.limit:
         yield Finding("ok", "memory", text)
-    elif taken <= found.limit:
-        yield Finding("warning", "memory", text, smaller)
     else:
-        yield Finding("error", "memory", text, smaller)
+        yield Finding("warning" if taken <= found.limit else "error", "memory", text, smaller)
 
 
 def speed(run: Run, found: Measured) -> Iterator[Finding]:
@@ -49,11 +54,11 @@ def callbacks(run: Run, found: Measured) -> Iterator[Finding]:
             continue
         often = {0: "never in this run", 1: "once"}.get(cost.times, f"{cost.times} times")
         text = f"{cost.evaluations} network evaluations, about {duration(cost.seconds)} each time, {often}"
-        slow = cost.seconds * cost.times > HALF * _training(run, found)
-        flag = "a larger every_n_steps, or fewer images" if slow else ""
-        yield Finding(
-            "note" if slow else "ok", cost.name, text + (", over half as long as training" if slow else ""), flag
-        )
+        if cost.seconds * cost.times > HALF * _training(run, found):
+            hint = "a larger every_n_steps, or fewer images"
+            yield Finding("note", cost.name, f"{text}, over half as long as training", hint)
+        else:
+            yield Finding("ok", cost.name, text)
 
 
 def length(run: Run, found: Measured) -> Iterator[Finding]:
@@ -65,24 +70,17 @@ def length(run: Run, found: Measured) -> Iterator[Finding]:
         yield Finding("note", "warm-up", text, f"{optim.flags()[1]}, or a higher --trainer.max_steps")
     if math.isinf(total):
         yield Finding("note", "run", "it has no end", "--trainer.max_steps")
-        return
-    if total <= run.begun:
-        return
-    evaluating = sum(cost.seconds * cost.times for cost in found.costs)
-    validating = _validation(run, found)
-    seconds = _training(run, found) + evaluating + validating
-    size = kept_checkpoints(run.trainer.callbacks, run.begun, total) * checkpoint_bytes(run.task, run.trainer.callbacks)
-    end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
-    begun = f" from step {run.begun}" if run.begun else ""
-    parts = f"{duration(_training(run, found))} of training, {duration(evaluating)} of callbacks"
-    parts += f", {duration(validating)} of validation" if validating else ""
-    limit = (
-        f"; --trainer.max_time {run.settings['trainer.max_time']} may end it earlier"
-        if run.settings.get("trainer.max_time")
-        else ""
-    )
-    text = f"{total:g} steps{begun}, about {duration(seconds)} ({parts}); started now it ends {end}{limit}"
-    yield Finding("ok", "run", f"{text}; leaves {gib(size)} of checkpoints")
+    elif total > run.begun:
+        parts = {
+            "training": _training(run, found),
+            "callbacks": sum(cost.seconds * cost.times for cost in found.costs),
+            "validation": _validation(run, found),
+        }
+        seconds, begun = sum(parts.values()), f" from step {run.begun}" if run.begun else ""
+        shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items() if part)
+        end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
+        text = f"{total:g} steps{begun}, about {duration(seconds)} ({shown}); started now it ends {end}"
+        yield Finding("ok", "run", text)
 
 
 def _training(run: Run, found: Measured) -> float:
@@ -102,4 +100,45 @@ def _validation(run: Run, found: Measured) -> float:
     return int(times) * images * found.step * FORWARD / run.data.batch_size
 
 
-CHECKS = (memory, speed, callbacks, length)
+def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
+    """Return the bytes of a checkpoint: weights, the optimizer's moments, and float32 averages."""
+    trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
+    weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
+    averages = sum(len(callback.averages) for callback in callbacks if isinstance(callback, EMA))
+    averaged = 4 * averages * sum(parameter.numel() for parameter in task.net.parameters())
+    return weights + len(BUFFERS[task.optim.optimizer]) * trained + averaged
+
+
+def kept_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:
+    """Return how many checkpoints the run leaves; infinite if it keeps some for ever and has no end."""
+    count = 0.0
+    for callback in callbacks:
+        if isinstance(callback, LastCheckpoint):
+            every = callback.keep_every_n_steps
+            saves = 1 + (total - begun) // callback.every_n_steps if callback.every_n_steps else 1
+            count += min(callback.keep_last, saves)
+            if every:
+                count += total // every - begun // every if math.isfinite(total) else math.inf
+    return count
+
+
+def disk(run: Run, found: Measured) -> Iterator[Finding]:
+    """Compare what the run will write with the free space of the file system that takes it."""
+    size = checkpoint_bytes(run.task, run.trainer.callbacks)
+    kept = kept_checkpoints(run.trainer.callbacks, run.begun, found.total)
+    hint = "--trainer.logger.save_dir <a larger disk>"
+    if kept > 1:
+        hint = f"a larger keep_every_n_steps of LastCheckpoint, or {hint}"
+    if math.isinf(kept):
+        yield Finding("warning", "disk", "checkpoints are kept as long as the run lasts, and it has no end", hint)
+        kept = 1
+    # A checkpoint is complete before it replaces the previous one.
+    folder, need = runs_of(run.trainer.loggers, run.trainer.default_root_dir)[0], (kept + bool(kept)) * size + LOGS
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    text = f"{kept:.0f} checkpoint{'s' * (kept != 1)} of {gib(size)} and logs need {gib(need)} in {folder}"
+    text += f", {gib(free)} are free"
+    yield Finding("ok", "disk", text) if need < free else Finding("error", "disk", text, hint)
+
+
+CHECKS = (memory, speed, callbacks, length, disk)

@@ -1,8 +1,7 @@
-"""What this process runs on: versions, devices, the length of the run, and the images as they are."""
+"""What this process runs on, and what it has: versions, devices, images, networks of other people."""
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Iterator
@@ -10,19 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from huggingface_hub import try_to_load_from_cache
+from lightning.pytorch import Callback
 
-from uvit_decay.class_names import class_list
-from uvit_decay.data.decoding import open_image
-from uvit_decay.data.folder import Images, OnDisk
-from uvit_decay.data.image_files import list_images
-from uvit_decay.doctor.plan import Run, gib
-from uvit_decay.doctor.report import Finding
+from uvit_decay.callbacks.generation import GenerationMetrics
+from uvit_decay.data import ImageData
+from uvit_decay.doctor.report import Finding, Run, gib
 from uvit_decay.runtime.launchers import requested
 
 COMPROMISED = ("2.6.2", "2.6.3")  # uploads of lightning that ran a stranger's code
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")
 DRIVER = Path("/proc/driver/nvidia/version")
-LOOKED_AT = 16  # images whose size is read
 
 
 def installed(run: Run) -> Iterator[Finding]:
@@ -51,9 +48,8 @@ def devices(run: Run) -> Iterator[Finding]:
         text = f"{count} of {there} GPUs, {kind.name}, {gib(kind.total_memory)}, {kind.major}.{kind.minor}, {bf16}"
         yield Finding("ok", "devices", f"{text}, {precision}")
         if count < there:
-            yield Finding(
-                "note", "devices", f"{there - count} GPUs of this node stay idle", f"--trainer.devices {there}"
-            )
+            text = f"{there - count} GPUs of this node stay idle"
+            yield Finding("note", "devices", text, f"--trainer.devices {there}")
         return
     cores = os.cpu_count() or 1
     text = f"{count} process{'es' * (count > 1)} on {cores} CPU cores, {gib(memory_limit(device))}"
@@ -89,25 +85,33 @@ def memory_limit(device: torch.device) -> int:
 
 
 def images(run: Run) -> Iterator[Finding]:
-    """Say how many images there are, and whether pictures are enlarged. The data must be loaded."""
+    """Say how many images there are; they must be loaded."""
     data = run.data
     test = f", {len(data.test)} for testing" if data.test is not None else ""
     shape = f"{data.channels}x{data.image_size}x{data.image_size}"
     yield Finding("ok", "data", f"{data.name}: {len(data.train)} images {shape}, {len(data.class_names)} classes{test}")
-    smallest = _smallest_side(data) if isinstance(data, Images) else None
-    if smallest is not None and smallest < data.image_size:
-        text = f"pictures of {smallest} pixels are enlarged to {data.image_size}"
-        flags = f"--data.image_size {smallest} --model.net.image_size {smallest}"
-        yield Finding("warning", "data", text, flags)
 
 
-def _smallest_side(data: Images) -> int:
-    """Return the shortest side of a few pictures, spread over the set, in pixels."""
-    known = data.train.listing if isinstance(data.train, OnDisk) else None
-    listing = known or list_images(data.path, None if data.classes is None else class_list(data.classes))
-    count, sides = len(listing.members), []
-    with listing.opened() as fetch:
-        for i in range(0, count, math.ceil(count / LOOKED_AT)):
-            with open_image(fetch(i), listing.members[i]) as picture:
-                sides.append(min(picture.size))
-    return min(sides)
+def missing_weights(callback: Callback, data: ImageData) -> list[str]:
+    """Return the networks that a callback needs and that are not on this machine."""
+    if not isinstance(callback, GenerationMetrics):
+        return []
+    missing = [] if (name := callback.extractor.missing()) is None else [name]
+    vae = data.latents.vae if data.latents else None
+    if vae and not Path(vae).is_dir() and not isinstance(try_to_load_from_cache(vae, "config.json"), str):
+        missing.append(f"the autoencoder {vae}")
+    return missing
+
+
+def weights(run: Run) -> Iterator[Finding]:
+    """Name the networks of other people that the callbacks need, and that are not here."""
+    offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    missing = {name: callback for callback in run.periodic for name in missing_weights(callback, run.data)}
+    for name, callback in missing.items():
+        hub = offline and "Inception" not in name  # all others come from the Hugging Face hub
+        text = f"{type(callback).__name__} needs {name}, not on this machine"
+        text += ", and HF_HUB_OFFLINE is set" if hub else ": it is downloaded when the run starts"
+        flag = "fetch it where there is a network, as docs/evaluation.md says, or remove the callback"
+        yield Finding("error" if hub else "warning", "weights", text, flag)
+    if not missing and any(isinstance(callback, GenerationMetrics) for callback in run.periodic):
+        yield Finding("ok", "weights", "all networks that the callbacks need are on this machine")

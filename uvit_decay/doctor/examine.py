@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
-from lightning.pytorch import Callback, Trainer
 
-from uvit_decay.doctor import cost
-from uvit_decay.doctor.environment import devices, images, installed, ranks
-from uvit_decay.doctor.plan import Run
-from uvit_decay.doctor.rehearsal import Measured, Rehearsal, rehearse, rehearsed
-from uvit_decay.doctor.report import Finding, Report
-from uvit_decay.doctor.space import disk, weights
+from uvit_decay.doctor.cost import CHECKS
+from uvit_decay.doctor.environment import devices, images, installed, ranks, weights
+from uvit_decay.doctor.rehearsal import Practice, rehearse
+from uvit_decay.doctor.report import Finding, Report, Run
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError, one_line
 
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
-HERE = (installed, devices, ranks)  # checks that need no data
-LOADED = (images, weights)  # checks that need the data
-Practice = Callable[[list[Callback]], Trainer]  # makes a trainer that writes nothing
 
 
 def examine(run: Run, report: Report, practice: Practice) -> None:
@@ -29,19 +23,19 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     Args:
         run: the run.
         report: takes the findings; that of the first process is shown.
-        practice: returns a trainer as that of the run, with these callbacks, that keeps nothing.
+        practice: see `rehearse`.
     """
     if STARTED in os.environ:
-        _rehearsal(run, practice)
+        rehearse(run, practice)
         return
     report.show &= run.trainer.local_rank == run.trainer.node_rank == 0
-    for check in HERE:
+    for check in (installed, devices, ranks):
         report.add(check(run))
     if any(finding.subject == "devices" for finding in report.errors):
         return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
-        for check in LOADED:
+        for check in (images, weights):
             report.add(check(run))
     except UserError as error:
         report.add([Finding("error", "data", str(error))])
@@ -61,14 +55,8 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
 def _cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
     os.environ[STARTED] = "yes"
     try:
-        found = _rehearsal(run, practice, failed)
+        found = rehearse(run, practice, failed)
     finally:
         del os.environ[STARTED]
-    for check in cost.CHECKS:
+    for check in CHECKS:
         yield from check(run, found)
-    yield from disk(run, found.total)
-
-
-def _rehearsal(run: Run, practice: Practice, failed: bool = False) -> Measured:
-    rehearsal = Rehearsal(run, failed)
-    return rehearse(run, practice([*rehearsed(run.trainer), rehearsal]), rehearsal)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +16,8 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, T
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import Summary
-from uvit_decay.doctor.environment import memory_limit
-from uvit_decay.doctor.plan import Run
-from uvit_decay.doctor.space import missing_weights
+from uvit_decay.doctor.environment import memory_limit, missing_weights
+from uvit_decay.doctor.report import Run
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.flops import peak_bytes
@@ -28,62 +28,38 @@ from uvit_decay.tasks.optimization import run_length
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # of timed steps: whichever comes last ends them
 MOST = 60.0  # seconds of all steps
+Practice = Callable[[list[Callback]], Trainer]  # makes a trainer that writes nothing
 FORWARD = 1 / 3  # time of an image without a backward pass, against that of training
 
 
 @dataclass
 class Cost:
-    """Cost of a callback each time.
-
-    Args:
-        name: its class.
-        evaluations: network evaluations, each image counted, over all ranks.
-        seconds: of one time.
-        times: how often it runs.
-        error: why it cannot run.
-    """
+    """Cost of a callback of the class `name`."""
 
     name: str
-    evaluations: int = 0
-    seconds: float = 0.0
-    times: int = 0
-    error: str = ""
+    times: int  # it runs so often
+    evaluations: int = 0  # of the network each time, each image counted, over all ranks
+    seconds: float = 0.0  # each time
+    error: str = ""  # why it cannot run
 
 
 @dataclass
 class Measured:
-    """Findings of the rehearsal.
+    """Findings of the rehearsal."""
 
-    Args:
-        limit: bytes of the device, or of main memory.
-        peak: most bytes that a process held.
-        step: seconds of an optimizer step.
-        counted: optimizer steps that were timed, at least 1.
-        micro_batches: forward passes of a step on a device.
-        images: images of each.
-        epoch: optimizer steps of an epoch.
-        total: optimizer steps of the run; infinite without an end.
-        costs: of the callbacks.
-    """
-
-    limit: int = 0
-    peak: int = 0
-    step: float = 0.0
-    counted: float = 0.0
-    micro_batches: int = 1
-    images: int = 0
-    epoch: int = 0
-    total: float = math.inf
+    limit: int = 0  # bytes of the device, or of main memory
+    peak: int = 0  # most bytes that a process held
+    step: float = 0.0  # seconds of an optimizer step
+    counted: float = 0.0  # optimizer steps that were timed
+    micro_batches: int = 1  # of a step on a device
+    images: int = 0  # of each
+    epoch: int = 0  # optimizer steps of an epoch
+    total: float = math.inf  # optimizer steps of the run
     costs: list[Cost] = field(default_factory=list)
 
 
 class Rehearsal(Callback):
-    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end.
-
-    Args:
-        run: the run.
-        failed: this rank has found an error: it ends when the other ranks have come, and they with it.
-    """
+    """Times the first steps of a fit and stops it; costs the periodic callbacks of the `run` at the end."""
 
     def __init__(self, run: Run, failed: bool = False) -> None:
         self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
@@ -101,10 +77,8 @@ class Rehearsal(Callback):
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         found, data = self.found, trainer.datamodule
         found.epoch, found.total = run_length(trainer)
-        found.micro_batches, found.images = (
-            data.micro_batches,
-            data.batch_size // (trainer.world_size * data.micro_batches),
-        )
+        found.micro_batches = data.micro_batches
+        found.images = data.batch_size // (trainer.world_size * data.micro_batches)
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
 
@@ -141,7 +115,7 @@ class Rehearsal(Callback):
 
     def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Cost:
         """Return the measured cost of a callback; that of its forward passes if weights that it needs are not here."""
-        cost = Cost(type(callback).__name__, times=self._times(callback))
+        cost = Cost(type(callback).__name__, self._times(callback))
         try:
             if missing_weights(callback, trainer.datamodule):
                 cost.evaluations = callback.evaluations(trainer, task)
@@ -164,14 +138,17 @@ class Rehearsal(Callback):
         return len(steps | ({last} if callback.at_end and last > first else set()))
 
 
-def rehearsed(trainer: Trainer) -> list[Callback]:
-    """Return the callbacks that take part: those that neither evaluate nor write."""
+def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measured:
+    """Train for a few steps with the callbacks that neither evaluate nor write, and return what they cost.
+
+    Args:
+        run: the run.
+        practice: returns a trainer as that of the run, with other callbacks, that keeps nothing.
+        failed: this rank has found an error: it ends when the other ranks have come, and they with it.
+    """
     left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
-    return [callback for callback in trainer.callbacks if not isinstance(callback, left_out)]
-
-
-def rehearse(run: Run, trainer: Trainer, rehearsal: Rehearsal) -> Measured:
-    """Train for a few steps by `trainer`, which has no logger, and return what they cost."""
+    rehearsal = Rehearsal(run, failed)
+    trainer = practice([*(own for own in run.trainer.callbacks if not isinstance(own, left_out)), rehearsal])
     run.task.init_from = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a loader, a logger or a limit that the run will not have

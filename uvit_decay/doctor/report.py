@@ -1,4 +1,4 @@
-"""Findings, one line each, and the report that they make."""
+"""The run that is checked, findings on it, one line each, and the report that they make."""
 
 from __future__ import annotations
 
@@ -8,8 +8,36 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from lightning.pytorch import Trainer
+
+from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.data import ImageData
+from uvit_decay.tasks import Task
+
 Level = Literal["ok", "note", "warning", "error"]
 WIDTH = len("warning") + 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run before it starts.
+
+    Args:
+        trainer: as `fit` would use it; it trains nothing here.
+        task: the task, which knows all flags as its settings.
+        data: the data module, whose sets may not be loaded yet.
+        begun: steps of the checkpoint from which it resumes.
+    """
+
+    trainer: Trainer
+    task: Task
+    data: ImageData
+    begun: int = 0
+
+    @property
+    def periodic(self) -> list[Periodic]:
+        """The callbacks that evaluate."""
+        return [callback for callback in self.trainer.callbacks if isinstance(callback, Periodic)]
 
 
 @dataclass(frozen=True)
@@ -29,9 +57,8 @@ class Finding:
     flag: str = ""
 
     def __str__(self) -> str:
-        return " ".join(f"{self.level:{WIDTH}}{self.subject}: {self.text}".splitlines()) + (
-            f"; {self.flag}" if self.flag else ""
-        )
+        line = f"{self.level:{WIDTH}}{self.subject}: {self.text}" + (f"; {self.flag}" if self.flag else "")
+        return " ".join(line.splitlines())
 
 
 class Report:
@@ -60,12 +87,25 @@ class Report:
 
     def close(self) -> int:
         """Print the last line, or the JSON list; return the exit code: 2 if there is an error, else 0."""
-        counts = {level: sum(finding.level == level for finding in self.findings) for level in ("error", "warning")}
-        if self.show and self.as_json:
-            print(json.dumps([asdict(finding) for finding in self.findings], indent=2))
-        elif not self.show:
+        if not self.show:
             for error in self.errors[:1]:  # in the log of this rank
                 print(f"error: {error.text}" + (f"; {error.flag}" if error.flag else ""), file=sys.stderr)
+        elif self.as_json:
+            print(json.dumps([asdict(finding) for finding in self.findings], indent=2))
         else:
-            print(", ".join(f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items()))
-        return 2 if counts["error"] else 0
+            counts = [(sum(found.level == level for found in self.findings), level) for level in ("error", "warning")]
+            print(", ".join(f"{count} {level}{'s' * (count != 1)}" for count, level in counts))
+        return 2 if self.errors else 0
+
+
+def gib(size: float) -> str:
+    """Return a number of bytes in words."""
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in words: 3.2 s, 12 min, 5.5 h, 3.1 days."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
