@@ -1,18 +1,23 @@
 """Files that version 0.1.0 wrote in November 2026 (commit 5cb78b9) load, and mean what they meant."""
 
+import json
 import shutil
 
 import pytest
 import torch
-from conftest import ROOT, tiny_net, tiny_task, tiny_trainer
+from conftest import ROOT, same, tiny_net, tiny_task, tiny_trainer
+from official_files import saved
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.card import KEY
 from uvit_decay.data import Digits
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.nn import SiT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 FILES = ROOT / "tests" / "written_before"
 OUTPUTS = {  # every 40th number that the networks gave then for `inputs`
@@ -56,6 +61,28 @@ def test_training_goes_on_from_them(name, tmp_path):
     )
     changes = [(after[key] - before[key]).abs().max() for key in before]
     assert 0 < max(changes) < 0.01  # two steps at a rate of 1e-3
+
+
+def test_of_several_averages_the_first_is_read_and_goes_on(tmp_path):
+    contents = torch.load(FILES / "uvit.ckpt", weights_only=True)
+    ema = contents["callbacks"]["EMA"]
+    further = {name: torch.zeros_like(value) for name, value in ema["shadow"].items()}
+    ema |= {"decay": 0.9, "extra": {"0.3": {"shadow": further, "updates": 5}}}
+    several = saved(contents, tmp_path / "several.ckpt")
+    assert same(dict(load(several).net.named_parameters()), ema["shadow"])
+    with pytest.raises(UserError, match=r"several.ckpt holds ema weights, not ema:0.3$"):
+        load(several, "ema:0.3")
+    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=6)
+    trainer.fit(tiny_task(tiny_net()), Digits(32), ckpt_path=several)
+    stored = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["EMA"]
+    assert (list(stored), stored["updates"]) == (["shadow", "updates"], 6)
+
+
+def test_an_exported_average_of_another_decay_is_one_of_ema_weights(tmp_path):
+    metadata, state = load_tensors(FILES / "uvit.safetensors")
+    card = {**json.loads(metadata[KEY]), "weights": "ema:0.3"}
+    save_tensors(tmp_path / "half.safetensors", state, {KEY: json.dumps(card)})
+    assert load(tmp_path / "half.safetensors", "ema").card.weights == "ema"
 
 
 def test_latents_hold_the_same_numbers(tmp_path):

@@ -22,7 +22,7 @@ from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
-from uvit_decay.sampling_options import SamplingOptions, slug
+from uvit_decay.sampling_options import SamplingOptions
 
 TINY = 5_000_000  # parameters
 
@@ -34,7 +34,7 @@ class Samples:
     Args:
         model: the network with its noise path, in eval mode, on the sampling device.
         sampling: sampler and its settings.
-        weights: name of the weights, such as ema, raw or ema:0.999.
+        weights: name of the weights, ema or raw.
         classes: classes of the images; empty for an unconditional network.
         at_random: whether classes are drawn at random, rather than taken in turn.
         seed: seed of noise and random labels.
@@ -128,7 +128,7 @@ class Samples:
         return {
             **origin,
             **protocol,
-            "weights": str(self.weights),
+            "weights": self.weights,
             **self.sampling.metadata(),
             "clip": self.model.clips(self.sampling),
             "seed": self.seed,
@@ -139,7 +139,7 @@ class Samples:
     def name(self) -> str:
         """A short name for keys and file names, such as `ema_dpm++25_w2_seed0`."""
         protocol = [] if self.protocol is None else [f"protocol-{self._marked_protocol()}"]
-        parts = [slug(self.weights), *protocol, self.sampling.name, f"seed{self.seed}"]
+        parts = [self.weights, *protocol, self.sampling.name, f"seed{self.seed}"]
         if self.classes and self.at_random:
             parts.append("random-labels")
         if not self._all_classes():

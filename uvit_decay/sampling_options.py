@@ -16,6 +16,7 @@ MOST_IMAGES = 10_000_000  # 200 times what papers sample
 Count = Annotated[int, Bounds(1, MOST_IMAGES)]
 Seed = Annotated[int, Bounds(0, MOST_SEED)]
 PrecisionOption = Literal["float32", "tf32", "bf16"]
+Weights = Literal["ema", "raw"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class LoadingOptions:
     """Loading of a checkpoint.
 
     Args:
-        weights: ema, raw, or ema:DECAY, one of several averages; default: EMA where the checkpoint has them.
+        weights: ema or raw; default: EMA where the checkpoint has them.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
         trust: class of a network or noise path from elsewhere to allow; may be given again for more.
     """
@@ -90,45 +91,3 @@ class SamplingOptions(LoadingOptions):
         """Return the fields of `Sampling` that the options give."""
         names = ("sampler", "steps", "guidance", "guidance_channels", "guidance_interval", "clip", "precision")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
-AVERAGE, RAW = "ema", "raw"
-Kind = Literal["ema", "raw"]
-
-
-class WeightSet(str):
-    """Name of a set of weights: raw, ema (the run's first average), or ema:DECAY, its average of this decay.
-
-    Raises:
-        UserError: another name, or a decay that is not in [0, 1).
-    """
-
-    def __new__(cls, name: str) -> WeightSet:
-        kind, _, text = name.partition(":")
-        if name in (AVERAGE, RAW):
-            return super().__new__(cls, name)
-        if kind == AVERAGE and (decay := decay_in(text)) is not None:
-            return super().__new__(cls, f"{AVERAGE}:{decay}")
-        raise UserError(f"weights must be ema or raw, or ema:DECAY of an average, as ema:0.999; got {name[:40]!r}")
-
-    @classmethod
-    def of_decay(cls, decay: float) -> WeightSet:
-        """Return the name of the average of this decay."""
-        return cls(f"{AVERAGE}:{decay}")
-
-
-Weights = WeightSet | Kind
-
-
-def slug(name: str) -> str:
-    """Return the name of a set of weights as a part of file names, such as ema-0.999."""
-    return name.replace(":", "-")
-
-
-def decay_in(text: str) -> float | None:
-    """Return the decay in [0, 1) that is written in `text`; None if there is none."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0.0 <= number < 1.0 else None

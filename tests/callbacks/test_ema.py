@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from record_ops import RecordOps
 from small_vit import linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA
@@ -138,6 +139,16 @@ def test_buffers_and_data_types_are_left_alone(tmp_path):
     tiny_trainer(tmp_path, ema, max_steps=3).fit(task, Digits(32))
     assert "alphas" not in ema.shadow
     assert all(value.dtype == torch.float32 for value in ema.shadow.values())
+
+
+def test_an_update_is_one_operation():
+    ema, task = EMA(0.9), tiny_task()
+    trainer = type("At", (), {"global_step": 1})()
+    ema.on_fit_start(trainer, task)
+    ema._trained = list(task.net.parameters())
+    with RecordOps() as recorder:
+        ema.on_train_batch_end(trainer, task)
+    assert [name for name in recorder.ops if not name.startswith("aten.detach")] == ["aten._foreach_lerp_.Scalar"]
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])

@@ -163,14 +163,19 @@ def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch,
 
 def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, monkeypatch, capsys):
     saved = {"lr": 2e-4, "warmup_steps": 2500, "blr": 1e-3, "warmup_epochs": 0.1}  # of each pair one had no effect
-    for most in (0, 3):
-        optim = {**saved, "skip_non_finite": most}
+    for name, skip, decays in (("off", 0, []), ("skips", 3, []), ("decays", 0, [0.99])):
         config = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-        config["model"]["init_args"]["optim"], config["trainer"]["callbacks"] = optim, []
-        (tmp_path / f"{most}.yaml").write_text(yaml.safe_dump(config))
-    line = refused(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "3.yaml"), *SMALL)
+        config["model"]["init_args"]["optim"] = {**saved, "skip_non_finite": skip}
+        ema = {"class_path": "uvit_decay.callbacks.EMA", "init_args": {"decay": 0.9, "extra_decays": decays}}
+        config["trainer"]["callbacks"] = [ema]
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    line = refused(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "skips.yaml"), *SMALL)
     assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line
-    train(monkeypatch, tmp_path, "-c", str(tmp_path / "0.yaml"), *SMALL)
+    line = refused(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "decays.yaml"), *SMALL)
+    assert line.endswith(
+        "extra_decays is no longer part of uvit_decay: the callback EMA keeps one average: leave it out"
+    )
+    train(monkeypatch, tmp_path, "-c", str(tmp_path / "off.yaml"), *SMALL)
 
 
 def test_a_base_class_is_no_data(tmp_path, monkeypatch, capsys):

@@ -55,7 +55,7 @@ def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):
     assert [finding.level for finding in weights(latents)] == ["warning", "error"]
 
 
-@pytest.mark.parametrize("callbacks", [[EMA(0.9, extra_decays=[0.5])], []])
+@pytest.mark.parametrize("callbacks", [[EMA(0.9)], []])
 def test_a_checkpoint_has_the_size_that_was_computed(tmp_path, callbacks):
     task, trainer = tiny_task(), tiny_trainer(tmp_path, *callbacks, max_steps=4)
     trainer.fit(task, Digits(32))

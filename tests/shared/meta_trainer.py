@@ -72,7 +72,7 @@ def waits_of_steps(
     waits = Waits()
     counted = _Steps(waits)
     callbacks = [
-        *([EMA(0.9, extra_decays=[0.99])] if ema else []),
+        *([EMA(0.9)] if ema else []),
         LastCheckpoint(every_n_steps=save_at),
         Progress(line_every=0),
     ]

@@ -55,7 +55,7 @@ def test_which_settings_decide_how_training_goes_on():
     free = "trainer.max_steps trainer.max_epochs trainer.max_time trainer.devices trainer.num_nodes trainer.strategy"
     free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
     free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
-    free += " trainer.callbacks.EMA.extra_decays model.net.init trainer.callbacks.EMAs.decay"
+    free += " model.net.init trainer.callbacks.EMAs.decay"
     assert not [name for name in free.split() if decides(name)]
     bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
     bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
@@ -91,6 +91,7 @@ def test_settings_of_the_optimizer_that_had_no_effect_do_not_differ():
     assert differences(stored(2e-4, 2500, None, None, 3), stored(None, None, None, None)) == []
     (change,) = differences(stored(2e-4, 2500, None, None, 0), stored(1e-3, None, None, None))
     assert str(change) == "model.optim.lr 0.001 (was 0.0002)"
+    assert differences({"trainer.callbacks.EMA.extra_decays": [0.3]}, {}) == []
 
 
 def test_an_option_that_came_later_had_its_default():

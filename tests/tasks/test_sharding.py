@@ -61,7 +61,7 @@ class Held(Callback):
     def on_train_end(self, trainer, task) -> None:
         ema = next(callback for callback in trainer.callbacks if isinstance(callback, EMA))
         self._count("weights", task.net.parameters())
-        self._count("average", (value for average in ema.averages for value in average.shadow.values()))
+        self._count("average", ema.shadow.values())
         for key in ("exp_avg", "exp_avg_sq"):
             self._count(key, (state[key] for state in trainer.optimizers[0].state.values()))
 
@@ -78,7 +78,7 @@ class SaveInValidation(Callback):
 def fit(folder, task, *callbacks, device_batch_size=None, ckpt_path=None, **options):
     losses, held, data = Losses(), Held(), Digits(32)
     data.device_batch_size = device_batch_size
-    trainer = tiny_trainer(folder, losses, EMA(0.9, extra_decays=[0.5]), held, *callbacks, max_steps=STEPS, **options)
+    trainer = tiny_trainer(folder, losses, EMA(0.9), held, *callbacks, max_steps=STEPS, **options)
     trainer.fit(task, data, ckpt_path=ckpt_path)
     norm = float(trainer.callback_metrics.get("train/grad_norm", 0.0))
     return {"losses": losses.values, "held": held.bytes, "norm": norm}

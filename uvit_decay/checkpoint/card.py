@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.validation import is_plain, typed
-from uvit_decay.sampling_options import Weights, WeightSet, decay_in
+from uvit_decay.sampling_options import Weights
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
 VERSION = 1  # of the form of a card, to be raised when an older reader would misunderstand it
@@ -87,6 +87,8 @@ class ModelCard:
                 raise UserError(
                     f"its model card has version {version}, known are those up to {VERSION}: update uvit_decay"
                 )
+            if str(values.get("weights")).startswith("ema:"):  # one of several averages, which older versions kept
+                values = {**values, "weights": "ema"}
             known = {field.name for field in fields(cls)}
             return typed(cls, {name: value for name, value in values.items() if name in known}, "its model card")
         except UserError as error:
@@ -101,30 +103,7 @@ class ModelCard:
         return self.path and build(self.path, NoisePath, NoisePath.__module__, trusted)
 
 
-def averages(state: object, where: object) -> dict[WeightSet, dict[str, Tensor]]:
-    """Return the averages in a state of the callback, by name: the first as ema, and by its decay if that is stored.
-
-    Args:
-        state: state of the callback; empty if there was none.
-        where: file that it is from, for errors.
-    """
+def average(state: object, where: object) -> dict[str, Tensor]:
+    """Return the average in a state of the callback `EMA`, from the file `where`; it is empty if there was none."""
     state = typed(dict[str, object], state, f"EMA of {where}")
-    first = typed(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")
-    if not first:
-        return {}
-    named = {WeightSet("ema"): first}
-    if "decay" in state:
-        named[WeightSet.of_decay(typed(float, state["decay"], f"EMA decay of {where}"))] = first
-    for name, average in extras(state, where).items():
-        shadow = typed(dict[str, object], average, f"EMA {name} of {where}").get("shadow")
-        named[WeightSet.of_decay(float(name))] = typed(dict[str, Tensor], shadow, f"EMA {name} of {where}")
-    return named
-
-
-def extras(state: Mapping[str, Any], where: object) -> dict[str, Any]:
-    """Return the states of further averages by their decay, as text; raise a UserError for one that is no decay."""
-    found = typed(dict[str, object], state.get("extra", {}), f"EMA extra of {where}")
-    for name in found:
-        if name != str(decay_in(name)):
-            raise UserError(f"{where} is damaged: it names an EMA decay {name[:40]!r}")
-    return found
+    return typed(dict[str, Tensor], state.get("shadow", {}), f"EMA weights of {where}")

@@ -36,7 +36,7 @@ from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, replacing
 from uvit_decay.runtime.tensor_files import save_tensors
-from uvit_decay.sampling_options import Kind, Weights
+from uvit_decay.sampling_options import Weights
 
 
 class Family(NamedTuple):
@@ -61,7 +61,7 @@ FAMILIES = {  # by `looks_like`
     MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
     VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes", "classes"), mae.ENTRY),
 }
-OFFICIAL_FILES: dict[Kind, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
+OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 # Arguments of networks that their weights may not determine.
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
@@ -72,7 +72,7 @@ def export(source: Path, target: Path, weights: Weights | None = None, *, to: Li
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
-        weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
+        weights: set to write: ema or raw; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card.
 
     Returns:
@@ -125,7 +125,7 @@ def _save(target: Path, contents: Mapping[str, Any]) -> None:
 def import_official(
     source: Path,
     target: Path,
-    weights: Kind | None = None,
+    weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
     """Turn an official file into a checkpoint of this project, and return notes for the user; see `import_as`."""
@@ -137,7 +137,7 @@ def import_official(
 
 def read_official(
     source: Path,
-    weights: Kind | None = None,
+    weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> StoredModel:
     """Read an official file as a checkpoint of this project; see `import_official`."""

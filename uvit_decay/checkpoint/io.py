@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.card import KEY, ModelCard, averages
+from uvit_decay.checkpoint.card import KEY, ModelCard, average
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like, own_latents, weights_file
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import DiffusionModel
@@ -25,7 +25,7 @@ from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.program import localised, or_bundled
 from uvit_decay.runtime.tensor_files import check_records, is_plain, is_zip, load_tensors
 from uvit_decay.runtime.validation import parse, typed
-from uvit_decay.sampling_options import Weights, WeightSet
+from uvit_decay.sampling_options import Weights
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
 ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network
@@ -60,8 +60,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
 
     Args:
         path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
-        weights: the set to load: ema, raw, or `WeightSet("ema:0.999")`, one of several averages; None takes EMA weights
-            if the file has them, else raw ones.
+        weights: the set to load; None takes EMA weights if the file has them, else raw ones.
         trusted: qualified names of classes outside uvit_decay that the file may name as its network or its noise path.
 
     Raises:
@@ -134,7 +133,7 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
 
     checkpoints/digits.safetensors is that of the package where the working folder has no such file.
     """
-    path, weights = or_bundled(path), None if weights is None else WeightSet(weights)
+    path = or_bundled(path)
     file = weights_file(path)
     stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
     if file != path:
@@ -173,22 +172,18 @@ def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[s
     return renamed
 
 
-def _read_training(path: Path, weights: WeightSet | None) -> StoredModel:
+def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
     state = without_prefix(state, "net.", path)
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
-    named = averages(callbacks.get("EMA", {}), path)
-    if weights not in (None, "raw") and not named:
+    shadow = average(callbacks.get("EMA", {}), path)
+    if weights == "ema" and not shadow:
         raise UserError(f"{path} holds no EMA weights: its run had no EMA callback")
-    if weights == "raw" or not named:
+    if weights == "raw" or not shadow:
         return StoredModel(path, replace(card, weights="raw"), state)
-    chosen = weights or WeightSet("ema")
-    if chosen not in named:
-        raise UserError(f"{path} holds no {chosen} weights: it has {', '.join(named)} and raw")
-    shadow = named[chosen]
-    return StoredModel(path, replace(card, weights=chosen), state | shadow, frozenset(state.keys() - shadow.keys()))
+    return StoredModel(path, replace(card, weights="ema"), state | shadow, frozenset(state.keys() - shadow.keys()))
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:

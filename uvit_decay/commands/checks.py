@@ -29,8 +29,10 @@ FORMS = re.compile(
 DROPPED = {  # names of classes and options that are gone -> what to do without them
     "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
     "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
+    "extra_decays": "the callback EMA keeps one average: leave it out",
 }
 LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everything
+UNUSED = {"skip_non_finite": 0, "extra_decays": []}  # of them, the defaults that configurations were saved with
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
@@ -75,17 +77,16 @@ def _load(text: str) -> Any:
 def _current(values: Any) -> Any:
     """Return a configuration that an older version may have saved, as this one writes it.
 
-    It held `skip_non_finite`, by default 0, and the defaults of options that others replaced.
+    It held the options of UNUSED, and the defaults of those of the optimizer that others replaced.
     """
     if isinstance(values, list):
         return [_current(value) for value in values]
     if not isinstance(values, dict):
         return values
     values = {key: _current(value) for key, value in values.items()}
-    if values.get("skip_non_finite") == 0:
-        del values["skip_non_finite"]
+    if "skip_non_finite" in values:
         values |= {name: None for name, (other, _) in IN_PLACE.items() if values.get(other) is not None}
-    return values
+    return {key: value for key, value in values.items() if key not in UNUSED or value != UNUSED[key]}
 
 
 def limit(trusted: list[str]) -> None:

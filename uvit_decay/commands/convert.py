@@ -9,7 +9,7 @@ from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM, from_package
-from uvit_decay.sampling_options import Kind, Weights
+from uvit_decay.sampling_options import Weights
 
 DROPPED = {
     "push": "the Hub's own command uploads a folder: hf upload USER/NAME FOLDER",
@@ -33,7 +33,7 @@ def export_as(
     Args:
         source: a .ckpt from training, or a .safetensors.
         target: a .safetensors, with the model card; a .pth or .pt in the official layout; a folder for diffusers.
-        weights: set to write: ema, raw, or ema:DECAY, one of several averages; default: EMA if the run kept them.
+        weights: set to write: ema or raw; default: EMA if the run kept them.
         to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card;
             diffusers writes a denoiser as a folder that DiffusionPipeline.from_pretrained loads.
         vae: autoencoder to put there, hub id or folder; default: that of the checkpoint's latents.
@@ -54,7 +54,7 @@ def export_as(
     return export(source, target, weights, to=to)
 
 
-def import_as(source: Path, target: Path, weights: Kind | None = None, *, options: ImportOptions) -> str:
+def import_as(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
     """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
 
     Args:

@@ -104,7 +104,7 @@ def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
     """Return the bytes of a checkpoint: weights, the optimizer's moments, and float32 averages."""
     trained = sum(p.nbytes for p in task.net.parameters() if p.requires_grad)
     weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
-    averages = sum(len(callback.averages) for callback in callbacks if isinstance(callback, EMA))
+    averages = sum(isinstance(callback, EMA) for callback in callbacks)
     averaged = 4 * averages * sum(parameter.numel() for parameter in task.net.parameters())
     return weights + len(BUFFERS[task.optim.optimizer]) * trained + averaged
 

@@ -70,11 +70,10 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
     from uvit_decay import checkpoint
-    from uvit_decay.sampling_options import slug
 
     found = checkpoint.load(path, loading.weights, loading.trust)
-    about = {"checkpoint": str(path), "step": found.card.step, "weights": str(found.card.weights)}
-    name = f"{_run(path)}{path.stem}-step{found.card.step}-{slug(found.card.weights)}"
+    about = {"checkpoint": str(path), "step": found.card.step, "weights": found.card.weights}
+    name = f"{_run(path)}{path.stem}-step{found.card.step}-{found.card.weights}"
     return Judged(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
 
 

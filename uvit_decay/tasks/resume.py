@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.checkpoint.card import KEY, ModelCard, averages, extras
+from uvit_decay.checkpoint.card import KEY, ModelCard, average
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained
@@ -185,10 +185,10 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Tra
     parameters = dict(task.net.named_parameters())
     _check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
-    for name, shadow in averages(ema, "the checkpoint").items():
-        _check_tensors(shadow, parameters, name)
-    for average in (ema, *extras(ema, "the checkpoint").values()) if ema else ():
-        _check_count(average["updates"], "EMA.updates")
+    if shadow := average(ema, "the checkpoint"):
+        _check_tensors(shadow, parameters, "ema")
+    if ema:
+        _check_count(ema["updates"], "EMA.updates")
     (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
     ours = task.optim.groups(task.net, 1.0)
     for group, _ in zip(optimizer["param_groups"], ours, strict=True):

@@ -29,8 +29,8 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     "trainer": FREE,  # precision is a matter of the devices, as the order of sums is
     **dict.fromkeys((f"trainer.gradient_clip_{name}" for name in ("val", "algorithm")), DECIDES),
     **dict.fromkeys(("trainer.limit_train_batches", "trainer.sync_batchnorm", "trainer.callbacks.EMA"), DECIDES),
-    "trainer.callbacks.EMA.extra_decays": FREE,
 }
+GONE = ("model.optim.skip_non_finite", "trainer.callbacks.EMA.extra_decays")  # in checkpoints of older versions
 
 
 def effect(name: str) -> str:
@@ -47,7 +47,7 @@ def decides(name: str) -> bool:
 
 def _in_force(settings: Settings) -> Settings:
     """Return settings with those of the optimizer that are in force; older versions stored others beside them."""
-    settings = {name: value for name, value in settings.items() if name != "model.optim.skip_non_finite"}
+    settings = {name: value for name, value in settings.items() if name not in GONE}
     for name, (other, default) in IN_PLACE.items():
         flag = f"model.optim.{name}"
         if settings.get(f"model.optim.{other}") is not None:

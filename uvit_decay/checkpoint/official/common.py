@@ -27,7 +27,7 @@ from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.validation import typed
-from uvit_decay.sampling_options import Kind
+from uvit_decay.sampling_options import Weights
 
 PATHS: dict[PathName, NoisePath] = {
     "linear": Linear(),
@@ -87,7 +87,7 @@ class RecognisedModel:
     prediction: Prediction | None = None
     sampling: Sampling | None = None
     latents: LatentSpace | None = None  # None for a network of pixels
-    weights: Kind = "ema"
+    weights: Weights = "ema"
     notes: tuple[str, ...] = ()  # lines for the user
     class_names: tuple[str, ...] | None = None  # None for numbers
 
@@ -96,7 +96,7 @@ class RecognisedModel:
         """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
         return self.net.config.get("wiring") == "decayed"
 
-    def card(self, origin: str, step: int = 0, weights: Kind | None = None) -> ModelCard:
+    def card(self, origin: str, step: int = 0, weights: Weights | None = None) -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""
         return ModelCard(
             net=Spec.of(type(self.net), self.net.config),

@@ -32,9 +32,9 @@ from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sampling_options import Kind
+from uvit_decay.sampling_options import Weights
 
-ENTRIES: dict[Kind, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
+ENTRIES: dict[Weights, str] = {"ema": "ema", "raw": "model"}  # entries of a training file
 ARGUMENTS: dict[str, tuple[str, dict[str, str]]] = {  # argument of a training run: (option, its values)
     "path_type": ("path", {"Linear": "linear", "GVP": "gvp", "VP": "vp"}),
     "prediction": ("prediction", {"velocity": "velocity", "noise": "eps", "score": "score"}),
@@ -49,7 +49,7 @@ TRAINED = (
 HEAD = ("final_layer.linear.weight", "final_layer.linear.bias")
 
 
-def opened(contents: Any, weights: Kind, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
+def opened(contents: Any, weights: Weights, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions, int]:
     """Return one state_dict of a training file, the options completed by its arguments, and its step.
 
     Contents of other files are returned unchanged, with the step 0.
