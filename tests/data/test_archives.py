@@ -132,7 +132,8 @@ def test_a_scan_that_takes_long_shows_a_bar(tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(archives, "_PATIENCE", 0.0)
     for path in (tars, whole):
         list_images(path)
-        assert f"scanning {path.name}: " in capfd.readouterr().err
+        shown = capfd.readouterr().err
+        assert all(f"scanning {name}: " in shown for name in ("n01.tar", "n03.tar"))
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
@@ -165,16 +166,12 @@ def test_a_tar_that_changes_after_it_was_listed(tmp_path):
 
 def test_compressed_tars(tmp_path):
     data = tarred(tree(tmp_path / "data", NAMES), tmp_path / "plain.tar").read_bytes()
-    gz, xz, inner = tmp_path / "data.tar.gz", tmp_path / "data.tar.xz", tmp_path / "inner"
+    gz, xz = tmp_path / "data.tar.gz", tmp_path / "data.tar.xz"
     gz.write_bytes(gzip.compress(data))
-    fails(gz, "compressed (gz)", "random order", "gunzip")
+    fails(gz, "compressed", "random order", "gunzip")
     fails(gz.rename(tmp_path / "data.tar"), "gunzip")  # what counts is what is in it
     xz.write_bytes(lzma.compress(data))
     fails(xz, "unxz")
-    inner.mkdir()
-    (inner / "n01.tgz").write_bytes(gzip.compress(data))
-    fails(inner, "n01.tgz", "gunzip")
-    fails(tarred(inner, tmp_path / "outer.tar"), "n01.tgz", "gunzip")
 
 
 def test_tars_without_images(tmp_path):

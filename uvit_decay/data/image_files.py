@@ -21,7 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.archives import Found, find, opened
+from uvit_decay.data.archives import ArchiveIndex, find, opened
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -32,7 +32,7 @@ class Listing:
     """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans` are those of `archives.Found`.
+    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans`: see `ArchiveIndex`.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Listing:
 
     def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
         """Open the files; see `archives.opened`."""
-        return opened(self.path, Found(self.members, self.tars, self.spans))
+        return opened(self.path, ArchiveIndex(self.members, self.tars, self.spans))
 
 
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
