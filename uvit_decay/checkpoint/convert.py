@@ -67,33 +67,21 @@ ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_varianc
 
 
 def export(source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None) -> str:
-    """Write one set of weights of a checkpoint of this project.
+    """Write one set of weights of a checkpoint into a file; the options are those of `uvit-decay export`.
 
-    Args:
-        source: a .ckpt from training, or a .safetensors.
-        target: a .safetensors, with the model card; or a .pth or .pt in the official layout.
-        weights: set to write: ema or raw; default: EMA if the run kept them.
-        to: timm writes a ViT, or the encoder of an MAE, as a state_dict of timm's vision transformer, without a card.
-
-    Returns:
-        A note that lists what the written file does not record and its importer has to be given, or the lines of Python
-        with which timm reads it; empty if it is complete.
+    The notes that are returned say what an importer of the file has to be given, or how timm reads it.
     """
     with _target(source, target, (".safetensors", ".pth", ".pt")):
-        return _export(source, target, weights, to)
-
-
-def _export(source: Path, target: Path, weights: Weights | None, to: Literal["timm"] | None) -> str:
-    stored = read(source, weights)
-    if target.suffix == ".safetensors" and not to:
-        stored.check()
-        _write(target, stored.card, stored.state)
-        return ""
-    net = stored.network()
-    notes = _write_timm(target, stored, net) if to else _write_official(target, stored, net)
-    if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
-        notes.append(mae.LICENCE)
-    return "\n".join(notes)
+        stored = read(source, weights)
+        if target.suffix == ".safetensors" and not to:
+            stored.check()
+            _write(target, stored.card, stored.state)
+            return ""
+        net = stored.network()
+        notes = _write_timm(target, stored, net) if to else _write_official(target, stored, net)
+        if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
+            notes.append(mae.LICENCE)
+        return "\n".join(notes)
 
 
 def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
@@ -128,7 +116,7 @@ def import_official(
     weights: Weights | None = None,
     options: ImportOptions = ImportOptions(),  # noqa: B008  frozen
 ) -> str:
-    """Turn an official file into a checkpoint of this project, and return notes for the user; see `import_as`."""
+    """Turn an official file into a checkpoint of this project and return notes, as `uvit-decay import` does."""
     with _target(source, target, (".safetensors",)):
         stored = read_official(source, weights, options)
         _write(target, stored.card, stored.state)

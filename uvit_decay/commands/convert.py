@@ -19,7 +19,7 @@ DROPPED = {
 }
 
 
-def export_as(
+def export(
     source: Path,
     target: Path,
     weights: Weights | None = None,
@@ -49,12 +49,12 @@ def export_as(
         return export_folder(source, target, weights, vae, license)
     for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
         raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
-    from uvit_decay.checkpoint.convert import export
+    from uvit_decay.checkpoint import convert
 
-    return export(source, target, weights, to=to)
+    return convert.export(source, target, weights, to=to)
 
 
-def import_as(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
+def import_(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
     """Turn an official U-ViT, SiT, DiT or MAE file into a checkpoint of this project.
 
     Args:
@@ -74,7 +74,7 @@ def import_as(source: Path, target: Path, weights: Weights | None = None, *, opt
 
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written."""
-    commands = {"export": export_as, "import": import_as}
+    commands = {"export": export, "import": import_}
     prog = PROGRAM if from_package() else "python -m uvit_decay.checkpoint"
     call = parse(commands, args, __doc__, prog, DROPPED)
     if note := call():

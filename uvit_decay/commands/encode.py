@@ -50,12 +50,12 @@ def encode_images(
 
     from uvit_decay.autoencoder import Autoencoder
     from uvit_decay.class_names import class_list
+    from uvit_decay.commands.opened import opened
     from uvit_decay.data.image_files import list_images
     from uvit_decay.data.latents.encode import describe, encode
-    from uvit_decay.runtime.distributed import Processes, pick_device
 
-    with Processes.launched(SHARES) as processes:
-        autoencoder = Autoencoder(vae, pick_device(None, processes.local_rank), getattr(torch, precision))
+    with opened(timeout=SHARES) as (processes, device):
+        autoencoder = Autoencoder(vae, device, getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         space = autoencoder.space
         manifest = describe(listing, space, classes, image_size, dtype, precision, batch_size, shard_size)

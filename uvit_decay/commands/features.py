@@ -5,10 +5,11 @@ What a command needs is imported when it runs, so that help is quick.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from uvit_decay.commands.generation import check_ending
 from uvit_decay.representations.options import (
     Alignment,
     Classification,
@@ -29,35 +30,40 @@ if TYPE_CHECKING:
     from uvit_decay.representations.visualize import PatchFeatures
 
 
-def probe(
-    *,
-    ckpt: Path,
-    data: str | None = None,
-    test: str | None = None,
-    precision: PrecisionOption | None = None,
-    out: Path | None = None,
-    loading: LoadingOptions,
-    probing: Probing,
-    alignment: Alignment,
-) -> None:
-    """Probes of every layer and noise level, by published protocols.
+@dataclass(frozen=True, kw_only=True)
+class JudgingOptions:
+    """Network and data.
 
     Args:
         ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
             pixels:32x32x3.
         data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
         test: test images beside class folders; default: a tenth is held out.
-        precision: of the network; part of names and reports unless float32; default: tf32 on CUDA GPUs, float32
-            elsewhere.
+        precision: of the network; part of names and reports of probes unless float32; default: tf32 on CUDA GPUs,
+            float32 elsewhere.
+    """
+
+    ckpt: Path
+    data: str | None = None
+    test: str | None = None
+    precision: PrecisionOption | None = None
+
+
+def probe(
+    *, judging: JudgingOptions, out: Path | None = None, loading: LoadingOptions, probing: Probing, alignment: Alignment
+) -> None:
+    """Probes of every layer and noise level, by published protocols.
+
+    Args:
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
+    from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.evaluation.open_by_name import picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
     from uvit_decay.representations.protocols import PROBE_PROTOCOLS
     from uvit_decay.representations.reference import open_reference
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed, remove_remains
+    from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
@@ -65,18 +71,15 @@ def probe(
     aligned = PROBE_PROTOCOLS[probing.protocol].aligned
     if alignment != Alignment() and not aligned:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
-    with Processes.launched() as processes:
-        processes.check_file(ckpt)
-        judged = open_network(ckpt, loading)
-        images = open_judging_data(judged, data, test)
+    with opened(judging.ckpt, loading.device) as (processes, device):
+        judged = open_network(judging.ckpt, loading)
+        images = open_judging_data(judged, judging.data, judging.test)
         check_probed(judged.net, judged.path, images, probing)
-        device = pick_device(loading.device, processes.local_rank)
-        precision = chosen_precision(precision, device)
+        precision = chosen_precision(judging.precision, device)
         reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
         out = out or Path("probes") / "-".join([judged.name, images.name, *_unusual(probing, precision)])
-        check_writable(out, folder=True)
         about = {**judged.about, "pictures": picture_protocol(images)}
-        with claimed(out, first=processes.is_main):
+        with writing_to(out, processes=processes, folder=True):
             if processes.is_main:
                 remove_remains(out, "probes.*")
                 remove_remains(out, "cknna.*")
@@ -92,43 +95,27 @@ def probe(
 
 
 def classify(
-    *,
-    ckpt: Path,
-    data: str | None = None,
-    test: str | None = None,
-    precision: PrecisionOption | None = None,
-    out: Path | None = None,
-    loading: LoadingOptions,
-    classification: Classification,
+    *, judging: JudgingOptions, out: Path | None = None, loading: LoadingOptions, classification: Classification
 ) -> None:
     """Published protocols on frozen features: linear, kNN, few-shot.
 
     Args:
-        ckpt: a .ckpt, .safetensors or exported folder, timm's timm:NAME or timm:NAME=FILE, or raw pixels,
-            pixels:32x32x3.
-        data: digits, cifar10, cifar100, a configuration, or class folders; default: its own.
-        test: test images beside class folders; default: a tenth is held out.
-        precision: of the network; default: tf32 on CUDA GPUs, float32 elsewhere.
         out: report, a .json; default: in classify/, a telling name.
     """
+    check_ending("--out", out, ".json")
+
+    from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.representations.classification import Classifying, table
     from uvit_decay.representations.networks import open_judging_data, open_network
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.runtime.precision import chosen_precision
     from uvit_decay.runtime.validation import write_json
 
-    if out is not None and out.suffix != ".json":
-        raise UserError(f"--out {out}: the name must end in .json")
-    with Processes.launched() as processes:
-        processes.check_file(ckpt)
-        judged = open_network(ckpt, loading)
-        classifying = Classifying(judged, open_judging_data(judged, data, test), classification)
-        device = pick_device(loading.device, processes.local_rank)
+    with opened(judging.ckpt, loading.device) as (processes, device):
+        judged = open_network(judging.ckpt, loading)
+        classifying = Classifying(judged, open_judging_data(judged, judging.data, judging.test), classification)
         out = out or Path("classify") / f"{judged.name}-{classifying.data.name}{classification.name}.json"
-        check_writable(out)
-        with claimed(out, first=processes.is_main):
-            report = classifying.report(device, chosen_precision(precision, device), processes)
+        with writing_to(out, processes=processes):
+            report = classifying.report(device, chosen_precision(judging.precision, device), processes)
             if report is not None:
                 write_json(out, report)
     if report is not None:
@@ -138,53 +125,47 @@ def classify(
 
 def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
+    from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
     from uvit_decay.representations.probing import usual_layer
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, tsne_file
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
 
-    with Processes.launched() as processes:
+    outputs = (options.out, tsne_file(options.out))
+    with opened(device=options.device) as (processes, device), writing_to(*outputs, processes=processes):
         if not processes.is_main:
             return
-        check_writable(options.out)
         judged = open_network(options.ckpt, options)
-        patches = open_patch_features(judged, options, pick_device(options.device, processes.local_rank))
+        patches = open_patch_features(judged, options, device)
         layers, usual = judged.net.layers, str(usual_layer(judged.net, judged.path))
         chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
         masks = _open_masks(options.masks, patches.images) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
-        with claimed(options.out, tsne_file(options.out)):
-            if set(options.views) != {"tsne"}:
-                draw_patches(options, patches, chosen, masks)
-            if points:
-                draw_tsne(options, patches, chosen, *points)
+        if set(options.views) != {"tsne"}:
+            draw_patches(options, patches, chosen, masks)
+        if points:
+            draw_tsne(options, patches, chosen, *points)
 
 
 def reconstruct(options: Reconstruction) -> None:
     """Images, masked images and their reconstructions by a masked autoencoder."""
     from uvit_decay import checkpoint
+    from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.image_io import save_image, to_float
     from uvit_decay.representations.reconstruction import Reconstructor
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
     from uvit_decay.runtime.random import subset
 
-    with Processes.launched() as processes:
+    with opened(device=options.device) as (processes, device), writing_to(options.out, processes=processes):
         if not processes.is_main:
             return
-        check_writable(options.out)
         loaded = checkpoint.load(options.ckpt, options.weights, options.trust)
-        device = pick_device(options.device, processes.local_rank)
         reconstructor = Reconstructor(loaded.net.to(device), options.mask_ratio, options.seed)
         images = open_images(options.images, loaded.net.channels, loaded.net.image_size)
         check_shape(options.images, images, loaded.net.channels, loaded.net.image_size)
         chosen = subset(images, options.num, "reconstructions")
-        with claimed(options.out):
-            read = lambda part: to_float(images.read(part).to(device))  # noqa: E731
-            save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
+        read = lambda part: to_float(images.read(part).to(device))  # noqa: E731
+        save_image(options.out, reconstructor.picture(read, chosen, options.batch_size))
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
 
 

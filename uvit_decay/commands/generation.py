@@ -26,7 +26,8 @@ def _digits() -> tuple[Tensor, Tensor]:
     return digits.train[list(range(len(digits.train)))]
 
 
-def _check_ending(option: str, path: Path | None, ending: str) -> None:
+def check_ending(option: str, path: Path | None, ending: str) -> None:
+    """Raise a UserError for a path of another ending."""
     if path is not None and path.suffix.lower() != ending:
         raise UserError(f"{option} {path}: the name must end in {ending}")
 
@@ -62,30 +63,28 @@ def generation(
         num: samples of --ckpt; default: 50,000.
         save_samples: keep the samples of --ckpt, too, as an .npz.
     """
-    _check_ending("--out", out, ".json")
-    _check_ending("--save-samples", save_samples, ".npz")
+    check_ending("--out", out, ".json")
+    check_ending("--save-samples", save_samples, ".npz")
     if (samples is None) == (ckpt is None):
         raise UserError("generation takes either --samples, images that exist, or --ckpt, whose samples are made now")
     if samples is not None:
         _refuse_sampling(num, save_samples, sampling)
 
+    from uvit_decay.commands.opened import opened
     from uvit_decay.evaluation.generation import Comparison
     from uvit_decay.evaluation.image_sources import GeneratedImages
     from uvit_decay.evaluation.open_by_name import open_images, open_reference
     from uvit_decay.evaluation.report import write_reports
     from uvit_decay.metrics.extractors import prepare
-    from uvit_decay.runtime.distributed import Processes, pick_device
     from uvit_decay.samples import Samples
 
-    with Processes.launched() as processes:
-        device = pick_device(sampling.device, processes.local_rank)
+    with opened(ckpt, sampling.device) as (processes, device):
         extractor = features.extractor(metrics.spatial)
         metrics.check_names(extractor)
         channels = extractor.channels or GREY
         if ckpt is None:
             images = open_images(samples, channels, features.image_size)
         else:
-            processes.check_file(ckpt)
             images = replace(Samples.from_options(ckpt, sampling, processes.local_rank), compiled=features.compile)
             images = GeneratedImages(images, num or 50_000, channels)
         file, reference_images = open_reference(reference, channels, features.image_size)
@@ -113,28 +112,23 @@ def statistics(
         batch_size: images at a time.
         device: cpu, cuda, cuda:1; default: the GPU if there is one.
     """
-    _check_ending("--out", out, ".npz")
+    check_ending("--out", out, ".npz")
 
+    from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.evaluation.extract import Extraction
     from uvit_decay.evaluation.feature_store import save_statistics
     from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.metrics.extractors import prepare
-    from uvit_decay.runtime.distributed import Processes, pick_device
-    from uvit_decay.runtime.files import check_writable, claimed
 
-    with Processes.launched() as processes:
-        check_writable(out)
-        where = pick_device(device, processes.local_rank)
+    with opened(device=device) as (processes, where), writing_to(out, processes=processes):
         extractor = features.extractor(spatial)
         if spatial and "spatial" not in extractor.widths:
             raise UserError(f"--spatial features are Inception's, {extractor.name} yields none")
         images = open_images(reference, extractor.channels or GREY, features.image_size)
         prepare(extractor, images.shape, where, _digits)
         keep = ["features", *(["spatial"] if spatial else [])]
-        with claimed(out, first=processes.is_main):
-            store = Extraction(extractor, where, batch_size).run(images, keep, processes)
-            if processes.is_main:
-                about = {"extractor": extractor.fingerprint(), **images.metadata()}
-                save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
+        store = Extraction(extractor, where, batch_size).run(images, keep, processes)
         if processes.is_main:
+            about = {"extractor": extractor.fingerprint(), **images.metadata()}
+            save_statistics(out, {kind: store.statistics(kind) for kind in keep}, about)
             print(f"wrote {out}: {len(images):,} images of {images.name}, {extractor.fingerprint()}")

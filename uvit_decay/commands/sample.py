@@ -44,12 +44,11 @@ def sample(
 
     check_output(out, num)
 
-    from uvit_decay.runtime.distributed import Processes
+    from uvit_decay.commands.opened import opened
     from uvit_decay.runtime.files import claimed
     from uvit_decay.samples import Samples
 
-    with Processes.launched() as group:
-        group.check_file(ckpt)
+    with opened(ckpt, sampling.device) as (group, _):
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each
             classes = samples.classes if sampling.classes else samples.classes[:10]

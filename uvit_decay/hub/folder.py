@@ -36,17 +36,8 @@ def export_folder(
 ) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 
-    The folder needs torch and diffusers, but not this package.
-
-    Args:
-        source: a .ckpt from training, or a .safetensors.
-        target: the folder: a new one, an empty one, or one of an earlier export, whose other files stay.
-        weights: set to write; default: EMA if the run kept them.
-        vae: autoencoder of a checkpoint of latents, hub id or folder; default: the one that made them.
-        license: licence of the weights for README.md, by its short name; default: unknown.
-
-    Returns:
-        The lines of Python that load it.
+    The folder needs torch and diffusers, but not this package. It is a new one, an empty one, or one of an earlier
+    export, whose other files stay. Returns the lines of Python that load it; see `uvit-decay export --help`.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")

@@ -1,0 +1,39 @@
+"""What every command begins with: its processes, its device, and outputs that no other program writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from uvit_decay.runtime.distributed import Processes, pick_device
+from uvit_decay.runtime.files import check_writable, claimed
+
+
+@contextmanager
+def opened(
+    ckpt: Path | None = None, device: str | None = None, timeout: timedelta | None = None
+) -> Iterator[tuple[Processes, torch.device]]:
+    """Yield the processes of this program and the device of this one.
+
+    Args:
+        ckpt: the file that is read, which must be the same on all nodes.
+        device: its name; None takes the GPU of this process, if there is one.
+        timeout: how long a process waits for another one; None: half an hour.
+    """
+    with Processes.launched(timeout) as processes:
+        if ckpt is not None:
+            processes.check_file(ckpt)
+        yield processes, pick_device(device, processes.local_rank)
+
+
+@contextmanager
+def writing_to(*paths: Path, processes: Processes, folder: bool = False) -> Iterator[None]:
+    """Check that the outputs, files or a `folder`, can be written, and keep other programs from them in the context."""
+    for path in paths:
+        check_writable(path, folder)
+    with claimed(*paths, first=processes.is_main):
+        yield
