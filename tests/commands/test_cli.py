@@ -8,6 +8,8 @@ import pytest
 import yaml
 from conftest import ROOT
 
+from uvit_decay.checkpoint import load
+
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
 LIGHTNING = "lightning.pytorch.callbacks."
@@ -189,6 +191,18 @@ def test_classes_of_ones_own_are_trusted_by_a_flag(tmp_path, monkeypatch, capsys
     flags = ["--trainer.callbacks", "trusted_callbacks.Mine", "--trust", "trusted_callbacks"]
     train(monkeypatch, tmp_path, *SMALL, *flags)
     assert "mine is called" in capsys.readouterr().out
+
+
+def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_without(tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_schedules.py").write_text("def falling(count):\n    return [1 - k / 40 for k in range(count)]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ["--model.net.schedule", "own_schedules.falling", "--model.net.alpha_min", "1.0"]
+    assert "--trust own_schedules.falling allows it" in refused(monkeypatch, capsys, tmp_path, *SMALL, *flags)
+    train(monkeypatch, tmp_path, *SMALL, *flags, "--trust", "own_schedules.falling")
+    (path,) = tmp_path.rglob("last.ckpt")
+    net = load(path).net
+    assert net.shortcuts.alphas == tuple(1 - k / 40 for k in range(6))
+    assert net.config["schedule"][1] == [1 - 1 / 40, 1.0]
 
 
 def test_hyphens_are_accepted_in_the_names_of_flags(tmp_path, monkeypatch, capsys):

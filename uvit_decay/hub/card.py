@@ -56,7 +56,8 @@ def _sentence(checkpoint: Checkpoint, kind: str) -> str:
     return (
         f"A {kind} {type(net).__name__} of {parameters:,} parameters that makes {what}, "
         f"{net.image_size}x{net.image_size}, with [decayed identity shortcuts](https://arxiv.org/abs/2404.10947): "
-        f"alpha from {net.shortcuts.alphas[0]:.4g} to {net.shortcuts.alphas[-1]:.4g}."
+        f"schedule {plain(str(net.config['schedule']))[:60]}, alpha from {net.shortcuts.alphas[0]:.4g} to "
+        f"{net.shortcuts.alphas[-1]:.4g}."
     )
 
 
