@@ -12,7 +12,7 @@ from timm.data.auto_augment import posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import RandomResizedCrop
 
-from uvit_decay.data.augment import Augment, Draw, _posterize, erased, rand_augment, seeded
+from uvit_decay.data.augment import Augment, AugmentDraw, _posterize, erased, rand_augment, seeded
 from uvit_decay.runtime.errors import UserError
 
 NAME = "rand-m9-mstd0.5-inc1"
@@ -42,7 +42,7 @@ def test_boxes_are_those_of_torchvision(monkeypatch, height, width):
     for seed in range(50):
         attempts = np.random.default_rng(seed).random((10, 4))
         expected = torchvisions_box(monkeypatch, attempts, height, width, augment)
-        assert tuple(Draw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
+        assert tuple(AugmentDraw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == tuple(expected)
 
 
 @pytest.mark.parametrize(("height", "width"), [(400, 500), (32, 32), (40, 400)])
@@ -58,7 +58,7 @@ def test_clipped_boxes_are_those_of_the_linear_probe_of_mae(height, width):
         clipped += w > width or h > height
         w, h = min(w, width), min(h, height)
         expected = int(top * (height - h + 1)), int(left * (width - w + 1)), h, w
-        assert tuple(Draw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == expected
+        assert tuple(AugmentDraw(augment, attempts.tolist(), False, [0, 0]).box(height, width)) == expected
     assert clipped
 
 

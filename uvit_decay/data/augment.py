@@ -66,15 +66,15 @@ class Augment:
             hint = "use timm's names, such as rand-m9-mstd0.5-inc1"
             raise UserError(f"rand_augment {self.rand_augment!r} is not known: {hint}")
 
-    def draws(self, seed: int, rows: Tensor) -> list[Draw]:
+    def draws(self, seed: int, rows: Tensor) -> list[AugmentDraw]:
         """Return what is drawn for the images at these rows, int64 (b,) on the CPU."""
         boxes = uniform("crop", seed, rows=rows, shape=(_ATTEMPTS, 4)).tolist()
         mirrored = (uniform("flip", seed, rows=rows) < 0.5).tolist()
         words = (uniform("rand_augment", seed, rows=rows, shape=(2,)) * 2**24).long().tolist()
-        return [Draw(self, *drawn) for drawn in zip(boxes, mirrored, words, strict=True)]
+        return [AugmentDraw(self, *drawn) for drawn in zip(boxes, mirrored, words, strict=True)]
 
 
-class Draw(NamedTuple):
+class AugmentDraw(NamedTuple):
     """The random numbers of one image: (10, 4) for the crop, whether it is mirrored, and seeds of RandAugment."""
 
     augment: Augment

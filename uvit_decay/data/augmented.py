@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 from torch import Tensor
 
-from uvit_decay.data.augment import Augment, Draw, erased, rand_augment, seeded
+from uvit_decay.data.augment import Augment, AugmentDraw, erased, rand_augment, seeded
 from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images, OnDisk
@@ -23,7 +23,7 @@ _TEST_CHUNK = 256  # images that are cropped at once for reading
 
 
 class _Augmentable(Protocol):
-    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]: ...
+    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class _Keyed:
 class Streamed(OnDisk):
     """Images that are decoded for every batch from their files; read by index, they have the test crop."""
 
-    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]:
+    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size), and labels (b,)."""
         out = np.empty((len(indices), self.channels, self.image_size, self.image_size), np.uint8)
         with self.listing.opened() as fetch:
@@ -52,7 +52,7 @@ class Streamed(OnDisk):
         return torch.from_numpy(out), self.labels[indices]
 
 
-def _changed(image: Image.Image, draw: Draw) -> Image.Image:
+def _changed(image: Image.Image, draw: AugmentDraw) -> Image.Image:
     """Mirror a cropped image and apply RandAugment, as drawn."""
     if draw.mirror:
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
@@ -88,7 +88,7 @@ class Cached(InMemory):
         parts = [resampled(part, corner, length, self.image_size, inside=False) for part in images.split(_TEST_CHUNK)]
         return torch.cat(parts), labels
 
-    def augmented(self, indices: list[int], draws: list[Draw]) -> tuple[Tensor, Tensor]:
+    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size) on the device of the set, and labels (b,)."""
         images, labels = super().__getitem__(indices)
         boxes = torch.tensor([draw.box(*images.shape[2:]) for draw in draws])

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from torchvision import datasets
 
 _PIXELS = 3 * 32 * 32
-_LARGEST = 2**28  # bytes of a file, of which CIFAR-100's training images have 155 million
 
 
 class _CIFAR(ImageData, ABC):
@@ -81,9 +80,12 @@ class _CIFAR(ImageData, ABC):
         contents = self._read_folder(place) if place.is_dir() else self._read_archive(place)
         official, (label_key, name_key) = self.official(), self.keys
         meta = official.meta["filename"]
-        self.class_names = _class_names(contents[meta], f"{place}/{meta}", name_key)
+        (names,) = _values(contents[meta], f"{place}/{meta}", name_key)
+        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
+            raise UserError(f"{place}/{meta}: {name_key} is not a list of class names")
+        self.class_names = tuple(names)
         self.train, self.test = (
-            _join([_batch(contents[name], f"{place}/{name}", label_key, len(self.class_names)) for name, _ in batches])
+            _joined([_batch(contents[name], f"{place}/{name}", label_key, len(names)) for name, _ in batches])
             for batches in (official.train_list, official.test_list)
         )
 
@@ -121,7 +123,7 @@ class _CIFAR(ImageData, ABC):
             hint = f"copy it again, or remove it and use {self.official().filename}"
             raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
         with explained(f"cannot read the files in {folder}", OSError):
-            contents = {name: _content(folder / name) for name in md5s}
+            contents = {name: (folder / name).read_bytes() for name in md5s}
         actual = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
         others = [str(folder / name) for name in md5s if actual[name] != md5s[name]]
         if others:
@@ -182,12 +184,6 @@ class CIFAR100(_CIFAR):
         return datasets.CIFAR100
 
 
-def _content(path: Path) -> bytes:
-    if path.stat().st_size > _LARGEST:
-        raise UserError(f"{path} is larger than {_LARGEST >> 20} MiB: it is another kind of file")
-    return path.read_bytes()
-
-
 class _Unpickler(pickle.Unpickler):
     """An unpickler that calls nothing but what pickles of numpy's arrays and of bytes call."""
 
@@ -205,45 +201,29 @@ class _Unpickler(pickle.Unpickler):
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
-def _read_dict(content: bytes, where: str, *keys: str) -> dict[str, Any]:
-    """Return the dict in a pickle, which must have these keys; raise a UserError that begins with `where`."""
-    with explained(f"{where}: not a pickle, or damaged", Exception):  # damaged bytes raise nearly anything
+def _values(content: bytes, where: str, *keys: str) -> list[Any]:
+    """Return the values of these keys of the dict in a pickle; raise a UserError that begins with `where`."""
+    with explained(f"{where}: not a pickle of CIFAR, or damaged", Exception):  # damaged bytes raise nearly anything
         values = _Unpickler(content, where).load()
-    if not isinstance(values, dict):
-        raise UserError(f"{where}: a pickle of {type(values).__name__}, expected a dict")
-    missing = [key for key in keys if key not in values]
-    if missing:
-        raise UserError(f"{where}: has no {' and no '.join(missing)}, only {str(list(values))[:200]}")
-    return values
+        if missing := [key for key in keys if key not in values]:
+            raise UserError(f"{where}: has no {' and no '.join(missing)}, only {str(list(values))[:200]}")
+        return [values[key] for key in keys]
 
 
-def _class_names(content: bytes, where: str, key: str) -> tuple[str, ...]:
-    names = _read_dict(content, where, key)[key]
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise UserError(f"{where}: {key} is not a list of class names")
-    return tuple(names)
-
-
-def _batch(content: bytes, where: str, label_key: str, classes: int) -> tuple[np.ndarray, list[int]]:
-    """Return images, uint8 (n, 3072), and labels; raise a UserError if the file is not a valid CIFAR batch."""
-    batch = _read_dict(content, where, "data", label_key)
-    data, labels = batch["data"], batch[label_key]
-    if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.shape[1:] == (_PIXELS,)):
-        actual = f"{data.dtype} {data.shape}" if isinstance(data, np.ndarray) else type(data).__name__
-        raise UserError(f"{where}: data must be uint8 (n, {_PIXELS}), it is {actual}")
-    if isinstance(labels, np.ndarray):
-        labels = labels.tolist()
-    if not (isinstance(labels, list) and all(type(label) is int for label in labels)):
-        raise UserError(f"{where}: {label_key} is not a list of whole numbers")
-    if len(labels) != len(data):
-        raise UserError(f"{where}: {len(data)} images but {len(labels)} {label_key}")
-    if not all(0 <= label < classes for label in labels):
-        span = f"{min(labels)} to {max(labels)}"
-        raise UserError(f"{where}: {label_key} are {span}, but the meta file names {classes} classes")
+def _batch(content: bytes, where: str, key: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return images, uint8 (n, 3072), and labels (n,); raise a UserError if the file is not a valid CIFAR batch."""
+    with explained(f"{where}: not a CIFAR batch", ValueError):
+        data, labels = (np.asarray(values) for values in _values(content, where, "data", key))
+        if data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
+            raise ValueError(f"data must be uint8 (n, {_PIXELS}), it is {data.dtype} {data.shape}")
+        if labels.dtype.kind != "i" or labels.shape != data.shape[:1]:
+            raise ValueError(f"{len(data)} images but {key} are {labels.dtype} {labels.shape}")
+        if not ((labels >= 0) & (labels < classes)).all():
+            raise ValueError(f"{key} are {labels.min()} to {labels.max()}, but the meta file names {classes} classes")
     return data, labels
 
 
-def _join(batches: list[tuple[np.ndarray, list[int]]]) -> InMemory:
+def _joined(batches: list[tuple[np.ndarray, np.ndarray]]) -> InMemory:
     """Join batches into one set; a row of 3072 bytes holds the red, green and blue plane, each row by row."""
-    images = np.concatenate([data for data, _ in batches]).reshape(-1, 3, 32, 32)
-    return InMemory(torch.from_numpy(images), torch.tensor([label for _, labels in batches for label in labels]))
+    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    return InMemory(torch.from_numpy(images.reshape(-1, 3, 32, 32)), torch.from_numpy(labels.astype(np.int64)))
