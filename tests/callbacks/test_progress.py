@@ -17,6 +17,7 @@ from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
 
+LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
 
 
@@ -63,8 +64,7 @@ def test_a_terminal_gets_one_bar_for_the_whole_run(tmp_path, monkeypatch, capsys
     terminal = terminal_of(monkeypatch)
     epochs = fit(tmp_path, Progress(every=0), limit_train_batches=3)[0].current_epoch
     assert epochs == 4
-    loss = r"loss \d(\.\d+)?, lr 0\.\d+, [\d,]+ images/s"
-    assert re.fullmatch(rf"step 10/10 \|[#█]+\| \d\d:\d\d<00:00, {loss}", terminal.shown[-1])
+    assert re.fullmatch(rf"step 10/10 \|[#█]+\| \d\d:\d\d<00:00, {LOSS}", terminal.shown[-1])
     steps = [int(step) for step in re.findall(r"step (\d+)/10", terminal.getvalue())]
     assert steps == sorted(steps)
     assert not any("loss" in bar for bar in terminal.shown if re.search("step [1-4]/10", bar))  # none is known yet
@@ -74,13 +74,18 @@ def test_a_terminal_gets_one_bar_for_the_whole_run(tmp_path, monkeypatch, capsys
     assert capsys.readouterr().out == ""
 
 
-def test_validation_is_told_before_the_bar(tmp_path, monkeypatch):
+def test_validation_has_a_bar_of_its_own_below(tmp_path, monkeypatch, capsys):
     terminal = terminal_of(monkeypatch)
-    trainer, task = fit(tmp_path, Progress(every=0), limit_val_batches=2, val_check_interval=5)
-    assert any(bar.startswith("validation 2/2, step 5/10 |") for bar in terminal.shown)
-    assert any(re.match(r"step 6/10 .*, val/loss \d", bar) for bar in terminal.shown)
+    trainer, task = fit(tmp_path, Progress(every=0), limit_val_batches=2, val_check_interval=5, num_sanity_val_steps=1)
+    assert any(re.match(r"Validation DataLoader 0: 2/2 \|", bar) for bar in terminal.shown)
+    assert any(re.match(r"step 6/10 .*, val/loss=\d", bar) for bar in terminal.shown)
     trainer.validate(task, Digits(32), verbose=False)
-    assert terminal.shown[-1].startswith("validation 2/2 |")
+    assert terminal.shown[-1].startswith("Validation DataLoader 0: 2/2 |")
+    monkeypatch.setattr("os.get_terminal_size", lambda *_: os.terminal_size((0, 0)))
+    before = terminal.getvalue()
+    trainer.validate(task, Digits(32), verbose=False)
+    assert terminal.getvalue() == before
+    assert capsys.readouterr().out == ""
 
 
 def test_messages_stand_above_the_bar(tmp_path, monkeypatch):
@@ -119,9 +124,8 @@ def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
         fit(tmp_path, Progress())
     lines = [line for line in caplog.messages if line.startswith("step ")]
     assert len(lines) == 2  # the first loss, and the end
-    loss = r"loss \d(\.\d+)?, lr 0\.\d+, [\d,]+ images/s"
     for line, step in zip(lines, (5, 10), strict=True):
-        assert re.fullmatch(rf"step {step}/10 after \d\d:\d\d, \d\d:\d\d left, {loss}", line)
+        assert re.fullmatch(rf"step {step}/10 after \d\d:\d\d, \d\d:\d\d left, {LOSS}", line)
     caplog.clear()
     with caplog.at_level("INFO", RANK_ZERO):
         fit(tmp_path, Progress(line_every=0))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -50,14 +51,12 @@ class GenerationMetrics(PeriodicSampling):
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
         max_reference: largest number of training images in the reference, a fixed random choice.
-        every_n_steps: optimizer steps between measurements; 0 means only at the end.
-        at_end: measure when training ends, too.
-        sampling: null means the task's.
         seed: seed of the samples.
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
         metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: those by
             default that compare no single images, such as fid and is.
+        when: when to measure, and how to sample, as of `PeriodicSampling`.
     """
 
     history_file = GENERATION
@@ -68,15 +67,13 @@ class GenerationMetrics(PeriodicSampling):
         num: int = 5000,
         reference: str | None = None,
         max_reference: int = 50_000,
-        every_n_steps: int = 0,
-        at_end: bool = True,
-        sampling: Sampling | None = None,
         seed: int = 1,
         batch_size: int = 256,
         allow_few: bool = False,
         metrics: list[str] | None = None,
+        **when: Any,
     ) -> None:
-        super().__init__(every_n_steps, at_end, sampling)
+        super().__init__(**when)
         check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size

@@ -1,4 +1,4 @@
-"""Base class of callbacks that evaluate the network every N steps on all ranks and report their cost first."""
+"""Base class of callbacks that evaluate the network every N steps, on all ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from PIL.Image import Image
 
 from uvit_decay import history
-from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import leaving_at_signals
 from uvit_decay.diffusion.sampling import Sampling, sampling_seconds, total_nfe
@@ -27,7 +26,7 @@ from uvit_decay.tasks.diffusion import DiffusionTask
 
 
 class Periodic(Callback):
-    """A callback that calls `evaluate` every N steps and at the end of training, and prints its cost before the first.
+    """A callback that calls `evaluate` every N steps and at the end of training.
 
     Args:
         every_n_steps: optimizer steps between evaluations; 0 means only at the end.
@@ -44,9 +43,7 @@ class Periodic(Callback):
         check_whole(0, every_n_steps=every_n_steps, every_n_epochs=every_n_epochs or 0)
         self.every_n_steps, self.at_end, self.every_n_epochs = every_n_steps, at_end, every_n_epochs
         self.folder = Path()  # the run folder, set before each evaluation
-        self.evaluated = -1  # the step of the newest evaluation in this run
-        self._seen_step = -1
-        self._announced = False
+        self.evaluated = -1  # the step of the newest evaluation, or at which training started
 
     @abstractmethod
     def evaluate(self, trainer: Trainer, task: Task) -> None:
@@ -86,19 +83,15 @@ class Periodic(Callback):
         self.ready(trainer, task)
 
     def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        """Continue the history of the previous run, and make the evaluation of its last step if it is missing."""
-        self._seen_step = trainer.global_step
+        """Continue the history of the previous run, and evaluate at its last step if that is due and not recorded."""
+        step = self.evaluated = trainer.global_step
         if self.history_file:
             continue_history(trainer, self.history_file)
-        if self._due(trainer) and self._is_missing(trainer):
-            self._seen_step = -1
+        previous = continued_folder(trainer)
+        missing = previous is not None and self._is_due(trainer) and not self._recorded(previous, step)
+        if trainer.strategy.broadcast(missing):
+            self.evaluated = -1
             self._evaluate_once(trainer, task)
-
-    def _is_missing(self, trainer: Trainer) -> bool:
-        """Return whether this run resumes another one that has not recorded an evaluation of its last step."""
-        previous, step = continued_folder(trainer), trainer.global_step
-        missing = trainer.is_global_zero and previous is not None and not self._recorded(previous, step)
-        return trainer.strategy.broadcast(missing)
 
     def _recorded(self, folder: Path, step: int) -> bool:
         """Return whether the run in `folder` has recorded the evaluation of a step; true if it keeps no record."""
@@ -106,12 +99,12 @@ class Periodic(Callback):
             return step in [measurement.step for measurement in history.read(folder / self.history_file)]
         return self.picture is None or picture_path(folder, self.picture, step).exists()
 
-    def _due(self, trainer: Trainer) -> bool:
+    def _is_due(self, trainer: Trainer) -> bool:
         epoch = trainer.num_training_batches // trainer.accumulate_grad_batches if self.every_n_epochs else 0
         return any(n and trainer.global_step % n == 0 for n in (self.every_n_steps, epoch * (self.every_n_epochs or 0)))
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
-        if self._due(trainer):
+        if self._is_due(trainer):
             self._evaluate_once(trainer, task)
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
@@ -119,15 +112,9 @@ class Periodic(Callback):
             self._evaluate_once(trainer, task)
 
     def _evaluate_once(self, trainer: Trainer, task: Task) -> None:
-        if trainer.global_step == self._seen_step or trainer.fast_dev_run:
+        if trainer.global_step == self.evaluated or trainer.fast_dev_run:
             return
-        self._seen_step = trainer.global_step
         self.folder = run_folder(trainer)
-        if not self._announced:
-            self._announced = True
-            with averaged(trainer, task):
-                count, seconds = self.evaluations(trainer, task), self.seconds(trainer, task)
-            rank_zero_info(f"{type(self).__name__}: {count} network evaluations, about {seconds:.0f} s")
         with leaving_at_signals(trainer):
             self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
@@ -158,13 +145,12 @@ class PeriodicSampling(Periodic):
     """A periodic callback that samples images.
 
     Args:
-        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
-        at_end: evaluate when training ends, too.
         sampling: how to sample; null means the task's.
+        when: as of `Periodic`.
     """
 
-    def __init__(self, every_n_steps: int = 0, at_end: bool = True, sampling: Sampling | None = None) -> None:
-        super().__init__(every_n_steps, at_end)
+    def __init__(self, sampling: Sampling | None = None, **when: Any) -> None:
+        super().__init__(**when)
         self.sampling = sampling
 
     @abstractmethod

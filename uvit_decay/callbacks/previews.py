@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -10,7 +12,6 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
 from uvit_decay.class_names import in_words
 from uvit_decay.data import ImageData
-from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes, batches
@@ -30,28 +31,17 @@ class Preview(PeriodicSampling):
     linear map to RGB, small and rough, so that no autoencoder takes memory during training; sample.py decodes them.
 
     Args:
-        every_n_steps: optimizer steps between grids; 0 means only at the end.
-        at_end: make a grid when training ends, too.
         rows: rows of the grid.
         columns: columns of the grid.
-        sampling: null means the task's.
         seed: seed of the noise; image i is that of sample.py with this seed and these classes.
         batch_size: images per batch on each device.
+        when: when to make grids, and how to sample, as of `PeriodicSampling`.
     """
 
     picture = "samples"
 
-    def __init__(
-        self,
-        every_n_steps: int = 0,
-        at_end: bool = True,
-        rows: int = 10,
-        columns: int = 10,
-        sampling: Sampling | None = None,
-        seed: int = 0,
-        batch_size: int = 128,
-    ) -> None:
-        super().__init__(every_n_steps, at_end, sampling)
+    def __init__(self, rows: int = 10, columns: int = 10, seed: int = 0, batch_size: int = 128, **when: Any) -> None:
+        super().__init__(**when)
         check_whole(1, LARGEST_GRID, rows=rows, columns=columns, batch_size=batch_size)
         check_whole(1, LARGEST_GRID, images=rows * columns)
         check_whole(0, MOST_SEED, seed=seed)
@@ -87,26 +77,19 @@ class Reconstructions(Periodic):
     ones the decoder's; if it predicts normalised patches, they get mean and variance of the image's own.
 
     Args:
-        every_n_steps: optimizer steps between grids; 0 means only at the end.
-        at_end: make a grid when training ends, too.
         num: images, a fixed random choice.
         mask_ratio: share of removed patches, in (0, 1); null: that of the training.
         seed: seed of the masks.
         batch_size: images per batch.
+        when: when to make grids, as of `Periodic`.
     """
 
     picture = "reconstructions"
 
     def __init__(
-        self,
-        every_n_steps: int = 0,
-        at_end: bool = True,
-        num: int = 16,
-        mask_ratio: float | None = None,
-        seed: int = 0,
-        batch_size: int = 64,
+        self, num: int = 16, mask_ratio: float | None = None, seed: int = 0, batch_size: int = 64, **when: Any
     ) -> None:
-        super().__init__(every_n_steps, at_end)
+        super().__init__(**when)
         check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
         self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -33,9 +34,6 @@ class LinearProbes(Periodic):
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
             for an encoder.
-        every_n_steps: optimizer steps between probes; 0 means only at the end.
-        at_end: probe when training ends, too.
-        every_n_epochs: epochs between further probes; null means none.
         watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block,
             an encoder's last block; of chosen `layers` the last.
         layers: numbers or names of the layers that are probed; null: all.
@@ -46,6 +44,7 @@ class LinearProbes(Periodic):
         seed: seed of the noise.
         batch_size: images per batch on each device.
         precision: of the network; null: that of the task's sampling, else the default of evaluations.
+        when: when to probe, as of `Periodic`.
     """
 
     history_file = PROBES
@@ -53,9 +52,6 @@ class LinearProbes(Periodic):
     def __init__(
         self,
         times: Sequence[float] | None = None,
-        every_n_steps: int = 0,
-        at_end: bool = True,
-        every_n_epochs: int | None = None,
         watch: int | str | None = None,
         layers: Sequence[int | str] | None = None,
         pool: Pool | None = None,
@@ -65,8 +61,9 @@ class LinearProbes(Periodic):
         seed: int = 0,
         batch_size: int = 256,
         precision: Precision | None = None,
+        **when: Any,
     ) -> None:
-        super().__init__(every_n_steps, at_end, every_n_epochs)
+        super().__init__(**when)
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         times = None if times is None else tuple(times)
         chosen = None if layers is None else tuple(map(str, layers))
