@@ -56,7 +56,7 @@ def large(layers: int = 13, n: int = 50_000, n2: int = 10_000, d: int = 512, cla
             start = time.perf_counter()
             linear = logistic_grid(train, y, test, y2)
             middle = time.perf_counter()
-            near = knn_accuracy(train.split(4096, dim=1), y, test, y2)
+            near = knn_accuracy(train, y, test, y2)
             print(
                 f"layer {layer}: linear {float(linear.test):.4f} in {middle - start:.1f} s, "
                 f"20 neighbours {float(near):.4f} in {time.perf_counter() - middle:.1f} s",

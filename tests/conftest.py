@@ -19,6 +19,7 @@ from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
 from PIL import Image
 from programs import Launcher
+from small_mae import mae_task
 from small_programs import SmallPrograms, small_inputs
 
 from uvit_decay.callbacks import EMA, LastCheckpoint
@@ -169,6 +170,14 @@ def trained(tmp_path_factory) -> Path:
     """A .ckpt of a few real steps, with EMA weights."""
     folder = tmp_path_factory.mktemp("trained")
     tiny_trainer(folder, EMA(0.9), max_steps=12).fit(tiny_task(), Digits(32))
+    return folder / "checkpoints" / "last.ckpt"
+
+
+@pytest.fixture(scope="session")
+def encoder(tmp_path_factory) -> Path:
+    """A checkpoint of a small MAE after a few steps, in the folder of a version of a run."""
+    folder = tmp_path_factory.mktemp("encoder") / "digits_mae" / "version_3"
+    tiny_trainer(folder, EMA(0.9), max_steps=5).fit(mae_task(), Digits(32))
     return folder / "checkpoints" / "last.ckpt"
 
 

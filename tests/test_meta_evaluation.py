@@ -19,15 +19,18 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel
 from uvit_decay.evaluation.extract import Extraction as Extract
 from uvit_decay.evaluation.image_sources import DatasetImages
+from uvit_decay.image_io import to_float
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier, inception_net
 from uvit_decay.metrics.kid import kernel_distance
 from uvit_decay.metrics.precision_recall import precision_recall
 from uvit_decay.metrics.resize import RESIZE
-from uvit_decay.representations.classification import Extraction, Features
+from uvit_decay.representations.classification import Classifying
+from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.logistic import fitted_accuracy
+from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification
 from uvit_decay.representations.probing import Prober, Probing
-from uvit_decay.representations.protocols import PROTOCOLS
+from uvit_decay.representations.protocols import PROTOCOLS, Cells
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.representations.visualize import PatchFeatures
 from uvit_decay.runtime.distributed import Processes
@@ -57,18 +60,18 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
     prober, cells = Prober(net, VP(), digits, probing, META), len(net.layers)
     features, (train, *_) = waits_of(lambda: prober.features(0))
     assert (train.device.type, train.shape) == ("cpu", (cells, 32, net.dim))
-    assert features == {f"overlap.py _sent: {TO_HOST}": 3}  # CUDA GPUs go on meanwhile
+    assert features == {f"concurrency.py _sent: {TO_HOST}": 3}  # CUDA GPUs go on meanwhile
     found, _ = waits_of(lambda: prober.grid(Processes()))
     assert found - features == {
         f"logistic.py logistic_grid: {TO_DEVICE}": 6,  # order, penalties, features and labels
         f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py <genexpr>: {TO_HOST}": 2,
-        f"probe_protocols.py paper: {TO_DEVICE}": 1,
-        f"probe_protocols.py _ranks: {TO_DEVICE}": 1,
+        f"protocols.py _nearest: {TO_DEVICE}": 1,
+        f"protocols.py paper: {TO_DEVICE}": 1,
         f"knn.py _nearest: {NUMBER}": cells,  # are there ties?
         f"knn.py _nearest: {SEEN}": 2 * cells,  # which
-        f"knn.py predict: {NUMBER}": 1,
+        f"knn.py vote: {NUMBER}": cells,
         f"knn.py knn_accuracy: {TO_HOST}": 1,
         f"effective_rank.py effective_rank: {SEEN}": 2 * cells,  # eigenvalues
         f"effective_rank.py effective_rank: {NUMBER}": 2 * cells,
@@ -77,20 +80,22 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
 
 def test_features_of_protocols_wait_once_a_batch(digits):
     encoder = small_mae().to(META).eval()
-    extraction = Extraction(encoder, None, 2, 0.0, False, META, "float32", seed=0, batch_size=16)
-    chosen = list(range(32)), list(range(16))
-    found, features = waits_of(lambda: extraction.features(digits, chosen, ["all", "mean"], Processes()))
-    assert (features["all"].train.device, features["mean"].test.shape) == (META, (16, 16))
-    assert found.pop(f"extraction.py work: {TO_HOST}") == 3
-    assert found == {f"extraction.py _pooled: {TO_DEVICE}": 2, f"extraction.py features: {TO_DEVICE}": 2}
+    options = Classification(
+        protocol=("logistic", "knn"), layer="2", batch_size=16, max_train=32, max_test=16, neighbours=5
+    )
+    classifying = Classifying(ProbedNetwork(encoder, "mae", "mae", {}), digits, options)
+    found, cells = waits_of(lambda: classifying.cells(META, "float32", Processes()))
+    assert (cells["all"].train(0).device, cells["mean"].test.shape) == (META, (1, 16, 16))
+    assert found.pop(f"concurrency.py _sent: {TO_HOST}") == 3
+    assert found == {f"classification.py cells: {TO_DEVICE}": 4}
 
 
 def test_patch_features_and_reconstructions_wait_once_a_batch(digits, net):
     source = DatasetImages("digits", digits.test, 1, ())
-    patches = PatchFeatures(net, VP(), source, META, 0.1, seed=0, batch_size=8, title="")
+    patches = PatchFeatures(TokenReader(net, VP(), to_float, META, "float32", 8), source, 0.1, seed=0, title="")
     found, states = waits_of(lambda: list(patches.states(range(16), [1])))
     assert [state.shape for state in states] == [(1, 8, 16, net.dim)] * 2
-    assert found == {f"patch_features.py <listcomp>: {TO_HOST}": 2}
+    assert found == {f"concurrency.py _sent: {TO_HOST}": 2}
     reconstruct = Reconstructor(small_mae().to(META).eval())
     found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
     assert images.device == META
@@ -99,12 +104,16 @@ def test_patch_features_and_reconstructions_wait_once_a_batch(digits, net):
 
 def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
     labels = there(32, dtype=torch.int64)
-    features = Features(there(32, 16), labels, there(16, 16), labels[:16], 10)
+    train, test = there(1, 32, 16), there(1, 16, 16)
+    cells = Cells(lambda _: train, labels, test, labels[:16], 10, META)
     options = Classification(epochs=3, neighbours=3)
-    linear = waits_of(lambda: PROTOCOLS["in100-linear"].judge(features, options))[0]
+    linear = waits_of(lambda: PROTOCOLS["in100-linear"].judge(cells, options))[0]
     start, order = 1, 3
-    assert linear == {f"linear.py accuracies: {TO_DEVICE}": start + order, f"linear.py accuracies: {TO_HOST}": 3}
-    found = waits_of(lambda: fitted_accuracy(features.train[None], labels, features.test[None], labels[:16], 1.0, 4))[0]
+    assert linear == {
+        f"linear_probes.py accuracies: {TO_DEVICE}": start + order,
+        f"linear_probes.py accuracies: {TO_HOST}": 3,
+    }
+    found = waits_of(lambda: fitted_accuracy(train, labels, test, labels[:16], 1.0, 4))[0]
     assert found == {
         f"logistic.py minimise: {NUMBER}": 4,
         f"logistic.py of: {SEEN}": 1,

@@ -6,8 +6,10 @@ from conftest import tiny_net
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.evaluation.open_by_name import open_images
+from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import Layer, pooled_features
 from uvit_decay.nn.resnet import ResNet
+from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.options import TIMES, Visualization, chosen_level
 from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
@@ -55,7 +57,7 @@ def test_features_of_an_encoder_are_the_pooled_tokens_of_clean_images(digits, po
 def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
     grid = prober(digits, pool="all").grid(Processes())
     assert grid.times == (0.0,)
-    assert all(grid.scores[name].shape == (1, 3) for name in SCORES)
+    assert [scores.shape for scores in grid.scores.values()] == [(1, 3)] * len(SCORES)
     assert grid.scores["test_accuracy"][0, 0] > 0.7
     protocol = grid.protocol
     assert (protocol["times"], protocol["input"], protocol["pool"]) == ([0.0], "clean images", "all")
@@ -90,7 +92,7 @@ def test_pools_of_bfloat16_tokens_are_float32():
 
 def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):
     net, images = ResNet(16, width=4, stem="cifar").eval(), open_images(str(image_dir), 3, 16)
-    features = PatchFeatures(net, None, images, CPU, 0.0, 0, 8, "resnet18")
+    features = PatchFeatures(TokenReader(net, None, to_float, CPU, "float32", 8), images, 0.0, 0, "resnet18")
     assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 32)
     options = Visualization(ckpt=tmp_path, images=str(image_dir), out=tmp_path / "a.png")
     with pytest.raises(UserError, match="resnet18 has 1 patch tokens, no grid: draw tsne alone"):

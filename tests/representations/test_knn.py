@@ -8,7 +8,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 
 from uvit_decay.representations import knn
-from uvit_decay.representations.knn import NearestNeighbours, knn_accuracy
+from uvit_decay.representations.knn import knn_accuracy, neighbours, vote
 from uvit_decay.runtime.errors import UserError
 
 CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
@@ -25,11 +25,9 @@ def data():
     return train, y, test, y2
 
 
-def predicted(train, y, test, sizes, k=20, **options):
-    neighbours = NearestNeighbours(test, k)
-    for x, part in zip(train.split(sizes, dim=1), y.split(sizes), strict=True):
-        neighbours.update(x, part)
-    return neighbours.predict(**options)
+def predicted(train, y, test, k=20, **options):
+    near = [neighbours(*sides, k) for sides in zip(train, test, strict=True)]
+    return torch.stack([vote(similar, y[index], **options) for similar, index in near])
 
 
 def brute_force(train, y, test, k, temperature, uniform):
@@ -46,87 +44,72 @@ def brute_force(train, y, test, k, temperature, uniform):
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 0.07), (20, 1.0), (203, 0.07)])
+@pytest.mark.parametrize(("k", "temperature"), [(1, 0.07), (20, 1.0), (203, 0.07)])
 def test_classes_are_those_of_brute_force(data, k, temperature, uniform):
     train, y, test, _ = data
-    actual = predicted(train, y, test, 50, k, temperature=temperature, uniform=uniform)
+    actual = predicted(train, y, test, k, temperature=temperature, uniform=uniform)
     for m in range(CELLS):
         assert torch.equal(actual[m], brute_force(train[m], y, test[m], k, temperature, uniform))
 
 
 @pytest.mark.parametrize("uniform", [False, True])
-def test_classes_are_scikit_learns(data, uniform):
+def test_classes_are_scikit_learns_and_more_signal_is_seen(data, uniform):
     train, y, test, y2 = data
     weights = "uniform" if uniform else lambda distance: np.exp((1 - distance) / 0.07)
-    accuracy = knn_accuracy(train.split(64, dim=1), y, test, y2, uniform=uniform)
+    accuracy = knn_accuracy(train, y, test, y2, uniform=uniform)
     assert accuracy.dtype == torch.float64
     for m in range(CELLS):
         classifier = KNeighborsClassifier(20, metric="cosine", weights=weights, algorithm="brute")
         classifier.fit(train[m].numpy(), y.numpy())
         expected = classifier.predict(test[m].numpy())
-        assert (predicted(train, y, test, 203, uniform=uniform)[m].numpy() == expected).all()
         assert accuracy[m].item() == pytest.approx((expected == y2.numpy()).mean(), abs=1e-12)
-
-
-def test_more_signal_is_seen_and_none_is_chance(data):
-    train, y, test, y2 = data
-    accuracy = knn_accuracy([train], y, test, y2)
     assert accuracy[0] < 0.35
     assert accuracy[0] < accuracy[1] < accuracy[2]
 
 
-@pytest.mark.parametrize("sizes", [1, 7, 20, 202, 1000])
-def test_the_chunks_change_nothing(data, sizes):
+@pytest.mark.parametrize(("chunk", "similarities"), [(1, 2**24), (7, 2**24), (202, 2**24), (4096, 10 * N2)])
+def test_the_chunks_change_nothing(data, monkeypatch, chunk, similarities):
     train, y, test, _ = data
-    assert torch.equal(predicted(train, y, test, sizes), predicted(train, y, test, N))
+    expected = predicted(train, y, test)
+    monkeypatch.setattr(knn, "CHUNK", chunk)
+    monkeypatch.setattr(knn, "SIMILARITIES", similarities)
+    assert torch.equal(predicted(train, y, test), expected)
 
 
-def test_few_similarities_at_a_time_change_nothing(data, monkeypatch):
-    train, y, test, _ = data
-    expected = predicted(train, y, test, N)
-    monkeypatch.setattr(knn, "SIMILARITIES", 10 * N2)
-    assert torch.equal(predicted(train, y, test, N), expected)
-
-
-@pytest.mark.parametrize("sizes", [1, 3, 10, 40])
-def test_of_equally_near_samples_the_first_are_kept(sizes):
-    """Forty copies of two directions, exactly alike: the labels of the first five of the nearer one."""
-    train = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(20, 1)[None]
-    y = torch.arange(40)
-    neighbours = NearestNeighbours(torch.tensor([[[2.0, 0.0], [0.0, 3.0]]]), 5)
-    for x, part in zip(train.split(sizes, dim=1), y.split(sizes), strict=True):
-        neighbours.update(x, part)
-    assert neighbours.labels[0].tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
-    assert (neighbours.near == 1).all()
-    assert neighbours.predict(uniform=True).tolist() == [[0, 1]]  # five votes of one each: the smallest class
+@pytest.mark.parametrize("chunk", [1, 3, 10, 40])
+def test_of_equally_near_samples_the_first_are_kept(monkeypatch, chunk):
+    """Forty copies of two directions, exactly alike: the first five of the nearer one."""
+    monkeypatch.setattr(knn, "CHUNK", chunk)
+    train = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(20, 1)
+    similar, index = neighbours(train, torch.tensor([[2.0, 0.0], [0.0, 3.0]]), 5)
+    assert index.tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert (similar == 1).all()
+    assert vote(similar, index, uniform=True).tolist() == [0, 1]  # five votes of one each: the smallest class
 
 
 def test_lengths_do_not_matter_and_zeros_do_not_crash(data):
     train, y, test, _ = data
-    expected = predicted(train, y, test, 50)
     lengths = torch.logspace(-3, 3, N)[:, None]
-    assert torch.equal(predicted(train * lengths, y, 100 * test, 50), expected)
-    assert predicted(0 * train, y, 0 * test, 50).shape == (CELLS, N2)
+    assert torch.equal(predicted(train * lengths, y, 100 * test), predicted(train, y, test))
+    assert predicted(0 * train, y, 0 * test).shape == (CELLS, N2)
 
 
 def test_a_near_neighbour_outweighs_many_far_ones():
     train = torch.tensor([[[1.0, 0.0], [1.0, 0.6], [1.0, 0.6], [1.0, 0.6]]])
     y, test = torch.tensor([1, 0, 0, 0]), torch.tensor([[[1.0, 0.0]]])
-    assert predicted(train, y, test, 4, k=4).item() == 1  # exp(1 / .07) against 3 exp(.857 / .07): a factor of 2.6
-    assert predicted(train, y, test, 4, k=4, uniform=True).item() == 0
+    assert predicted(train, y, test, k=4).item() == 1  # exp(1 / .07) against 3 exp(.857 / .07): a factor of 2.6
+    assert predicted(train, y, test, k=4, uniform=True).item() == 0
 
 
 def test_half_precision_and_autocast_are_float32_inside(data):
     train, y, test, _ = data
     half, half_test = train.bfloat16(), test.bfloat16()
-    expected = predicted(half.float(), y, half_test.float(), 50)
+    expected = predicted(half.float(), y, half_test.float())
     with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(predicted(half, y, half_test, 50), expected)
+        assert torch.equal(predicted(half, y, half_test), expected)
 
 
-def test_too_few_samples_and_missing_labels_are_refused(data):
+def test_too_few_samples_are_refused(data):
     train, y, test, y2 = data
     with pytest.raises(UserError, match="got 19"):
-        knn_accuracy([train[:, :19]], y[:19], test, y2)
-    with pytest.raises(UserError, match="200 training samples but 203 labels"):
-        knn_accuracy([train[:, :200]], y, test, y2)
+        knn_accuracy(train[:, :19], y[:19], test, y2)

@@ -8,28 +8,19 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate, refused
-from runs import fit
 from small_mae import mae_task
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing
+from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing, ProtocolName
 from uvit_decay.representations.probing import Prober, check_probed, probed_images
-from uvit_decay.representations.protocols import PROBE_PROTOCOLS
+from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")
 SMALL = {"times": (0.05, 0.4), "max_train": 200, "max_test": 60, "layers": ("1", "2")}
-
-
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    """A checkpoint of a small MAE after a few steps, in the folder of a version of a run."""
-    folder = tmp_path_factory.mktemp("encoder") / "digits_mae" / "version_3"
-    fit(folder, max_steps=5, task=mae_task())
-    return folder / "checkpoints" / "last.ckpt"
 
 
 def grid_of(data, reference=None, **options):
@@ -49,7 +40,7 @@ def pixels(data, count=60, rows=None):
 
 
 def test_the_names_of_the_command_line_are_those_of_the_table():
-    assert get_args(ProbeProtocolName) == tuple(PROBE_PROTOCOLS)
+    assert get_args(ProbeProtocolName) + get_args(ProtocolName) == tuple(PROTOCOLS)
 
 
 def test_every_pass_of_ddae_has_noise_of_its_own_and_the_first_is_that_of_the_others(digits):
@@ -78,7 +69,7 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
     assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
 
 
-@pytest.mark.parametrize("protocol", list(PROBE_PROTOCOLS))
+@pytest.mark.parametrize("protocol", get_args(ProbeProtocolName))
 def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(digits, protocol, tmp_path, monkeypatch):
     monkeypatch.setattr(protocols, "DDAE", replace(DDAE, lr=0.1))  # learns something of so few images
     options = {"protocol": protocol, "seed": 3} | ({} if protocol == "paper" else {"epochs": 3})
@@ -86,15 +77,15 @@ def test_draws_are_averaged_with_their_spread_and_the_first_is_the_single_one(di
     three, one = (grid_of(digits, reference, draws=draws, **options) for draws in (3, 1))
     each = torch.stack([prober(digits, reference, draws=3, **options)._level(job) for job in range(6)])
     each = each.unflatten(0, (2, 3))  # levels, draws, scores, layers
-    for k, name in enumerate(PROBE_PROTOCOLS[protocol].scores):
+    for k, name in enumerate(PROTOCOLS[protocol].scores):
         assert torch.equal(one.scores[name], each[:, 0, k])
         torch.testing.assert_close(three.scores[name], each[:, :, k].mean(dim=1))
         torch.testing.assert_close(three.spread[name], each[:, :, k].std(dim=1))
     assert not one.spread
-    assert three.spread[PROBE_PROTOCOLS[protocol].scores[-1]].max() > 0
+    assert three.spread[PROTOCOLS[protocol].scores[-1]].max() > 0
     three.save(tmp_path, "draws", {"weights": "ema"})
     header = (tmp_path / "probes.csv").read_text().splitlines()[0]
-    assert header.endswith(f"{PROBE_PROTOCOLS[protocol].scores[-1]}_std")
+    assert header.endswith(f"{PROTOCOLS[protocol].scores[-1]}_std")
     assert "in 3 draws, averaged, seed 3" in json.loads((tmp_path / "probes.json").read_text())["number"]
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import statistics
 from dataclasses import replace
 from typing import get_args
 
@@ -9,20 +10,18 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate, refused
-from runs import fit
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.preprocessing import StandardScaler
-from small_mae import mae_task
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
-from uvit_decay.representations.classification import Classifying, Extraction, Features
+from uvit_decay.representations.classification import Classifying
 from uvit_decay.representations.linear_probes import IN100
-from uvit_decay.representations.networks import Judged
+from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification, ProtocolName
-from uvit_decay.representations.protocols import PROTOCOLS, drawn
+from uvit_decay.representations.protocols import PROTOCOLS, Cells, drawn
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.random import normal
 
@@ -33,49 +32,48 @@ CPU = torch.device("cpu")
 def pixels(digits):
     """The digits' pixels as features."""
     train, test = (images.images.flatten(1).float() / 255 for images in (digits.train, digits.test))
-    return Features(train, digits.train.labels, test, digits.test.labels, 10)
+    return cells(train, digits.train.labels, test, digits.test.labels)
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory):
-    """A checkpoint of a small MAE after a few steps."""
-    folder = tmp_path_factory.mktemp("encoder")
-    fit(folder, max_steps=5, task=mae_task())
-    return folder / "checkpoints" / "last.ckpt"
+def cells(train, labels, test, test_labels):
+    """A grid of one."""
+    return Cells(lambda _: train[None], labels, test[None], test_labels, 10, CPU)
 
 
-def test_the_names_of_the_command_line_are_those_of_the_table():
-    assert get_args(ProtocolName) == tuple(PROTOCOLS)
+def outcome_of(protocol, cells, **options):
+    """The values of the cell, and what was chosen."""
+    outcome = PROTOCOLS[protocol].judge(cells, Classification(**options))
+    assert tuple(outcome.values) == PROTOCOLS[protocol].scores
+    return {name: float(value[0]) for name, value in outcome.values.items()}, outcome.chosen
 
 
 def test_the_linear_probe_is_the_loop_of_the_authors(pixels, monkeypatch):
     """Their rate is set from the epoch that has just ended, so that the first two epochs share the full one."""
     monkeypatch.setattr(protocols, "IN100", replace(IN100, batch_size=500))
-    probe = replace(IN100, epochs=7, batch_size=500, seed=3)
+    probe, train, test = replace(IN100, epochs=7, batch_size=500, seed=3), pixels.train(0)[0], pixels.test[0]
     (model,) = probe.start(64, 10)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     expected = []
     for epoch in range(7):
-        order = probe.order(epoch, len(pixels.train))
-        assert order.sort().values.equal(torch.arange(len(pixels.train)))
+        order = probe.order(epoch, len(train))
+        assert order.sort().values.equal(torch.arange(len(train)))
         for begin in range(0, len(order), 500):
             part = order[begin : begin + 500]
             optimizer.zero_grad()
-            torch.nn.CrossEntropyLoss()(model(pixels.train[part]), pixels.train_labels[part]).backward()
+            torch.nn.CrossEntropyLoss()(model(train[part]), pixels.labels[part]).backward()
             optimizer.step()
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * 0.5 * (1 + math.cos(math.pi * epoch / 7))
         with torch.no_grad():
-            expected.append((model(pixels.test).argmax(dim=1) == pixels.test_labels).double().mean())
-    values = PROTOCOLS["in100-linear"].judge(pixels, Classification(epochs=7, seed=3)).values
+            expected.append((model(test).argmax(dim=1) == pixels.test_labels).double().mean())
+    values, _ = outcome_of("in100-linear", pixels, epochs=7, seed=3)
     assert values == {"last": expected[-1], "best_on_test": max(expected)}
     assert [probe.rate(passed) for passed in (0.0, 1.0)] == [1e-2, 1e-2]
 
 
 def test_the_linear_probe_reads_digits_and_says_last_and_best(pixels):
-    outcome = PROTOCOLS["in100-linear"].judge(pixels, Classification(epochs=100))
-    assert 0.9 < outcome.values["last"] <= outcome.values["best_on_test"]
-    chosen = outcome.chosen
+    values, chosen = outcome_of("in100-linear", pixels, epochs=100)
+    assert 0.9 < values["last"] <= values["best_on_test"]
     assert (chosen["epochs"], chosen["batch"]) == (100, 1024)
     assert chosen["optimizer"] == "AdamW, lr 0.01, weight decay 0.01, betas 0.9, 0.999"
     assert "best_on_test is chosen on test" in chosen["reported"]
@@ -84,73 +82,72 @@ def test_the_linear_probe_reads_digits_and_says_last_and_best(pixels):
 def test_nearest_neighbours_are_scikit_learns(pixels):
     weights = {"weights": lambda distances: torch.from_numpy((1 - distances) / 0.07).exp().numpy()}
     reference = KNeighborsClassifier(20, metric="cosine", algorithm="brute", **weights)
-    reference.fit(pixels.train.double().numpy(), pixels.train_labels.numpy())
-    expected = reference.score(pixels.test.double().numpy(), pixels.test_labels.numpy())
-    outcome = PROTOCOLS["knn"].judge(pixels, Classification())
-    assert outcome.values["test"] == pytest.approx(expected, abs=1 / len(pixels.test))
-    assert (outcome.chosen["k"], outcome.chosen["T"]) == (20, 0.07)
+    reference.fit(pixels.train(0)[0].double().numpy(), pixels.labels.numpy())
+    expected = reference.score(pixels.test[0].double().numpy(), pixels.test_labels.numpy())
+    values, chosen = outcome_of("knn", pixels)
+    assert values["test"] == pytest.approx(expected, abs=1 / len(pixels.test_labels))
+    assert (chosen["k"], chosen["T"]) == (20, 0.07)
 
 
 @pytest.mark.parametrize("shots", [1, 5, 10])
 def test_few_shots_are_scikit_learns_on_the_same_draws(pixels, shots):
-    options = Classification(draws=3, seed=4)
-    outcome = PROTOCOLS[f"few-shot-{shots}"].judge(pixels, options)
-    expected = []
+    values, chosen = outcome_of(f"few-shot-{shots}", pixels, draws=3, seed=4)
+    test, expected = pixels.test[0].numpy(), []
     for draw in range(3):
-        part = drawn(pixels.train_labels, shots, 4, draw)
-        assert (pixels.train_labels[part].bincount() == shots).all()
-        train, labels = pixels.train[part].numpy(), _labels(pixels, part)
+        part = drawn(pixels.labels, shots, 4, draw)
+        assert (pixels.labels[part].bincount() == shots).all()
+        train = pixels.train(0)[0, part].numpy()
         scaler = StandardScaler().fit(train)
-        model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(train), labels)
-        expected.append(model.score(scaler.transform(pixels.test.numpy()), pixels.test_labels.numpy()))
-    assert outcome.chosen["each"] == pytest.approx(expected, abs=0.01)
-    assert outcome.values["mean"] == pytest.approx(sum(outcome.chosen["each"]) / 3)
-    assert outcome.values["std"] > 0
-    assert outcome == PROTOCOLS[f"few-shot-{shots}"].judge(pixels, options)
-    assert outcome.values != PROTOCOLS[f"few-shot-{shots}"].judge(pixels, Classification(draws=3, seed=5)).values
-
-
-def _labels(features, part):
-    return features.train_labels[part].numpy()
+        model = LogisticRegression(C=1.0, max_iter=1000).fit(scaler.transform(train), pixels.labels[part].numpy())
+        expected.append(model.score(scaler.transform(test), pixels.test_labels.numpy()))
+    assert chosen["each"] == pytest.approx(expected, abs=0.01)
+    assert values["mean"] == pytest.approx(sum(chosen["each"]) / 3)
+    assert 0 < values["std"] == pytest.approx(statistics.stdev(chosen["each"]))
+    assert (values, chosen) == outcome_of(f"few-shot-{shots}", pixels, draws=3, seed=4)
+    assert values != outcome_of(f"few-shot-{shots}", pixels, draws=3, seed=5)[0]
+    assert outcome_of(f"few-shot-{shots}", pixels, draws=1)[0]["std"] == 0
 
 
 def test_fewer_shots_of_a_draw_are_among_more(pixels):
-    one, five = (set(drawn(pixels.train_labels, shots, 0, 2).tolist()) for shots in (1, 5))
+    one, five = (set(drawn(pixels.labels, shots, 0, 2).tolist()) for shots in (1, 5))
     assert one < five
-    assert one.isdisjoint(drawn(pixels.train_labels, 1, 0, 3).tolist())
+    assert one.isdisjoint(drawn(pixels.labels, 1, 0, 3).tolist())
 
 
 def test_features_are_pooled_tokens_of_one_layer_in_one_pass(digits):
     """Of a denoiser, under the null label and the fixed noise of an image."""
-    net, chosen = tiny_net().eval(), ([3, 700, 5], [8, 1])
-    extraction = Extraction(net, VP(), 2, 0.2, True, CPU, "float32", seed=1, batch_size=2)
-    features = extraction.features(digits, chosen, ["all", "mean"], Processes())
-    for split, images, part in (("train", digits.train, chosen[0]), ("test", digits.test, chosen[1])):
+    options = Classification(
+        layer="2", time=0.2, norm=True, seed=1, batch_size=2, max_train=5, max_test=3, neighbours=2
+    )
+    net, two = tiny_net().eval(), replace(options, protocol=("logistic", "knn"))
+    judged = Classifying(ProbedNetwork(net, "tiny", "tiny", {}, VP()), digits, two)
+    found = judged.cells(CPU, "float32", Processes())
+    for split, images, part in zip(("train", "test"), (digits.train, digits.test), judged.chosen, strict=True):
         x = images.images[part].float() / 127.5 - 1
         noise = normal("probe", 1, split, 0, rows=torch.tensor(part), shape=(1, 8, 8))
         t = torch.full((len(part),), 0.2)
         with torch.no_grad():
             tokens = net.norm(list(net.forward_intermediates(VP().add_noise(x, noise, t), t))[2])
         for pool, expected in {"all": tokens.mean(dim=1), "mean": tokens[:, 2:].mean(dim=1)}.items():
-            actual = features[pool].train if split == "train" else features[pool].test
-            torch.testing.assert_close(actual, expected)
-    assert features["all"].train_labels.tolist() == digits.train.labels[chosen[0]].tolist()
+            actual = found[pool].train(0) if split == "train" else found[pool].test
+            torch.testing.assert_close(actual, expected[None])
+    assert found["all"].labels.tolist() == digits.train.labels[judged.chosen[0]].tolist()
 
 
 def test_every_protocol_judges_a_checkpoint_of_an_encoder(encoder, tmp_path, monkeypatch, capsys):
     few = ["--max-train", 400, "--max-test", 100, "--epochs", 20, "--draws", 2]
-    options = ["--protocol", ",".join(PROTOCOLS), *few]
+    options = ["--protocol", ",".join(get_args(ProtocolName)), *few]
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", encoder, "--data", "digits", *options)
     (path,) = (tmp_path / "classify").glob("*.json")
-    assert path.name.startswith("last-step5-ema-digits-protocol-in100-linear+logistic+knn+few-shot-1")
-    assert path.name.endswith("-max_train-400-max_test-100-epochs-20-draws-2.json")
+    assert path.name.startswith("digits_mae-version_3-last-step5-ema-digits-max_train-400-max_test-100-draws-2-")
+    assert path.name.endswith("-protocol-in100-linear+logistic+knn+few-shot-1+few-shot-5+few-shot-10-epochs-20.json")
     report = json.loads(path.read_text())
-    assert set(report["protocols"]) == set(PROTOCOLS)
+    assert list(report["protocols"]) == list(get_args(ProtocolName))
     about = report["features"]
     assert (about["train"], about["test"], about["classes"], about["pictures"]) == (400, 100, 10, "as stored, 8")
     assert (about["layer"], about["name"], about["norm"], about["input"]) == (2, "blocks.1", "none", "clean images")
     pools = {name: result["chosen"]["pool"] for name, result in report["protocols"].items()}
-    assert pools == {name: protocol.pool for name, protocol in PROTOCOLS.items()}
+    assert pools == {name: PROTOCOLS[name].pool for name in pools}
     accuracies = {name: next(iter(result["values"].values())) for name, result in report["protocols"].items()}
     assert all(0 < accuracy < 1 for accuracy in accuracies.values())
     out = capsys.readouterr().out
@@ -199,15 +196,15 @@ def test_one_class_and_a_missing_class_token_are_one_line(trained, image_dir, en
     data.setup()
     data.class_names = ("0",)
     with pytest.raises(Exception, match="test images of two classes or more"):
-        Classifying(Judged(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
+        Classifying(ProbedNetwork(tiny_net(), "tiny", "tiny", {}, VP()), data, Classification())
 
 
 def test_raw_pixels_are_judged_as_a_baseline(pixels, tmp_path, monkeypatch, capsys):
     options = ["--data", "digits", "--protocol", "knn,in100-linear", "--epochs", 3, "--out", "p.json"]
     evaluate(monkeypatch, tmp_path, "classify", "--ckpt", "pixels:8x8x1", *options)
     report = json.loads((tmp_path / "p.json").read_text())
-    features = replace(pixels, train=pixels.train * 2 - 1, test=pixels.test * 2 - 1)
-    expected = PROTOCOLS["knn"].judge(features, Classification()).values["test"]
+    scaled = cells(pixels.train(0)[0] * 2 - 1, pixels.labels, pixels.test[0] * 2 - 1, pixels.test_labels)
+    expected = outcome_of("knn", scaled)[0]["test"]
     assert report["protocols"]["knn"]["values"]["test"] == pytest.approx(expected, abs=0.005)
     assert report["features"]["name"] == "pixels"
     for size, message in (("8", "such as pixels:32x32x3"), ("16x16x1", "digits has 8x8x1, the network takes 16x16x1")):

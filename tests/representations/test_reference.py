@@ -11,7 +11,7 @@ from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.data import Digits
 from uvit_decay.data.latents import Latents
 from uvit_decay.diffusion.noise_path import VP
-from uvit_decay.representations.networks import Judged, open_network
+from uvit_decay.representations.networks import ProbedNetwork, open_network
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.representations.reference import ReferenceNetwork, open_reference
 from uvit_decay.runtime.distributed import Processes
@@ -29,7 +29,7 @@ def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     data = Digits()
     data.setup()
-    judged = Judged(torch.nn.Identity(), "net", "net", {}, VP())
+    judged = ProbedNetwork(torch.nn.Identity(), "net", "net", {}, VP())
     alignment = Alignment(Path(f"timm:{NAME}={tmp_path / 'vit.safetensors'}"), 48)
     network = open_reference(judged, Probing(protocol="repa"), alignment, (), CPU, "float32")
     chosen = list(range(40, 80))

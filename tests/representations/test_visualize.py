@@ -79,14 +79,14 @@ def test_states_are_the_trunks_without_the_extra_tokens(trained):
     noise = normal("probe", 3, "pictures", rows=torch.tensor([5, 2]), shape=(1, 8, 8))
     t = torch.full((2,), 0.2)
     with torch.no_grad():
-        expected = list(features.net.forward_intermediates(features.path.add_noise(x, noise, t), t))
+        expected = list(features.reader.net.forward_intermediates(features.reader.path.add_noise(x, noise, t), t))
     torch.testing.assert_close(states, torch.stack([expected[i][:, 2:] for i in (1, 2)]))
 
 
 def test_batches_change_nothing_and_later_blocks_never_run(trained, monkeypatch):
     whole = torch.cat(list(features_of(trained, "digits:test").states(range(7), [1])), dim=1)
     features = features_of(trained, "digits:test", batch_size=3)
-    monkeypatch.setattr(features.net.out_blocks[0], "forward", None)
+    monkeypatch.setattr(features.reader.net.out_blocks[0], "forward", None)
     torch.testing.assert_close(torch.cat(list(features.states(range(7), [1])), dim=1), whole)
 
 
@@ -132,7 +132,7 @@ def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, ima
     stored = Latents(str(encoded), batch_size=11, num_workers=0)
     stored.setup()
     expected = stored.network_input(stored.train[[0, 3]][0])
-    torch.testing.assert_close(features._input(features.images.read([0, 3])), expected, atol=2e-2, rtol=1e-2)
+    torch.testing.assert_close(features.reader.to_input(features.images.read([0, 3])), expected, atol=2e-2, rtol=1e-2)
     options = ["--num", 3, "--fit", 10, "--clusters", 2, "--views", "pca,spectral"]
     evaluate(monkeypatch, tmp_path, "features", "--ckpt", latent_checkpoint, "--images", image_dir, *options)
     assert (tmp_path / "features.png").stat().st_size > 1000

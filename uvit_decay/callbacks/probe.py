@@ -15,7 +15,7 @@ from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
 from uvit_decay.representations.grid import Grid
 from uvit_decay.representations.options import Probing
-from uvit_decay.representations.probing import Prober, check_probed, probed_images, usual_layer
+from uvit_decay.representations.probing import Prober, check_probed, default_layer, probed_images
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
@@ -67,7 +67,7 @@ class LinearProbes(Periodic):
         sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
         times = None if times is None else tuple(times)
         chosen = None if layers is None else tuple(map(str, layers))
-        self.probing = Probing(times, chosen, pool or "mean", seed=seed, **sizes)
+        self.probing = Probing(times=times, layers=chosen, pool=pool or "mean", seed=seed, **sizes)
         self.batch_size, self.watch, self.asked = batch_size, watch, precision
 
     def ready(self, trainer: Trainer, task: Task) -> None:
@@ -84,7 +84,7 @@ class LinearProbes(Periodic):
             if watched not in layers:
                 raise UserError(f"watch {self.watch}: this layer is not among the layers that are probed")
             return watched
-        return usual_layer(task.net, task.path) if self.probing.layers is None else layers[-1]
+        return default_layer(task.net, task.path) if self.probing.layers is None else layers[-1]
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         images = sum(map(len, probed_images(self.probing, trainer.datamodule)))

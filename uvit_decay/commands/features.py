@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import ImageSource
-    from uvit_decay.representations.networks import Judged
+    from uvit_decay.representations.networks import ProbedNetwork
     from uvit_decay.representations.visualize import PatchFeatures
 
 
@@ -61,14 +61,14 @@ def probe(
     from uvit_decay.evaluation.open_by_name import picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
-    from uvit_decay.representations.protocols import PROBE_PROTOCOLS
+    from uvit_decay.representations.protocols import PROTOCOLS
     from uvit_decay.representations.reference import open_reference
     from uvit_decay.runtime.files import remove_remains
     from uvit_decay.runtime.precision import chosen_precision
 
     if probing.layers == ("all",):
         probing = replace(probing, layers=None)
-    aligned = PROBE_PROTOCOLS[probing.protocol].aligned
+    aligned = PROTOCOLS[probing.protocol].aligned
     if alignment != Alignment() and not aligned:
         raise UserError("--reference, --reference-size and --alignment-images are of --protocol repa")
     with opened(judging.ckpt, loading.device) as (processes, device):
@@ -128,7 +128,7 @@ def features(options: Visualization) -> None:
     from uvit_decay.commands.opened import opened, writing_to
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
-    from uvit_decay.representations.probing import usual_layer
+    from uvit_decay.representations.probing import default_layer
     from uvit_decay.representations.visualize import choose_points, draw_patches, draw_tsne, tsne_file
 
     outputs = (options.out, tsne_file(options.out))
@@ -137,7 +137,7 @@ def features(options: Visualization) -> None:
             return
         judged = open_network(options.ckpt, options)
         patches = open_patch_features(judged, options, device)
-        layers, usual = judged.net.layers, str(usual_layer(judged.net, judged.path))
+        layers, usual = judged.net.layers, str(default_layer(judged.net, judged.path))
         chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
         masks = _open_masks(options.masks, patches.images) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
@@ -169,10 +169,12 @@ def reconstruct(options: Reconstruction) -> None:
         print(f"wrote {options.out}: {len(chosen)} of {images.name}, {options.mask_ratio:.0%} of their patches removed")
 
 
-def open_patch_features(judged: Judged, options: Visualization, device: torch.device) -> PatchFeatures:
+def open_patch_features(judged: ProbedNetwork, options: Visualization, device: torch.device) -> PatchFeatures:
     """Open the images for the network of a checkpoint, with its autoencoder if it is one of latents."""
     from uvit_decay.autoencoder import decoder
     from uvit_decay.evaluation.open_by_name import open_images
+    from uvit_decay.image_io import to_float
+    from uvit_decay.representations.features import TokenReader
     from uvit_decay.representations.probing import check_network
     from uvit_decay.representations.visualize import PatchFeatures
     from uvit_decay.runtime.precision import chosen_precision
@@ -186,9 +188,10 @@ def open_patch_features(judged: Judged, options: Visualization, device: torch.de
     channels = 3 if autoencoder else net.channels
     images = open_images(options.images, channels, side)
     check_shape(options.images, images, channels, side)
-    settings = (chosen_level(options.time, judged.is_encoder), options.seed, options.batch_size)
-    about = judged.title, autoencoder, chosen_precision(options.precision, device)
-    return PatchFeatures(net.to(device), judged.path, images, device, *settings, *about)
+    to_input = (lambda x: autoencoder.space.mean(autoencoder.encode(x))) if autoencoder else to_float
+    precision = chosen_precision(options.precision, device)
+    reader = TokenReader(net.to(device), judged.path, to_input, device, precision, options.batch_size)
+    return PatchFeatures(reader, images, chosen_level(options.time, judged.is_encoder), options.seed, judged.title)
 
 
 def check_shape(name: str, images: ImageSource, channels: int, side: int) -> None:

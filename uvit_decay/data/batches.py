@@ -37,6 +37,10 @@ class ImageSet(ABC):
     @abstractmethod
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]: ...
 
+    def stored(self, indices: list[int]) -> Tensor:
+        """Return the images of `self[indices]`."""
+        return self[indices][0]
+
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
         """Return `self[indices]` with images mirrored (left to right) where the bool tensor `mirror` (b,) is True."""
         images, labels = self[indices]

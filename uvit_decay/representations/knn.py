@@ -1,4 +1,4 @@
-"""k-nearest-neighbour classification by cosine similarity (DINO, Caron et al., 2021), streaming over training samples.
+"""k-nearest-neighbour classification by cosine similarity (DINO, Caron et al., 2021).
 
     class of x = argmax_c sum_(i in the k nearest) [y_i = c] exp(cos(x, x_i) / T)
 
@@ -6,8 +6,6 @@ m = cells (layer, noise level), n and n2 = training and test samples, d = featur
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Float64, Int64
@@ -18,55 +16,11 @@ from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError
 
 SIMILARITIES = 2**24  # entries of a chunk of the similarity matrix: 64 MiB
-
-
-class NearestNeighbours:
-    """The k nearest training samples of every test sample, for several cells; training samples arrive in chunks.
-
-    Stores the test samples and their neighbours, 12 m n2 k bytes, and about 3 SIMILARITIES floats during an update.
-    Of equally near training samples the first ones are kept.
-
-    Args:
-        test: test samples, float32 or a narrower dtype; the work is done on their device.
-        k: number of neighbours.
-    """
-
-    def __init__(self, test: Float[Tensor, "m n2 d"], k: int = 20) -> None:
-        self.test, self.k = normalize(test.float(), dim=-1), k
-        self.near: Float[Tensor, "m n2 seen"] = self.test.new_empty(*test.shape[:2], 0)
-        self.labels: Int64[Tensor, "m n2 seen"] = torch.empty_like(self.near, dtype=torch.int64)
-
-    @torch.no_grad()
-    def update(self, train: Float[Tensor, "m b d"], labels: Int64[Tensor, " b"]) -> None:
-        """Update the neighbours with the next chunk of training samples, for all cells."""
-        width = max(1, SIMILARITIES // max(1, self.test.shape[1]))
-        labels = labels.to(self.test.device, non_blocking=True)
-        for x, y in zip(train.split(width, dim=1), labels.split(width), strict=True):
-            merged = [self._merged(m, x[m].to(self.test, non_blocking=True), y) for m in range(len(x))]
-            self.near, self.labels = (torch.stack(side) for side in zip(*merged, strict=True))
-
-    def _merged(self, m: int, x: Float[Tensor, "b d"], y: Int64[Tensor, " b"]) -> tuple[Tensor, Tensor]:
-        """Return the neighbours of cell m among the previous ones and x, nearest first."""
-        with without_autocast(x):
-            similar, index = _nearest(self.test[m] @ normalize(x, dim=-1).T, self.k)
-        similar = torch.cat([self.near[m], similar], dim=1)
-        labels = torch.cat([self.labels[m], y[index]], dim=1)
-        similar, order = similar.sort(dim=1, descending=True, stable=True)
-        return similar[:, : self.k], labels.gather(1, order)[:, : self.k]
-
-    def predict(self, temperature: float = 0.07, uniform: bool = False) -> Int64[Tensor, "m n2"]:
-        """Vote for the class by exp(similarity / temperature), or by `uniform` votes; ties give the smallest class."""
-        if self.near.shape[-1] < self.k:
-            raise UserError(f"{self.k} nearest neighbours need as many training samples, got {self.near.shape[-1]}")
-        weights = torch.ones_like(self.near) if uniform else (self.near / temperature).exp()
-        votes = self.near.new_zeros(*self.near.shape[:2], int(self.labels.max()) + 1, dtype=torch.float64)
-        for label, weight in zip(self.labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True):
-            votes.scatter_add_(-1, label, weight)  # one neighbour at a time, for the same rounding on every device
-        return votes.argmax(dim=-1)
+CHUNK = 4096  # training samples at a time at most
 
 
 def knn_accuracy(
-    train: Iterable[Float[Tensor, "m _ d"]],
+    train: Float[Tensor, "m n d"],
     train_labels: Int64[Tensor, " n"],
     test: Float[Tensor, "m n2 d"],
     test_labels: Int64[Tensor, " n2"],
@@ -77,7 +31,7 @@ def knn_accuracy(
     """Return the test accuracy of each cell, on the CPU.
 
     Args:
-        train: chunks of training samples, such as `features.split(4096, dim=1)`, in the order of their labels.
+        train: training samples, on any device.
         train_labels: class of every training sample.
         test: test samples; the work is done on their device.
         test_labels: class of every test sample.
@@ -85,13 +39,43 @@ def knn_accuracy(
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
     """
-    neighbours, count = NearestNeighbours(test, k), 0
-    for chunk in train:
-        neighbours.update(chunk, train_labels[count : count + chunk.shape[1]])
-        count += chunk.shape[1]
-    if count != len(train_labels):
-        raise UserError(f"{count} training samples but {len(train_labels)} labels")
-    return (neighbours.predict(temperature, uniform).cpu() == test_labels.cpu()).double().mean(dim=1)
+    if len(train_labels) < k:
+        raise UserError(f"{k} nearest neighbours need as many training samples, got {len(train_labels)}")
+    labels = train_labels.to(test.device, non_blocking=True)
+    near = [neighbours(*sides, k) for sides in zip(train, test, strict=True)]
+    guesses = [vote(similar, labels[index], temperature, uniform) for similar, index in near]
+    return (torch.stack(guesses).cpu() == test_labels.cpu()).double().mean(dim=1)
+
+
+@torch.no_grad()
+def neighbours(
+    train: Float[Tensor, "n d"], test: Float[Tensor, "n2 d"], k: int
+) -> tuple[Float[Tensor, "n2 k"], Int64[Tensor, "n2 k"]]:
+    """Return similarities and indices of the k nearest training samples, nearest first, of equally near ones the first.
+
+    Needs about 3 SIMILARITIES floats besides its results, which are on the device of the test samples.
+    """
+    test, width = normalize(test.float(), dim=-1), min(CHUNK, max(1, SIMILARITIES // max(1, len(test))))
+    near, index = test.new_empty(len(test), 0), torch.empty(len(test), 0, dtype=torch.int64, device=test.device)
+    for start in range(0, len(train), width):
+        x = normalize(train[start : start + width].to(test, non_blocking=True), dim=-1)
+        with without_autocast(x):
+            similar, found = _nearest(test @ x.T, k)
+        near, index = torch.cat([near, similar], dim=1), torch.cat([index, start + found], dim=1)
+        near, order = near.sort(dim=1, descending=True, stable=True)
+        near, index = near[:, :k], index.gather(1, order)[:, :k]
+    return near, index
+
+
+def vote(
+    similar: Float[Tensor, "n2 k"], labels: Int64[Tensor, "n2 k"], temperature: float = 0.07, uniform: bool = False
+) -> Int64[Tensor, " n2"]:
+    """Vote for the class by exp(similarity / temperature), or by `uniform` votes; ties give the smallest class."""
+    weights = torch.ones_like(similar) if uniform else (similar / temperature).exp()
+    votes = similar.new_zeros(len(similar), int(labels.max()) + 1, dtype=torch.float64)
+    for label, weight in zip(labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True):
+        votes.scatter_add_(-1, label, weight)  # one neighbour at a time, for the same rounding on every device
+    return votes.argmax(dim=-1)
 
 
 def _nearest(similar: Float[Tensor, "n2 b"], k: int) -> tuple[Float[Tensor, "n2 j"], Int64[Tensor, "n2 j"]]:

@@ -26,17 +26,6 @@ CHUNK = 4096  # test images judged at a time
 
 
 @dataclass(frozen=True)
-class Features:
-    """Pooled features of images, on one device, with their classes 0 to `classes` - 1."""
-
-    train: Float[Tensor, "n d"]
-    train_labels: Int64[Tensor, " n"]
-    test: Float[Tensor, "n2 d"]
-    test_labels: Int64[Tensor, " n2"]
-    classes: int
-
-
-@dataclass(frozen=True)
 class LinearProbe:
     """A way to train linear classifiers.
 

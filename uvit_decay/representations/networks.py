@@ -17,7 +17,9 @@ from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.validation import typed
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+if TYPE_CHECKING:  # other rooms are known by their interfaces alone, and timm is slow to import
+    from timm.models.vision_transformer import VisionTransformer
+
     from uvit_decay.autoencoder import LatentSpace
     from uvit_decay.data import ImageData
     from uvit_decay.diffusion.noise_path import NoisePath
@@ -28,7 +30,7 @@ PIXELS = "pixels:"  # pixels:32x32x3
 
 
 @dataclass(frozen=True)
-class Judged:
+class ProbedNetwork:
     """A network in eval mode whose features are judged.
 
     Args:
@@ -55,7 +57,7 @@ class Judged:
         return self.path is None
 
 
-def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -> Judged:
+def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -> ProbedNetwork:
     """Load a checkpoint, timm's vision transformer timm:NAME or timm:NAME=FILE, or raw pixels, pixels:32x32x3.
 
     `size` is the side of the images that a timm model takes, None its own.
@@ -65,16 +67,20 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
         return _checkpoint(ckpt, loading)
     if loading.weights is not None:
         raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
-    return _timm(name, size) if name.startswith(TIMM) else _pixels(name)
+    if name.startswith(TIMM):
+        return _timm(name, size)
+    return ProbedNetwork(
+        Pixels(name.removeprefix(PIXELS)), "pixels", "raw pixels", {"checkpoint": name, "weights": "none"}
+    )
 
 
-def _checkpoint(path: Path, loading: LoadingOptions) -> Judged:
+def _checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     from uvit_decay import checkpoint
 
     found = checkpoint.load(path, loading.weights, loading.trust)
     about = {"checkpoint": str(path), "step": found.card.step, "weights": found.card.weights}
     name = f"{_run(path)}{path.stem}-step{found.card.step}-{found.card.weights}"
-    return Judged(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
+    return ProbedNetwork(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
 
 
 def _run(path: Path) -> str:
@@ -85,21 +91,16 @@ def _run(path: Path) -> str:
     return f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
 
 
-def _timm(ckpt: str, size: int | None) -> Judged:
+def _timm(ckpt: str, size: int | None) -> ProbedNetwork:
     from uvit_decay.runtime.files import at_home
 
     name, _, file = ckpt.removeprefix(TIMM).partition("=")
     net = timm_vit(name, at_home(file) if file else None, size)
     about = {"checkpoint": ckpt, "weights": file or "pretrained", "model": f"timm {name}"}
-    return Judged(net, f"{name}-{Path(file).stem}" if file else name, name, about)
+    return ProbedNetwork(net, f"{name}-{Path(file).stem}" if file else name, name, about)
 
 
-def _pixels(ckpt: str) -> Judged:
-
-    return Judged(Pixels(ckpt.removeprefix(PIXELS)), "pixels", "raw pixels", {"checkpoint": ckpt, "weights": "none"})
-
-
-def open_judging_data(judged: Judged, data: str | None, test: str | None) -> ImageData:
+def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None) -> ImageData:
     """Open the data to judge a network's features on, by default those that it was trained on; see `open_data`."""
     from uvit_decay.evaluation.open_by_name import SETS, open_data
 
@@ -132,9 +133,6 @@ class Pixels(nn.Module):
         """Yield the pixels of each image as one token."""
         yield x.flatten(1)[:, None]
 
-
-if TYPE_CHECKING:  # slow to import
-    from timm.models.vision_transformer import VisionTransformer
 
 OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
 MAPS = ("model", "state_dict")  # where training files keep the weights

@@ -13,6 +13,7 @@ from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, Pre
 
 TIMES = (0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 Most = Annotated[int, Bounds(1, 2**31)]
+Pool = Literal["mean", "all", "cls"]
 ProbeProtocolName = Literal["paper", "ddae", "repa"]
 ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
 IN1K_LINEAR = Elsewhere(
@@ -20,8 +21,33 @@ IN1K_LINEAR = Elsewhere(
 )
 
 
-@dataclass(frozen=True)
-class Probing:
+@dataclass(frozen=True, kw_only=True)
+class JudgingOptions:
+    """What judges features by classification.
+
+    Args:
+        max_train: training images at most, a fixed random choice.
+        max_test: test images at most, likewise.
+        neighbours: k of the nearest neighbours.
+        uniform: one vote for each neighbour, instead of DINO's weights.
+        batch_size: images at a time on each device.
+    """
+
+    pool: Pool | None = None
+    max_train: Most = 10_000_000
+    max_test: Most = 10_000_000
+    neighbours: Most = 20
+    uniform: Annotated[bool, "--knn-uniform"] = False
+    draws: Annotated[int, Bounds(1, 1000)] = 5
+    seed: Seed = 0
+    batch_size: Most = 256
+
+    def __post_init__(self) -> None:
+        check_bounds(type(self), vars(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probing(JudgingOptions):
     """Probes of features.
 
     Args:
@@ -32,25 +58,16 @@ class Probing:
             0.01,0.03,0.05,0.1,0.15,0.2,0.3,0.5. Encoders see clean images.
         layers: comma-separated numbers or names; default: all.
         pool: mean of patch tokens, or of all tokens, or the class token.
-        max_train: training images at most, a fixed random choice.
-        max_test: test images at most, likewise.
-        neighbours: k of the nearest neighbours of paper.
-        uniform: one vote for each neighbour, instead of DINO's weights.
         seed: of the noise, and of the order and initial weights of ddae and repa.
-        batch_size: images at a time on each device.
         draws: noise draws of a denoiser's images, of whose results mean and standard deviation are reported.
         epochs: passes of ddae and repa over the training images; default: 15 of ddae, 90 of repa.
     """
 
     times: tuple[float, ...] | None = None
     layers: tuple[str, ...] | None = None
-    pool: Literal["mean", "all", "cls"] = "mean"
+    pool: Pool = "mean"
     max_train: Most = 50_000
     max_test: Most = 10_000
-    neighbours: Most = 20
-    uniform: Annotated[bool, "--knn-uniform"] = False
-    seed: Seed = 0
-    batch_size: Most = 256
     protocol: ProbeProtocolName = "paper"
     draws: Annotated[int, Bounds(1, 1000)] = 1
     epochs: Annotated[int, Bounds(1, 10_000)] | None = None
@@ -60,7 +77,7 @@ class Probing:
             check_times(self.times)
         if self.protocol == "paper" and self.epochs is not None:
             raise UserError("--epochs are of the protocols ddae and repa: leave them out")
-        check_bounds(type(self), vars(self))
+        super().__post_init__()
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
         """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder.
@@ -146,8 +163,8 @@ class Visualization(LoadingOptions):
             raise UserError("--masks are compared with spectral clusters: add spectral to --views")
 
 
-@dataclass(frozen=True)
-class Classification:
+@dataclass(frozen=True, kw_only=True)
+class Classification(JudgingOptions):
     """Protocols.
 
     Args:
@@ -157,38 +174,25 @@ class Classification:
         layer: number or name; default: the last of an encoder, the middle of a denoiser.
         time: noise level in (0, 1), of a denoiser; default: 0.1. Encoders see clean images.
         norm: apply the network's final layer norm before pooling.
-        max_train: training images at most, a fixed random choice.
-        max_test: test images at most, likewise.
         epochs: of in100-linear.
-        neighbours: k of the nearest neighbours.
-        temperature: T of their votes exp(similarity / T).
-        uniform: one vote for each neighbour, instead of DINO's weights.
+        temperature: T of the votes exp(similarity / T) of nearest neighbours.
         draws: of the few shots.
         seed: of noise, draws, initial weights and order.
-        batch_size: images at a time on each device.
     """
 
     protocol: Annotated[tuple[ProtocolName, ...], IN1K_LINEAR] = ("in100-linear", "logistic", "knn")
-    pool: Literal["mean", "all", "cls"] | None = None
     layer: str | None = None
     time: float | None = None
     norm: bool = False
-    max_train: Most = 10_000_000
-    max_test: Most = 10_000_000
     epochs: Annotated[int, Bounds(1, 10_000)] = 200
-    neighbours: Most = 20
     temperature: float = 0.07
-    uniform: Annotated[bool, "--knn-uniform"] = False
-    draws: Annotated[int, Bounds(1, 1000)] = 5
-    seed: Seed = 0
-    batch_size: Most = 256
 
     def __post_init__(self) -> None:
         if self.time is not None:
             check_times((self.time,))
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
-        check_bounds(type(self), vars(self))
+        super().__post_init__()
 
     @property
     def name(self) -> str:

@@ -1,19 +1,16 @@
-"""Probes of a network's features at every layer and noise level, by the protocols of `probe_protocols`.
+"""Probes of a network's features at every layer and noise level, by the protocols of `protocols`.
 
-The network is frozen, in eval mode. A denoiser gets the null label, so that no class leaks, and an image has one fixed
-noise for each level and draw, and for each pass of a protocol with fresh noise; an encoder sees clean images, the
-single level t = 0. One forward pass over the images gives all layers of a level (if they fit, see FEATURES); the
-classifiers of all layers are trained at once.
+The network is frozen. An image has one fixed noise for each level and draw, and for each pass of a protocol with fresh
+noise; an encoder sees clean images, the single level t = 0. One forward pass over the images gives all layers of a
+level (if they fit, see FEATURES); the classifiers of all layers are trained at once.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import asdict, dataclass
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -26,46 +23,28 @@ from uvit_decay.nn.intermediates import (
     check_pool,
     has_class_token,
     layer_indices,
-    pooled,
     pooled_features,
-    states_of,
 )
+from uvit_decay.representations.features import TokenReader, network_inputs, pooling
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
-from uvit_decay.representations.protocols import PROBE_PROTOCOLS, Cells, ProbeProtocol
+from uvit_decay.representations.protocols import PROTOCOLS, Cells, Protocol
 from uvit_decay.representations.reference import NEIGHBOURS
-from uvit_decay.runtime.concurrency import free_threads, in_threads, on_cpu, read_ahead
-from uvit_decay.runtime.distributed import COMPARED, Processes, batches
+from uvit_decay.runtime.concurrency import free_threads, in_threads
+from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.flops import estimated_seconds
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.program import localised
-from uvit_decay.runtime.random import indices_on, normal, subset
+from uvit_decay.runtime.random import subset
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.data import ImageData
-    from uvit_decay.data.batches import ImageSet
     from uvit_decay.diffusion.noise_path import NoisePath
     from uvit_decay.representations.reference import Reference
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
 SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU
-READING = Lock()  # image files are read by one thread at a time
-
-
-def network_inputs(
-    path: NoisePath | None, x: Float[Tensor, "b c h w"], time: float, numbers: Sequence[int], *key: str | int
-) -> tuple[Tensor, ...]:
-    """Return the arguments of a network for the clean images x.
-
-    A denoiser takes x at noise level `time` and times (b,); the noise depends on `key` and an image's number. An
-    encoder, whose path is None, takes x alone.
-    """
-    if path is None:
-        return (x,)
-    noise = normal("probe", *key, rows=indices_on(x.device, numbers), shape=x.shape[1:])
-    t = torch.full((len(x),), time, device=x.device)
-    return path.add_noise(x, noise, t), t
 
 
 def probed_images(probing: Probing | Classification, data: ImageData) -> tuple[list[int], list[int]]:
@@ -73,7 +52,7 @@ def probed_images(probing: Probing | Classification, data: ImageData) -> tuple[l
     return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
 
 
-def usual_layer(net: HasIntermediates, path: NoisePath | None) -> int:
+def default_layer(net: HasIntermediates, path: NoisePath | None) -> int:
     """Return the layer that is judged by default: U-ViT's middle block, SiT's last encoder block, an encoder's last."""
     return len(net.layers) - 1 if path is None else len(net.layers) // 2
 
@@ -106,9 +85,8 @@ def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: 
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
-    protocol = PROBE_PROTOCOLS[probing.protocol]
-    if "knn_accuracy" in protocol.scores and min(len(data.train), probing.max_train) < probing.neighbours:
-        raise UserError(f"{probing.neighbours} nearest neighbours need as many training images")
+    protocol = PROTOCOLS[probing.protocol]
+    protocol.check(data.train.labels[probed_images(probing, data)[0]], data.class_names, probing)
     if protocol.aligned and min(len(data.test), probing.max_test) < NEIGHBOURS + 2:
         raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs {NEIGHBOURS + 2} test images or more")
 
@@ -135,9 +113,9 @@ class Prober:
         return self.probing.levels(self.path is None)
 
     @property
-    def by(self) -> ProbeProtocol:
+    def by(self) -> Protocol:
         """The protocol."""
-        return PROBE_PROTOCOLS[self.probing.protocol]
+        return PROTOCOLS[self.probing.protocol]
 
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with levels and draws shared among the processes; return None on all but the first."""
@@ -216,27 +194,23 @@ class Prober:
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
         level, draw = divmod(job, self.probing.draws)
-        judged = [self.by.judge(self._cells(level, draw, layers), self.probing) for layers in self._groups()]
-        return torch.stack([torch.cat([scores[name].double() for scores in judged]) for name in self.by.scores])
+        judged = [self.by.judge(self._cells(level, draw, layers), self.probing).values for layers in self._groups()]
+        return torch.stack([torch.cat([values[name].double() for values in judged]) for name in self.by.scores])
 
     def _cells(self, level: int, draw: int, layers: list[int]) -> Cells:
         train, test = probed_images(self.probing, self.data)
-        labels = self.data.train.labels[train], self.data.test.labels[test]
-
-        def of_train(passed: int) -> Tensor:
-            key = self._key("train", level, draw, passed)
-            return self._features(self.data.train, train, layers, level, *key, pools=[self.probing.pool])[0]
-
         pools = [self.probing.pool, "cls" if has_class_token(self.net) else self.probing.pool]
-        key = self._key("test", level, draw)
-        of_test, ranked = self._features(self.data.test, test, layers, level, *key, pools=pools)
-        classes = len(self.data.class_names)
-        return Cells(of_train, labels[0], of_test, labels[1], ranked, classes, self.device, self.reference)
-
-    def _key(self, split: str, level: int, draw: int = 0, passed: int = 0) -> tuple[str | int, ...]:
-        """Return the key of the noise; that of the first draw in the first pass is what it was without either."""
-        key = (self.probing.seed, split, level)
-        return (*key, *(("draw", draw) if draw else ()), *(("pass", passed) if passed else ()))
+        of_test, ranked = self._features("test", level, layers, pools, draw)
+        return Cells(
+            lambda passed: self._features("train", level, layers, pools[:1], draw, passed)[0],
+            self.data.train.labels[train],
+            of_test,
+            self.data.test.labels[test],
+            len(self.data.class_names),
+            self.device,
+            ranked,
+            self.reference,
+        )
 
     def _groups(self) -> list[list[int]]:
         """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
@@ -256,42 +230,37 @@ class Prober:
         `level` is the index of the noise level; `layers` are numbers of layers, None for all that are probed.
         """
         train, test = probed_images(self.probing, self.data)
-        layers = layers or self._chosen_layers()
-        pools = [self.probing.pool]
-        (of_train,) = self._features(self.data.train, train, layers, level, *self._key("train", level), pools=pools)
-        (of_test,) = self._features(self.data.test, test, layers, level, *self._key("test", level), pools=pools)
+        layers, pools = layers or self._chosen_layers(), [self.probing.pool]
+        of_train, of_test = (self._features(split, level, layers, pools)[0] for split in ("train", "test"))
         return of_train, self.data.train.labels[train], of_test, self.data.test.labels[test]
 
-    @torch.no_grad()
     def _features(
         self,
-        images: ImageSet,
-        chosen: list[int],
-        layers: list[int],
+        split: Literal["train", "test"],
         level: int,
-        *key: str | int,
+        layers: list[int],
         pools: Sequence[Pool],
-    ) -> Tensor:
-        """Return features of the images `chosen`, float32 (pools, layers, n, d), on the CPU, written in place.
+        draw: int = 0,
+        passed: int = 0,
+    ) -> Float[Tensor, "pools layers n d"]:
+        """Return features of the images of a split, float32 on the CPU, written in place.
 
-        The noise depends on `key` and the number of an image.
+        The noise of the first draw in the first pass has the key that it had before there were draws and passes.
         """
-        out = torch.empty(len(pools), len(layers), len(chosen), self.net.dim)
-        jobs = batches(len(chosen), self.probing.batch_size, 1)
-
-        def read(rows: range) -> Tensor:
-            with READING:
-                return images[chosen[rows.start : rows.stop]][0]
-
-        def features(x: Tensor, rows: range) -> Tensor:
-            x, part = self.data.network_input(x.to(self.device, non_blocking=True)), chosen[rows.start : rows.stop]
-            inputs = network_inputs(self.path, x, self.times[level], part, *key)
-            with computing(self.device, self.precision):
-                states, prefix = states_of(self.net, layers, *inputs), self.net.num_prefix_tokens
-                found = [torch.stack([pooled(state, pool, prefix) for pool in pools]) for state in states]
-            return torch.stack(found, dim=1)
-
-        with closing(read_ahead(read, jobs, self.device)) as stored:
-            for rows, found in zip(jobs, on_cpu(map(features, stored, jobs)), strict=True):
-                out[:, :, rows.start : rows.stop] = found
+        images, chosen = getattr(self.data, split), probed_images(self.probing, self.data)[split == "test"]
+        key = (
+            self.probing.seed,
+            split,
+            level,
+            *(("draw", draw) if draw else ()),
+            *(("pass", passed) if passed else ()),
+        )
+        inputs = self.data.network_input, self.device, self.precision, self.probing.batch_size
+        reader, where = TokenReader(self.net, self.path, *inputs), (images.stored, chosen, layers, self.times[level])
+        found = reader.states(*where, *key, reduce=pooling(self.net, pools), processes=Processes())
+        out, start = torch.empty(len(pools), len(layers), len(chosen), self.net.dim), 0
+        for part in found:  # (layers, pools, b, d)
+            end = start + part.shape[2]
+            out[:, :, start:end] = part.transpose(0, 1)
+            start = end
         return out

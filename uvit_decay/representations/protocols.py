@@ -1,13 +1,13 @@
-"""Published protocols that judge frozen features by classification, by name.
+"""Published protocols that judge frozen features, by name: of every layer and noise level, or of one of each.
 
-All of them work on the same cached features of clean, un-augmented images; each says in its result everything that was
-chosen. A protocol is added by an entry in PROTOCOLS and its name in `options.ProtocolName`.
+All of them work on features of un-augmented images. A protocol is added by an entry in PROTOCOLS and its name in
+`options`: those of `probe` judge a grid of cells (layer, noise level), those of `classify` a single one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -19,9 +19,9 @@ from uvit_decay.nn.intermediates import Pool
 from uvit_decay.representations.effective_rank import effective_rank, mean_share
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
-from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, Features, LinearProbe, accuracies
+from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fitted_accuracy, logistic_grid
-from uvit_decay.representations.options import Classification, ProbeProtocolName, Probing
+from uvit_decay.representations.options import Classification, ProbeProtocolName, Probing, ProtocolName
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
@@ -30,88 +30,46 @@ SHOT_L2 = 1.0  # penalty of few-shot classifiers, in units of scikit-learn's 1 /
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """Results of a protocol, accuracies in [0, 1] first, and what they depend on besides the features."""
+class Cells:
+    """Features of some layers at one noise level under one draw of the noise, float32 (layers, n, d), on any device.
 
-    values: Mapping[str, float]
-    chosen: Mapping[str, Any]
+    Args:
+        train: those of the training images in a pass over them; every pass has noise of its own, of which 0 is the one
+            of protocols with a single noise an image. A call is a pass of the network, unless the images are clean.
+        labels: classes of the training images, 0 to `classes` - 1.
+        test: those of the test images.
+        test_labels: their classes.
+        classes: number of classes.
+        device: where to compute.
+        ranked: features of the test images whose ranks are computed: their class tokens, or `test`.
+        reference: the features of another network to align with.
+    """
+
+    train: Callable[[int], Float[Tensor, "layers n d"]]
+    labels: Int64[Tensor, " n"]
+    test: Float[Tensor, "layers n2 d"]
+    test_labels: Int64[Tensor, " n2"]
+    classes: int
+    device: torch.device
+    ranked: Float[Tensor, "layers n2 d"] | None = None
+    reference: Reference | None = None
 
 
 @dataclass(frozen=True)
-class Protocol:
-    """A protocol.
+class Outcome:
+    """Scores of the layers by name, float64 (layers,), and what those of a single cell depend on, as plain values."""
 
-    Args:
-        pool: how tokens are pooled unless the user says otherwise.
-        judge: the computation.
-        check: raises a UserError for training labels (n,), with the names of the classes, that do not suffice.
-    """
-
-    pool: Pool
-    judge: Callable[[Features, Classification], Outcome]
-    check: Callable[[Int64[Tensor, " n"], Sequence[str], Classification], None]
+    values: Mapping[str, Float[Tensor, " layers"]]
+    chosen: Mapping[str, Any] = field(default_factory=dict)
 
 
-def in100_linear(features: Features, options: Classification) -> Outcome:
-    """Judge by the paper's linear probe on ImageNet-100."""
-    probe, device, test = replace(IN100, epochs=options.epochs, seed=options.seed), features.train.device, features.test
-    passes = probe.passes(lambda _: features.train[None], features.train_labels, features.classes, device)
-    found = [float(accuracies(models, test[None], features.test_labels, device)) for models in passes]
-    best = max(range(len(found)), key=found.__getitem__)
-    values = {"last": found[-1], "best_on_test": found[best]}
-    return Outcome(
-        values, {**probe.about(), "best_epoch": best + 1, "reported": "last; best_on_test is chosen on test"}
-    )
-
-
-def logistic(features: Features, _: Classification) -> Outcome:
-    """Judge by logistic regression whose l2 penalty is chosen on a held-out fifth of the training images."""
-    parts = features.train[None], features.train_labels, features.test[None], features.test_labels
-    scores = logistic_grid(*parts, device=features.train.device, iterations=(60, 40))
-    values = {"test": float(scores.test[0]), "held_out": float(scores.held_out[0])}
-    values["best_on_test"] = float(scores.every_test.max())
-    classifier = "logistic regression of standardised features, l2 penalty chosen on a held-out fifth of the training"
-    return Outcome(values, {"classifier": classifier, "l2_grid": list(L2_GRID), "l2": float(scores.l2[0])})
-
-
-def knn(features: Features, options: Classification) -> Outcome:
-    """Judge by k nearest neighbours with cosine similarity (DINO)."""
-    vote = {"k": options.neighbours, "temperature": options.temperature, "uniform": options.uniform}
-    parts = [features.train[None]], features.train_labels, features.test[None], features.test_labels
-    accuracy = knn_accuracy(*parts, **vote)
-    weight = "1" if options.uniform else f"exp(similarity / {options.temperature:g})"
-    chosen = {"classifier": "nearest neighbours", "k": options.neighbours, "T": options.temperature}
-    return Outcome({"test": float(accuracy[0])}, {**chosen, "similarity": "cosine", "vote": weight})
-
-
-def few_shot(features: Features, options: Classification, shots: int) -> Outcome:
-    """Judge by logistic regression on `shots` training images of each class, several times."""
-    accuracies = []
-    for draw in range(options.draws):
-        part = drawn(features.train_labels.cpu(), shots, options.seed, draw).to(features.train.device)
-        train, labels = features.train[None, part], features.train_labels[part]
-        accuracies.append(fitted_accuracy(train, labels, features.test[None], features.test_labels, SHOT_L2))
-    each = torch.cat(accuracies)
-    spread = float(each.std()) if len(each) > 1 else 0.0
-    classifier = f"logistic regression of features standardised over the draw, l2 penalty {SHOT_L2:g} of scikit-learn's"
-    chosen = {"classifier": classifier, "images_a_class": shots, "draws": options.draws, "seed": options.seed}
-    return Outcome({"mean": float(each.mean()), "std": spread}, {**chosen, "each": each.tolist()})
-
-
-def drawn(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) -> Int64[Tensor, " chosen"]:
-    """Return the indices of `shots` images of each class, class by class; fewer shots of a draw are part of more."""
-    order = torch.randperm(len(labels), generator=generator("few-shot", seed, draw))
-    of_class = [order[labels[order] == label][:shots] for label in labels.unique()]
-    return torch.cat(of_class)
-
-
-def check_any(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification) -> None:
+def check_any(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
     """Raise a UserError unless there are training images to hold some out."""
     if len(labels) < 5:
         raise UserError(f"a classifier needs five training images or more, got {len(labels)}")
 
 
-def check_neighbours(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification) -> None:
+def check_neighbours(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
     """Raise a UserError unless there are as many training images as neighbours."""
     if len(labels) < options.neighbours:
         raise UserError(f"{options.neighbours} nearest neighbours need as many training images, got {len(labels)}")
@@ -126,64 +84,28 @@ def check_shots(labels: Int64[Tensor, " n"], names: Sequence[str], options: Clas
         raise UserError(f"few-shot-{shots} needs {shots} training images of each class, {name} has {count}")
 
 
-PROTOCOLS: dict[str, Protocol] = {
-    "in100-linear": Protocol("all", in100_linear, check_any),
-    "logistic": Protocol("all", logistic, check_any),
-    "knn": Protocol("mean", knn, check_neighbours),
-    **{
-        f"few-shot-{shots}": Protocol("mean", partial(few_shot, shots=shots), partial(check_shots, shots=shots))
-        for shots in (1, 5, 10)
-    },
-}
-
-
-CHUNK = 4096  # training samples compared with the test samples at a time
-Scores = dict[str, Float[Tensor, " layers"]]  # float64, in the order of a protocol's `scores`
-
-
 @dataclass(frozen=True)
-class Cells:
-    """Features of some layers at one noise level under one draw of the noise, float32 (layers, n, d), on the CPU.
-
-    Args:
-        train: those of the training images in a pass over them; every pass has noise of its own, of which 0 is the one
-            of protocols with a single noise an image. A call is a pass of the network, unless the images are clean.
-        labels: classes of the training images, 0 to `classes` - 1.
-        test: those of the test images.
-        test_labels: their classes.
-        ranked: features of the test images whose ranks are computed: their class tokens, or `test`.
-        classes: number of classes.
-        device: where to compute.
-        reference: the features of another network to align with; None where there is none.
-    """
-
-    train: Callable[[int], Float[Tensor, "layers n d"]]
-    labels: Int64[Tensor, " n"]
-    test: Float[Tensor, "layers n2 d"]
-    test_labels: Int64[Tensor, " n2"]
-    ranked: Float[Tensor, "layers n2 d"]
-    classes: int
-    device: torch.device
-    reference: Reference | None
-
-
-@dataclass(frozen=True)
-class ProbeProtocol:
+class Protocol:
     """A protocol.
 
     Args:
         judge: the computation.
-        scores: names of its scores; `test_accuracy`, in [0, 1], is among them.
-        chosen_by: the score by which the best cell is chosen. By `test_accuracy` its number is too high.
+        scores: names of its scores.
+        chosen_by: the score of `scores` by which the best cell of a grid is chosen. By `test_accuracy` its number is
+            too high.
         probe: how the classifier is trained, if step by step.
         fresh: every pass over the training images has noise of its own.
+        pool: how tokens are pooled unless the user says otherwise.
+        check: raises a UserError for training labels (n,), with the names of the classes, that do not suffice.
     """
 
-    judge: Callable[[Cells, Probing], Scores]
+    judge: Callable[[Cells, Any], Outcome]
     scores: tuple[str, ...]
-    chosen_by: Literal["held_out_accuracy", "test_accuracy"]
+    chosen_by: Literal["held_out_accuracy", "test_accuracy"] = "test_accuracy"
     probe: LinearProbe | None = None
     fresh: bool = False
+    pool: Pool = "mean"
+    check: Callable[[Int64[Tensor, " n"], Sequence[str], Any], None] = check_any
 
     @property
     def aligned(self) -> bool:
@@ -191,7 +113,7 @@ class ProbeProtocol:
         return "cknna" in self.scores
 
     def about(self, options: Probing) -> dict[str, Any]:
-        """Return its settings for reports, as plain values."""
+        """Return the settings of a grid for reports, as plain values."""
         chosen = "test images: too high" if self.chosen_by == "test_accuracy" else "a held-out fifth of the training"
         known = {"best_cell_chosen_on": chosen}
         if self.probe is not None:
@@ -201,28 +123,31 @@ class ProbeProtocol:
         return {"classifier": classifier, "knn": f"cosine, {vote}", **known}
 
 
-def paper(cells: Cells, options: Probing) -> Scores:
+# ---- a grid of cells
+
+
+def paper(cells: Cells, options: Probing) -> Outcome:
     """Judge by logistic regression, nearest neighbours and rank, with one noise for each image."""
     train = cells.train(0)
     linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
-    vote = {"k": options.neighbours, "uniform": options.uniform}
-    knn = knn_accuracy(train.split(CHUNK, dim=1), cells.labels, cells.test.to(cells.device), cells.test_labels, **vote)
-    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn)
-    columns = (*columns, *_ranks(cells), mean_share(cells.test))
-    return dict(zip(SCORES, columns, strict=True))
+    knn = _nearest(cells, train, options)
+    test = cells.ranked.to("cpu" if cells.device.type == "mps" else cells.device)  # Apple's GPUs lack float64
+    ranks = [effective_rank(cell) for cell in test], [effective_rank(cell, "feature", exp=True) for cell in test]
+    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *map(torch.tensor, ranks))
+    return Outcome(dict(zip(SCORES, (*columns, mean_share(cells.test)), strict=True)))
 
 
-def ddae(cells: Cells, options: Probing) -> Scores:
+def ddae(cells: Cells, options: Probing) -> Outcome:
     """Judge by a linear classifier that sees the training images with new noise in every pass.
 
     Xiang, Yang, Huang, Wang 2023, "Denoising Diffusion Autoencoders are Unified Self-supervised Learners": every layer
     and noise level, the best on the test images. The random crops and flips of its code are left out, as not every data
     set allows them.
     """
-    return {"test_accuracy": _accuracy(cells, options, DDAE, cells.train)}
+    return Outcome({"test_accuracy": _accuracy(cells, options, DDAE, cells.train)})
 
 
-def repa(cells: Cells, options: Probing) -> Scores:
+def repa(cells: Cells, options: Probing) -> Outcome:
     """Judge by a linear classifier and by CKNNA with a reference, see `alignment`.
 
     Yu et al. 2025, "Representation Alignment for Generation": linear probes and CKNNA by layer and noise level. The
@@ -233,10 +158,15 @@ def repa(cells: Cells, options: Probing) -> Scores:
     theirs = Neighbourhood.of(cells.reference.features.to(device))
     ours = (Neighbourhood.of(x[cells.reference.rows].to(device)) for x in cells.test)
     alignment = torch.stack([cknna(x, theirs) for x in ours]).cpu()
-    return {"test_accuracy": _accuracy(cells, options, REPA, lambda _: train), "cknna": alignment}
+    return Outcome({"test_accuracy": _accuracy(cells, options, REPA, lambda _: train), "cknna": alignment})
 
 
-def _asked(probe: LinearProbe, options: Probing) -> LinearProbe:
+def _nearest(cells: Cells, train: Tensor, options: Classification | Probing, **vote: float) -> Tensor:
+    sides = train, cells.labels, cells.test.to(cells.device), cells.test_labels
+    return knn_accuracy(*sides, options.neighbours, uniform=options.uniform, **vote)
+
+
+def _asked(probe: LinearProbe, options: Classification | Probing) -> LinearProbe:
     return replace(probe, epochs=options.epochs or probe.epochs, seed=options.seed)
 
 
@@ -245,15 +175,68 @@ def _accuracy(cells: Cells, options: Probing, probe: LinearProbe, train: Callabl
     return accuracies(models, cells.test, cells.test_labels, cells.device)
 
 
-def _ranks(cells: Cells) -> tuple[Tensor, Tensor]:
-    """Return the effective rank of test features as the paper defines it, and as a number of dimensions."""
-    test = cells.ranked.to("cpu" if cells.device.type == "mps" else cells.device)  # Apple's GPUs lack float64
-    literal = [effective_rank(cell) for cell in test]
-    return torch.tensor(literal), torch.tensor([effective_rank(cell, "feature", exp=True) for cell in test])
+# ---- a single cell
 
 
-PROBE_PROTOCOLS: dict[ProbeProtocolName, ProbeProtocol] = {
-    "paper": ProbeProtocol(paper, SCORES, "held_out_accuracy"),
-    "ddae": ProbeProtocol(ddae, ("test_accuracy",), "test_accuracy", DDAE, fresh=True),
-    "repa": ProbeProtocol(repa, ("test_accuracy", "cknna"), "test_accuracy", REPA),
+def in100_linear(cells: Cells, options: Classification) -> Outcome:
+    """Judge by the paper's linear probe on ImageNet-100."""
+    probe = _asked(IN100, options)
+    passes = probe.passes(cells.train, cells.labels, cells.classes, cells.device)
+    found = torch.stack([accuracies(models, cells.test, cells.test_labels, cells.device) for models in passes])
+    best = found.argmax(dim=0)
+    values = {"last": found[-1], "best_on_test": found.amax(dim=0)}
+    reported = "last; best_on_test is chosen on test"
+    return Outcome(values, {**probe.about(), "best_epoch": int(best[0]) + 1, "reported": reported})
+
+
+def logistic(cells: Cells, options: Classification) -> Outcome:
+    """Judge by logistic regression whose l2 penalty is chosen on a held-out fifth of the training images."""
+    sides = cells.train(0), cells.labels, cells.test, cells.test_labels
+    scores = logistic_grid(*sides, device=cells.device, iterations=(60, 40))
+    values = {"test": scores.test, "held_out": scores.held_out, "best_on_test": scores.every_test.amax(dim=1)}
+    classifier = "logistic regression of standardised features, l2 penalty chosen on a held-out fifth of the training"
+    return Outcome(values, {"classifier": classifier, "l2_grid": list(L2_GRID), "l2": float(scores.l2[0])})
+
+
+def knn(cells: Cells, options: Classification) -> Outcome:
+    """Judge by k nearest neighbours with cosine similarity (DINO)."""
+    accuracy = _nearest(cells, cells.train(0), options, temperature=options.temperature)
+    weight = "1" if options.uniform else f"exp(similarity / {options.temperature:g})"
+    chosen = {"classifier": "nearest neighbours", "k": options.neighbours, "T": options.temperature}
+    return Outcome({"test": accuracy}, {**chosen, "similarity": "cosine", "vote": weight})
+
+
+def few_shot(cells: Cells, options: Classification, shots: int) -> Outcome:
+    """Judge by logistic regression on `shots` training images of each class, several times."""
+    train, found = cells.train(0), []
+    for draw in range(options.draws):
+        part = drawn(cells.labels.cpu(), shots, options.seed, draw).to(train.device)
+        found.append(fitted_accuracy(train[:, part], cells.labels[part], cells.test, cells.test_labels, SHOT_L2))
+    each = torch.stack(found)
+    values = {"mean": each.mean(dim=0), "std": each.std(dim=0, correction=min(1, len(each) - 1))}
+    classifier = f"logistic regression of features standardised over the draw, l2 penalty {SHOT_L2:g} of scikit-learn's"
+    chosen = {"classifier": classifier, "images_a_class": shots, "draws": options.draws, "seed": options.seed}
+    return Outcome(values, {**chosen, "each": each[:, 0].tolist()})
+
+
+def drawn(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) -> Int64[Tensor, " chosen"]:
+    """Return the indices of `shots` images of each class, class by class; fewer shots of a draw are part of more."""
+    order = torch.randperm(len(labels), generator=generator("few-shot", seed, draw))
+    of_class = [order[labels[order] == label][:shots] for label in labels.unique()]
+    return torch.cat(of_class)
+
+
+PROTOCOLS: dict[ProbeProtocolName | ProtocolName, Protocol] = {
+    "paper": Protocol(paper, SCORES, "held_out_accuracy", check=check_neighbours),
+    "ddae": Protocol(ddae, ("test_accuracy",), probe=DDAE, fresh=True),
+    "repa": Protocol(repa, ("test_accuracy", "cknna"), probe=REPA),
+    "in100-linear": Protocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
+    "logistic": Protocol(logistic, ("test", "held_out", "best_on_test"), pool="all"),
+    "knn": Protocol(knn, ("test",), check=check_neighbours),
+    **{
+        f"few-shot-{shots}": Protocol(
+            partial(few_shot, shots=shots), ("mean", "std"), check=partial(check_shots, shots=shots)
+        )
+        for shots in (1, 5, 10)
+    },
 }

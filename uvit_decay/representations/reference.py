@@ -13,18 +13,18 @@ from torch.nn.functional import interpolate, normalize
 
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.nn.intermediates import pooled
+from uvit_decay.representations.features import TokenReader, final_norm, pooling
 from uvit_decay.representations.options import Alignment, Probing
-from uvit_decay.runtime.distributed import Processes, batches
+from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.precision import Precision, computing
+from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
 from uvit_decay.sampling_options import LoadingOptions
 
 if TYPE_CHECKING:  # other rooms are known by their interfaces alone
     from uvit_decay.autoencoder import Autoencoder
     from uvit_decay.data import ImageData
-    from uvit_decay.representations.networks import Judged
+    from uvit_decay.representations.networks import ProbedNetwork
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class ReferenceNetwork:
         UserError: a denoiser.
     """
 
-    judged: Judged
+    judged: ProbedNetwork
     device: torch.device
     precision: Precision
     batch_size: int
@@ -70,17 +70,12 @@ class ReferenceNetwork:
         """Extract features of at most `limit` of the `chosen` test images, a fixed random choice, on all processes."""
         rows, net = subset(chosen, limit, "alignment"), self.judged.net.to(self.device)
 
-        @torch.no_grad()
-        def work(part: range) -> Tensor:
-            stored = data.test[[chosen[row] for row in rows[part.start : part.stop]]][0]
-            x = self._enter(data.network_input(stored.to(self.device)))
-            with computing(self.device, self.precision):
-                *_, tokens = net.forward_intermediates(x)
-                norm = dict(net.named_children()).get("norm")
-                tokens = tokens if norm is None else norm(tokens)
-            return pooled(tokens, "mean", net.num_prefix_tokens).cpu()
-
-        parts = list(processes.map_ordered(batches(len(rows), self.batch_size, processes.size), work))
+        reader = TokenReader(
+            net, None, lambda x: self._enter(data.network_input(x)), self.device, self.precision, self.batch_size
+        )
+        where = data.test.stored, [chosen[row] for row in rows], [len(net.layers) - 1], 0.0
+        reduce = pooling(net, ["mean"], final_norm(net))
+        parts = [part[0, 0] for part in reader.states(*where, reduce=reduce, processes=processes)]
         found = processes.broadcast(torch.cat(parts) if processes.is_main else None)
         return Reference(found, rows, self._about(len(rows)))
 
@@ -108,7 +103,7 @@ class ReferenceNetwork:
 
 
 def open_reference(
-    judged: Judged,
+    judged: ProbedNetwork,
     probing: Probing,
     alignment: Alignment,
     trust: Sequence[str],
