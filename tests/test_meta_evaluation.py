@@ -108,9 +108,10 @@ def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
     cells = Cells(lambda _: train, labels, test, labels[:16], 10, META)
     options = Classification(epochs=3, neighbours=3)
     linear = waits_of(lambda: PROTOCOLS["in100-linear"].judge(cells, options))[0]
-    start, order = 1, 3
     assert linear == {
-        f"linear_probes.py accuracies: {TO_DEVICE}": start + order,
+        f"linear_probes.py <listcomp>: {TO_DEVICE}": 2,  # weight and bias
+        f"linear_probes.py passes: {TO_DEVICE}": 2 * 3,  # the order, for features and labels
+        f"linear_probes.py <listcomp>: {TO_HOST}": 3,
         f"linear_probes.py accuracies: {TO_HOST}": 3,
     }
     found = waits_of(lambda: fitted_accuracy(train, labels, test, labels[:16], 1.0, 4))[0]
@@ -161,7 +162,7 @@ def test_features_are_stored_with_one_wait_a_batch_for_each_kind(digits, tmp_pat
 
 def test_metrics_wait_for_their_results_and_for_distances_that_cancel():
     real, fake = there(20, 8), there(20, 8)
-    checks = {f"checks.py check_features: {NUMBER}": 2}
+    checks = {f"frechet.py check_features: {NUMBER}": 2}
     kid = waits_of(lambda: kernel_distance(real, fake, subsets=3, subset_size=10))[0]
     assert kid == checks | {f"kid.py kernel_distance: {NUMBER}": 2}
     found = waits_of(lambda: precision_recall(real, fake))[0]
