@@ -13,7 +13,7 @@ from uvit_decay.data import Digits
 from uvit_decay.history import GENERATION
 from uvit_decay.runtime.errors import UserError
 
-VALUES = {2: 5.0, 4: 3.0, 6: float("nan"), 8: 4.0, 10: 2.0}  # by step
+VALUES = {2: 5.0, 4: 3.0, 6: float("nan"), 8: 4.0, 10: 2.0, 5: 1.0}  # by step
 VALIDATED = {"val_check_interval": 3, "check_val_every_n_epoch": None, "limit_val_batches": 1}
 
 
@@ -104,13 +104,8 @@ def test_an_evaluation_in_which_a_run_was_stopped_is_made_up_for(tmp_path):
                 raise KeyError("as if killed")
             super().evaluate(trainer, task)
 
-    for name, callback in (("whole", Measured(2)), ("half", Killed(2))):
-        try:
-            fit(tmp_path / name, callback, LastCheckpoint(every_n_steps=4), max_steps=8)
-        except KeyError:
-            assert name == "half"
-    again = tmp_path / "half" / "checkpoints" / "last.ckpt"
-    fit(tmp_path / "rest", Measured(2), max_steps=8, ckpt_path=again)
-    wanted = history.read(tmp_path / "whole" / GENERATION)
-    assert [m.step for m in wanted] == [2, 4, 6, 8]
-    assert str(history.read(tmp_path / "rest" / GENERATION)) == str(wanted)
+    with pytest.raises(KeyError):
+        fit(tmp_path / "half", Killed(2), LastCheckpoint(every_n_steps=4), max_steps=5)
+    fit(tmp_path / "rest", Measured(2), max_steps=5, ckpt_path=tmp_path / "half" / "checkpoints" / "last.ckpt")
+    measured = history.read(tmp_path / "rest" / GENERATION)
+    assert [(m.step, m.values["fid"]) for m in measured] == [(step, VALUES[step]) for step in (2, 4, 5)]

@@ -78,15 +78,6 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
     assert "must lie in (0, 1)" in refused(monkeypatch, tmp_path, capsys, "reconstruct", *options, "--mask-ratio", 1)
 
 
-def test_two_curves_of_one_encoder_are_compared(tmp_path, monkeypatch, capsys, pretrained):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "probes.jsonl").write_text((pretrained[0] / "probes.jsonl").read_text())
-        (tmp_path / name / "config.yaml").write_text("model: {net: {init_args: {alpha_min: 0.7}}}")
-    evaluate(monkeypatch, tmp_path, "compare", tmp_path / "a", tmp_path / "b")
-    assert "0.7" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("callback", "task", "message"),
     [

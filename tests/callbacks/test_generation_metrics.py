@@ -75,20 +75,8 @@ class Colours(Extractor):
         return Features(torch.cat([places, places[:, :16]], 1))
 
 
-def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path):
-    data = Latents(str(encoded), batch_size=11, num_workers=0)
-    trained = {"max_steps": 4, "task": latent_task(), "data": data}
-    judged = {"num": 12, "reference": str(image_dir), "allow_few": True}
-    with pytest.raises(UserError, match="latents need a reference"):
-        fit(tmp_path / "without", GenerationMetrics(Colours(), num=12), **trained)
-    fit(tmp_path, GenerationMetrics(Colours(), **judged), **trained)
-    (line,) = history.read(tmp_path / "generation.jsonl")
-    assert line.values["fid"] > 0
-    assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
-    assert any("not Inception's" in remark for remark in line.metadata["remarks"])
-
-
-def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image_dir, tmp_path, monkeypatch):
+def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir, tmp_path, monkeypatch):
+    """The autoencoder is on the device during evaluations only."""
     copies, on = [], Autoencoder.on
 
     def remembered(autoencoder, device):
@@ -97,9 +85,16 @@ def test_the_autoencoder_is_on_the_device_during_evaluations_only(encoded, image
         return copied
 
     monkeypatch.setattr(Autoencoder, "on", remembered)
-    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
-    metrics = GenerationMetrics(Colours(), **judged)
     data = Latents(str(encoded), batch_size=11, num_workers=0)
-    fit(tmp_path, metrics, max_steps=4, task=latent_task(), data=data)
+    trained = {"max_steps": 4, "task": latent_task(), "data": data}
+    judged = {"num": 12, "reference": str(image_dir), "allow_few": True, "every_n_steps": 2}
+    with pytest.raises(UserError, match="latents need a reference"):
+        fit(tmp_path / "without", GenerationMetrics(Colours(), num=12), **trained)
+    metrics = GenerationMetrics(Colours(), **judged)
+    fit(tmp_path, metrics, **trained)
     gc.collect()
     assert [copied() for copied in copies] == [None, None]
+    *_, line = history.read(tmp_path / "generation.jsonl")
+    assert line.values["fid"] > 0
+    assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
+    assert any("not Inception's" in remark for remark in line.metadata["remarks"])

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import ROOT, run_script, tiny_task, tiny_trainer, train
+from conftest import ROOT, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -138,14 +138,6 @@ def test_a_folder_that_holds_something_else_is_kept(tmp_path):
     (tmp_path / "x" / "version_0" / "notes.txt").write_text("mine")
     logger.finalize("failed")
     assert len(list((tmp_path / "x" / "version_0").iterdir())) == 2
-
-
-@pytest.mark.slow
-def test_data_that_are_not_there_leave_no_folder(tmp_path):
-    result = run_script("train.py", "fit", "--data=uvit_decay.data.CIFAR10", "--data.path=nowhere", cwd=tmp_path)
-    assert result.returncode == 2
-    assert "no CIFAR10 at nowhere" in result.stderr.splitlines()[-1]
-    assert not list((tmp_path / "runs" / "digits").iterdir())
 
 
 @pytest.mark.parametrize("logger", ["false", "lightning.pytorch.loggers.CSVLogger"])

@@ -57,10 +57,9 @@ def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopp
     assert rows(rest) == rows(whole)
 
 
-def test_a_checkpoint_of_no_run_is_continued_without_a_history(tmp_path):
-    checkpoint = a_run(tmp_path, 0, stop=12) / "checkpoints" / "last.ckpt"
-    moved = checkpoint.rename(tmp_path / "moved.ckpt")
-    rest = a_run(tmp_path, 1, ckpt_path=moved)
+def test_a_checkpoint_of_no_run_is_continued_without_a_history(half, tmp_path):
+    copied = shutil.copy(half / "checkpoints" / "last.ckpt", tmp_path)
+    rest = a_run(tmp_path, 1, ckpt_path=copied)
     assert [measurement.step for measurement in history.read(rest / history.PROBES)] == [15, 20]
 
 

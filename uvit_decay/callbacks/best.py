@@ -69,7 +69,8 @@ class BestCheckpoint(Checkpoint):
         if trainer.state.fn == "fit" and not trainer.sanity_checking and self.metric.startswith(VALIDATION):
             value = trainer.callback_metrics.get(self.metric)
             if value is None:
-                raise UserError(f"BestCheckpoint: validation has no {self.metric}, it has {_names(trainer)}")
+                names = ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith(VALIDATION)))
+                raise UserError(f"BestCheckpoint: validation has no {self.metric}, it has {names or 'no values'}")
             self._judge(trainer, float(value))
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
@@ -126,7 +127,3 @@ class BestCheckpoint(Checkpoint):
         for name, kind in (("step", int), ("path", str)):
             setattr(self, name, typed(kind, state.get(name), f"{where}: {name}"))
         self.value = state["value"] if isinstance(state.get("value"), float) else math.nan
-
-
-def _names(trainer: Trainer) -> str:
-    return ", ".join(sorted(name for name in trainer.callback_metrics if name.startswith(VALIDATION))) or "no values"
