@@ -22,7 +22,7 @@ WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by th
 def test_a_second_program_is_refused_and_the_first_is_not_disturbed(
     small_programs, tmp_path, name, exhaustive, record_property
 ):
-    tried(name, exhaustive)
+    tried(name, exhaustive, ["export"])
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     folder = tmp_path / "shared"
     first = stopped(small_programs.start(name, folder, at=WRITING, number=signal.SIGSTOP))

@@ -34,7 +34,7 @@ def chosen(calls: dict[str, list[int]], name: str, exhaustive: bool) -> list[tup
 def test_what_was_struck_ends_with_the_same_files_when_it_is_started_again(
     small_programs, tmp_path, name, exhaustive, record_property
 ):
-    tried(name, exhaustive, "sample into an array", "sample into a grid", "evaluate a checkpoint", "probe", "classify")
+    tried(name, exhaustive)
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     for i, (moment, number) in enumerate(chosen(calls, name, exhaustive)):
         folder = tmp_path / str(i)

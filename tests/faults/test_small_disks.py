@@ -47,7 +47,7 @@ def check_files(folder: Path, expected: dict[str, bytes]) -> None:
 def test_a_disk_that_is_read_only_or_full_loses_nothing(
     small_programs, disk, tmp_path, name, exhaustive, record_property
 ):
-    tried(name, exhaustive, "probe")
+    tried(name, exhaustive)
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     for room in rooms(expected, exhaustive):
         folder = with_old_files(disk.folder / str(room), expected)

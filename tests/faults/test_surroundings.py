@@ -23,15 +23,11 @@ LINES = {
 STORED = ("evaluate images", "evaluate a checkpoint", "statistics")
 
 
-def some(names: list[str], exhaustive: bool) -> list[str]:
-    return names if exhaustive else ["sample into an array", "export"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "features"])
 def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive, record_property):
     """Neither on a clock that jumps while a program runs, nor on the times of the files that a killed one left."""
-    tried(name, exhaustive)
+    tried(name, exhaustive, ["statistics"])
     expected, calls = small_programs.undisturbed(name, tmp_path / "undisturbed")
     writer = "FeatureStore.add" if calls["FeatureStore.add"] else "replacing"
     middle = Moment(writer, len(calls[writer]) // 2, 0)
@@ -50,7 +46,7 @@ def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize("circumstance", CODES)
 def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumstance, exhaustive, record_property):
-    for name in some([*COMMANDS], exhaustive):
+    for name in COMMANDS if exhaustive else ["export"]:
         expected, _ = small_programs.undisturbed(name, tmp_path / f"{name} undisturbed")
         program = small_programs.run(name, tmp_path / name, before=[SURROUNDED, circumstance])
         good = program.wait() in (0, CODES[circumstance]) and contents(tmp_path / name) == expected
@@ -65,8 +61,7 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path, name, exhaustive, record_property):
-    if name != "statistics" and not exhaustive:
-        pytest.skip("the same code: see statistics")
+    tried(name, exhaustive, ["statistics"])
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")
     cache, outputs = disk.folder / "cache", {path for path in expected if not path.startswith("cache")}
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -114,7 +115,6 @@ class Launcher:
         number: int = signal.SIGKILL,
         watched: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
-        limits: Mapping[str, int] | None = None,
     ) -> Program:
         """Start a script (or -m and a module) with its arguments and return at once.
 
@@ -125,7 +125,6 @@ class Launcher:
             number: that signal.
             watched: functions in which calls are counted, for `Program.calls`.
             environment: environment variables beside those of this process.
-            limits: limits of the program by their names in the module resource, such as RLIMIT_FSIZE.
         """
         folder = self.folder / f"program_{next(self._number)}"
         folder.mkdir(parents=True)
@@ -135,7 +134,7 @@ class Launcher:
         if at is not None:
             trap = {"functions": [at.function], "number": number, "entry": at.entry, "call": at.call}
         order = {"argv": argv, "cwd": str(cwd), "folder": str(folder), "trap": trap}
-        order |= {"environment": dict(environment or {}), "limits": dict(limits or {})}
+        order["environment"] = dict(environment or {})
         self._zygote.stdin.write(json.dumps(order) + "\n")
         self._zygote.stdin.flush()
         end = time.monotonic() + 60
@@ -155,6 +154,15 @@ class Launcher:
         """End the zygote and all programs that still run, stopped ones, too."""
         self._zygote.stdin.close()
         self._zygote.wait()
+
+
+def ranks(size: int = 2) -> list[dict[str, str]]:
+    """The variables of torchrun for each process on this machine, with a free port."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
+    return [{**common, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 def moments(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:

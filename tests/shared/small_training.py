@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import re
-import socket
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import yaml
 from conftest import ROOT
-from programs import Launcher, Program
+from programs import Launcher, Program, ranks
 
 MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
 CLASSIFIER = {"class_path": "uvit_decay.metrics.SmallClassifier", "init_args": {"steps": 3}}
@@ -73,16 +72,12 @@ class SmallTraining:
 
     def ranks(self, folder: Path, *more: str, **options: Any) -> list[Program]:
         """Start two ranks, with the variables of torchrun; `options` are of the second one."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1]}
-        common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test", **address}
-        started = []
-        for rank in range(2):
-            own = {name: str(value) for name, value in {**common, "RANK": rank, "LOCAL_RANK": rank}.items()}
-            flags = ("--trainer.devices=2", "--trainer.strategy=ddp", *more)
-            started.append(self.start(folder, *flags, environment=own, **(options if rank else {})))
-        return started
+        flags = ("--trainer.devices=2", "--trainer.strategy=ddp", *more)
+        first, second = ranks()
+        return [
+            self.start(folder, *flags, environment=first),
+            self.start(folder, *flags, environment=second, **options),
+        ]
 
     @cached_property
     def undisturbed(self) -> tuple[Path, dict[str, list[int]]]:

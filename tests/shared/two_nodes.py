@@ -12,7 +12,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from programs import Launcher, Program
+from programs import Launcher, ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "TEST_NODE"  # environment variable of all processes of a node
@@ -39,17 +38,11 @@ time.time_ns = lambda: true_ns() + int(shift * 1e9)
 
 @dataclass
 class Ended:
-    """What a command did: exit code, output, and seconds from its start to its end."""
+    """What a command did: exit code and output."""
 
     code: int
     out: str
     err: str
-    seconds: float
-
-    @property
-    def errors(self) -> list[str]:
-        """The lines that explain a user's mistake."""
-        return [line for line in self.err.splitlines() if line.startswith("error: ")]
 
 
 @dataclass
@@ -57,13 +50,12 @@ class Running:
     """A command that runs on a node, with its output in files: pipes would stay open in processes that it leaves."""
 
     process: subprocess.Popen
-    begun: float
     output: tuple[Path, Path]
 
     def wait(self, timeout: float) -> Ended:
         """Return what it did; raise subprocess.TimeoutExpired if it does not end."""
         self.process.wait(max(0.1, timeout))
-        return Ended(self.process.returncode, *self.texts(), time.monotonic() - self.begun)
+        return Ended(self.process.returncode, *self.texts())
 
     def texts(self) -> tuple[str, str]:
         """Return what it has printed so far."""
@@ -101,7 +93,7 @@ class Node:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": err}
             environment = {**os.environ, "OMP_NUM_THREADS": "1", **own}
             process = subprocess.Popen(words, cwd=cwd, env=environment, start_new_session=True, **streams)
-        return Running(process, time.monotonic(), output)
+        return Running(process, output)
 
     def inside(self) -> list[str]:
         """Return the words that start a command in its namespaces, none without them."""
@@ -115,10 +107,6 @@ class Node:
         """Return what starts programs of the project here without their imports; it ends with the node."""
         before = [*self.inside(), "env", f"{TAG}={self.tag}"]
         return Launcher(self.folder / f"programs{self.number}", before)
-
-    def strike(self, program: Program, number: int = signal.SIGKILL) -> None:
-        """Send a signal to a program that the launcher of this node has started."""
-        subprocess.run([*self.inside(), "kill", f"-{number}", "--", f"-{program.pid}"], check=True)
 
     def mount(self, *words: object) -> None:
         """Mount something for this node alone: `mount("-t", "tmpfs", "none", path)`."""
@@ -157,13 +145,9 @@ class Node:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
-    def unplug(self) -> None:
-        """Take its cable away: its neighbour hears nothing more, not even that connections are closed."""
-        self.ip("link", "set", "wire", "down")
-
-    def plug(self) -> None:
-        """Put the cable back."""
-        self.ip("link", "set", "wire", "up")
+    def plug(self, state: str = "up") -> None:
+        """Take its cable away (down), so that not even the end of connections is heard, or put it back."""
+        self.ip("link", "set", "wire", state)
 
     def remove(self) -> None:
         self.kill()
@@ -178,11 +162,6 @@ class TwoNodes:
 
     nodes: tuple[Node, Node]
     port: int
-
-    @property
-    def kind(self) -> str:
-        """What the nodes are; tests print it."""
-        return "network namespaces" if self.nodes[0].holder else "two addresses of loopback"
 
     def start(self, command: Sequence[object], cwd: Path, **variables: object) -> list[Running]:
         """Start the same command on both nodes, with the environment variables of Lightning."""
@@ -221,13 +200,6 @@ class TwoNodes:
             for node in self.nodes:
                 node.kill()
 
-    def left(self, timeout: float) -> list[int]:
-        """Return the processes that are still there after `timeout` seconds."""
-        end = time.monotonic() + timeout
-        while (found := [pid for node in self.nodes for pid in node.processes()]) and time.monotonic() < end:
-            time.sleep(0.1)
-        return found
-
 
 def can_isolate() -> bool:
     """Return whether this user may make namespaces, and has the programs for it."""
@@ -238,10 +210,9 @@ def can_isolate() -> bool:
 
 
 @contextmanager
-def two_nodes(folder: Path, isolated: bool | None = None) -> Iterator[TwoNodes]:
-    """Yield two nodes, by default isolated ones where that is allowed; nothing is left of them afterwards."""
-    folder.mkdir(exist_ok=True)
-    isolated = can_isolate() if isolated is None else isolated
+def two_nodes(folder: Path) -> Iterator[TwoNodes]:
+    """Yield two nodes, isolated ones where that is allowed; nothing is left of them afterwards."""
+    isolated = can_isolate()
     nodes = tuple(Node(i, f"10.77.0.{i + 1}" if isolated else f"127.0.0.{i + 1}", folder) for i in range(2))
     try:
         if isolated:
@@ -251,16 +222,10 @@ def two_nodes(folder: Path, isolated: bool | None = None) -> Iterator[TwoNodes]:
                 node.pid = int(node.holder.stdout.readline())
             _connect(*nodes)
             _name(*nodes)
-        yield TwoNodes(nodes, 29500 if isolated else _free_port())
+        yield TwoNodes(nodes, 29500 if isolated else int(ranks()[0]["MASTER_PORT"]))
     finally:
         for node in nodes:
             node.remove()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 def _connect(a: Node, b: Node) -> None:

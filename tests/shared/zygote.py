@@ -13,7 +13,6 @@ import importlib
 import json
 import os
 import pkgutil
-import resource
 import runpy
 import signal
 import sys
@@ -82,8 +81,6 @@ def become(order: dict[str, Any]) -> None:
         os.dup2(os.open(Path(order["folder"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
-    for name, most in order["limits"].items():
-        resource.setrlimit(getattr(resource, name), (most, resource.getrlimit(getattr(resource, name))[1]))
     script, *args = order["argv"]
     if script == "-m":
         script, *args = args

@@ -1,0 +1,108 @@
+"""Work beside work: the order of jobs and results, a bounded lead, errors, threads, and freed memory."""
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from uvit_decay.runtime.concurrency import free_threads, in_threads, on_cpu, read_ahead
+
+CPU = torch.device("cpu")
+PROGRAM = """
+import resource
+import numpy as np
+from uvit_decay.runtime.concurrency import keep_freed_memory
+
+keep_freed_memory()
+for repeat in range(9):
+    if repeat == 1:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [np.ones(2**21), np.ones(2**20)]
+    del blocks
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc of glibc")
+def test_freed_memory_is_not_faulted_in_again():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    pages = (2**21 + 2**20) * 8 // resource.getpagesize()
+    assert int(done.stdout) < pages, "less than one of eight rounds"
+
+
+def test_the_next_tensor_is_read_while_the_last_one_is_used():
+    read = [threading.Event() for _ in range(5)]
+
+    def reader(job: int) -> torch.Tensor:
+        read[job].set()
+        return torch.tensor(job)
+
+    for number, tensor in enumerate(read_ahead(reader, range(5), CPU)):
+        assert tensor == number
+        assert read[min(number + 1, 4)].wait(10)
+
+
+def test_an_error_of_the_reader_is_raised_by_its_job():
+    def reader(job: int) -> torch.Tensor:
+        return torch.tensor(1 / (2 - job))
+
+    tensors = read_ahead(reader, range(4), CPU)
+    assert [float(next(tensors)) for _ in range(2)] == [0.5, 1.0]
+    with pytest.raises(ZeroDivisionError):
+        next(tensors)
+
+
+def test_a_result_is_fetched_when_the_next_one_is_under_way():
+    begun = []
+
+    def work(number: int) -> torch.Tensor:
+        begun.append(number)
+        return torch.tensor(number)
+
+    fetched = [(int(result), len(begun)) for result in on_cpu(map(work, range(4)))]
+    assert fetched == [(0, 2), (1, 3), (2, 4), (3, 4)]
+    assert list(on_cpu([])) == []
+
+
+def test_results_arrive_in_order_and_several_jobs_run_at_once():
+    both = threading.Barrier(2, timeout=30)  # breaks unless two jobs meet here
+
+    def work(job):
+        both.wait()
+        return job * job
+
+    assert list(in_threads(work, range(8), 2)) == [job * job for job in range(8)]
+
+
+def test_no_more_jobs_are_taken_than_the_threads_and_one():
+    taken = []
+
+    def jobs():
+        for job in range(100):
+            taken.append(job)
+            yield job
+
+    results = in_threads(str, jobs(), 3)
+    assert next(results) == "0"
+    assert len(taken) == 4
+    results.close()
+
+
+def test_an_error_reaches_the_caller():
+    with pytest.raises(ZeroDivisionError):
+        list(in_threads(lambda job: 1 / job, [1, 0, 2], 2))
+
+
+def test_threads_of_torch_count(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    for ours, expected in ((1, 6), (2, 3), (4, 1), (64, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda ours=ours: ours)
+        assert free_threads() == expected
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert free_threads() == 1
