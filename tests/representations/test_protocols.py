@@ -172,7 +172,7 @@ def test_the_pool_that_is_asked_for_holds_for_all(encoder, tmp_path, monkeypatch
     ("options", "message"),
     [
         (["--protocol", "linear"], "--protocol takes some of in100-linear,logistic,knn"),
-        (["--protocol", "knn,in1k-linear"], "in1k-linear: it augments, so it is a training: train.py fit --config "),
+        (["--protocol", "knn,in1k-linear"], "--protocol takes some of in100-linear,"),
         (["--layer", "blocks.9"], "no layer blocks.9"),
         (["--time", "0.1"], "--time is of denoisers"),
         (["--norm"], "this MAE has no final layer norm"),

@@ -15,7 +15,7 @@ from lightning.pytorch import Callback
 from uvit_decay.callbacks.generation import GenerationMetrics
 from uvit_decay.data import ImageData
 from uvit_decay.doctor.report import Finding, Run, gib
-from uvit_decay.runtime.launchers import requested
+from uvit_decay.runtime.distributed import requested
 
 COMPROMISED = ("2.6.2", "2.6.3")  # uploads of lightning that ran a stranger's code
 PACKAGES = ("torch", "lightning", "numpy", "diffusers")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
-from uvit_decay.runtime.command_line import Bounds, Elsewhere, check_bounds
+from uvit_decay.runtime.command_line import Bounds, check_bounds
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import LARGEST_GRID, Count, LoadingOptions, PrecisionOption, Seed
 
@@ -16,9 +16,6 @@ Most = Annotated[int, Bounds(1, 2**31)]
 Pool = Literal["mean", "all", "cls"]
 ProbeProtocolName = Literal["paper", "ddae", "repa"]
 ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-shot-5", "few-shot-10"]
-IN1K_LINEAR = Elsewhere(
-    "in1k-linear", "it augments, so it is a training: train.py fit --config configs/imagenet1k_mae_b_linear.yaml"
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +177,7 @@ class Classification(JudgingOptions):
         seed: of noise, draws, initial weights and order.
     """
 
-    protocol: Annotated[tuple[ProtocolName, ...], IN1K_LINEAR] = ("in100-linear", "logistic", "knn")
+    protocol: tuple[ProtocolName, ...] = ("in100-linear", "logistic", "knn")
     layer: str | None = None
     time: float | None = None
     norm: bool = False

@@ -13,7 +13,6 @@ Help comes from Google-style docstrings. Annotations say how an option is read:
     Sequence[str]                           an option that may be repeated; as a positional argument, one or more values
     bool                                    --compile if the default is False, else --clip and --no-clip
     Annotated[int, Bounds(1, 9), "-n"]      a range of integers, another name of the option
-    Annotated[tuple[...], Elsewhere(...)]   a value that is not taken, and what to do instead
 
 A dataclass is always built, of the options that are given; its parameter needs no default. Hyphens are the canonical
 spelling, as in other programs, and underscores are accepted; in train.py, where options are keys of YAML files, it is
@@ -45,14 +44,6 @@ class Bounds:
 
     least: int
     most: int
-
-
-@dataclass(frozen=True)
-class Elsewhere:
-    """A value that a list of values does not take, and what to do instead."""
-
-    value: str
-    hint: str
 
 
 class Parser(argparse.ArgumentParser):
@@ -168,7 +159,7 @@ def _add_option(parser: argparse._ActionsContainer, parameter: inspect.Parameter
     elif choices := _choices(hint):
         how |= {"type": str, "choices": choices}
     elif get_origin(hint) is tuple:
-        how["type"] = partial(_comma_separated, flag, get_args(hint), [n for n in notes if isinstance(n, Elsewhere)])
+        how["type"] = partial(_comma_separated, flag, get_args(hint))
     elif get_origin(hint) is Sequence:
         how |= {"type": get_args(hint)[0]} | ({"nargs": "+"} if positional else {"action": "append"})
     if positional:
@@ -187,11 +178,8 @@ def _plain(hint: Any) -> tuple[Any, list[Any]]:
     return hint, notes
 
 
-def _comma_separated(flag: str, types: tuple[Any, ...], others: Sequence[Elsewhere], text: str) -> tuple[Any, ...]:
+def _comma_separated(flag: str, types: tuple[Any, ...], text: str) -> tuple[Any, ...]:
     words, choices = [word.strip() for word in text.split(",")], _choices(types[0])
-    for other in others:
-        if other.value in words:
-            raise UserError(f"{flag} {other.value}: {other.hint}")
     if choices and not set(words) <= set(choices):
         raise UserError(f"{flag} takes some of {','.join(choices)}, got {text!r}")
     try:

@@ -11,13 +11,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # errors of a disk that takes no more data
-CLOSED = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.ELOOP,
-)  # errors of a path that leads nowhere
+# Errors of a path that leads nowhere.
+CLOSED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP)
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control characters, and bytes that are no UTF-8
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
@@ -136,15 +131,11 @@ def user_errors() -> Iterator[None]:
             raise
         sys.exit(_fail(f"error: {UserError(line)}", 2))
     except KeyboardInterrupt as error:
-        sys.exit(_stopped(error))
+        sys.exit(_fail(*ENDS[type(error)]))
     except SystemExit as stop:
         if isinstance(stop.__context__, KeyboardInterrupt):
-            sys.exit(_stopped(stop.__context__))
+            sys.exit(_fail(*ENDS[type(stop.__context__)]))
         raise
-
-
-def _stopped(error: KeyboardInterrupt) -> int:
-    return _fail(*ENDS[type(error)])
 
 
 def _open_streams() -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
-SIDES = {"cuda": 4096}  # side of the square product that is timed; CPUs reach their rate with less
-SIDE = 1024
-SECONDS = 0.1  # time of the products that are timed, beside a first one
+SIDES = {"cuda": 4096}  # side of the square product that is timed
+SIDE = 1024  # with which CPUs reach their rate
+SECONDS = 0.1  # time of the products that are timed
 
 
 def counted_flops(work: Callable[[], object]) -> int:
@@ -30,28 +31,13 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 
 @functools.cache
-def _matrix_rate(device: torch.device, dtype: torch.dtype, _threads: int) -> float:
+def _matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
     side = SIDES.get(device.type, SIDE)
     a, b = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
-    clock = _cuda_seconds if device.type == "cuda" else _seconds
-    out = a @ b
-    first = clock(lambda: torch.mm(a, b, out=out))
-    return 2 * side**3 / min(clock(lambda: torch.mm(a, b, out=out)) for _ in range(1 + min(20, int(SECONDS / first))))
-
-
-def _seconds(work: Callable[[], Tensor]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
-def _cuda_seconds(work: Callable[[], Tensor]) -> float:
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    work()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1000
+    timer = Timer(
+        "torch.mm(a, b, out=out)", globals={"torch": torch, "a": a, "b": b, "out": a @ b}, num_threads=threads
+    )
+    return 2 * side**3 / min(timer.blocked_autorange(min_run_time=SECONDS).times)
 
 
 def peak_bytes(device: torch.device) -> int:

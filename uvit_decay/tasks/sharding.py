@@ -25,9 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from uvit_decay.nn.intermediates import HasIntermediates
-from uvit_decay.runtime.distributed import TRAINING, Processes
+from uvit_decay.runtime.distributed import BY_HAND, TRAINING, Processes, choose_interface, requested
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.launchers import BY_HAND, choose_interface, requested
 
 PLACES = {"data.path", "data.test_path"}  # settings that may differ where nodes have copies of the images
 
