@@ -26,6 +26,7 @@ QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
 
 def examined(monkeypatch, capsys, folder, *flags):
     """The exit code and the lines of `python train.py doctor`; nothing may be left in its folder."""
+    monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     before = sorted(folder.rglob("*"))
     code = 0
     try:
@@ -80,7 +81,6 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
     ],
 )
 def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, flags, line):
-    monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, *flags)
     assert code == 2
     (found,) = [one for one in lines if one.startswith("error ")]
@@ -88,7 +88,6 @@ def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, f
 
 
 def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]
     train(monkeypatch, tmp_path, "fit", *run)
     capsys.readouterr()
