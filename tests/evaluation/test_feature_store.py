@@ -110,12 +110,6 @@ def test_a_part_that_is_not_what_was_kept_is_made_anew_with_one_remark(whole, fe
     assert torch.equal(reopened.tensor("features"), features)
 
 
-def test_a_damaged_part_is_not_read(whole):
-    DAMAGE["flipped"](whole.folder / "000000004.safetensors")
-    with pytest.raises(UserError, match="000000004.safetensors is damaged.* it is removed: run again"):
-        again(whole).statistics()
-
-
 def test_parts_of_another_store_are_not_taken(whole, features, tmp_path):
     other = FeatureStore(tmp_path / "other", {"of": "another"}, PARTS)
     other.open()

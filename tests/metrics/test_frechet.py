@@ -1,11 +1,10 @@
-"""The Frechet distance against closed forms, scipy, torchmetrics, and itself on two processes."""
+"""The Frechet distance against closed forms, scipy, torch-fidelity, and itself on two processes."""
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
 from gloo import on_two_processes
-from torch import nn
 
 from uvit_decay.metrics.frechet import Moments, Statistics, frechet_distance
 from uvit_decay.runtime.errors import UserError
@@ -88,12 +87,6 @@ def test_gaussians_of_a_known_root_have_a_closed_form():
     assert actual == pytest.approx(expected.item(), rel=1e-10)
 
 
-@pytest.mark.parametrize("stds", [(1, 2, 3), (1, 2, 0)])
-def test_equal_gaussians_have_no_distance(stds):
-    mean, cov = torch.ones(3).double(), torch.diag(torch.tensor(stds).double() ** 2)
-    assert frechet_distance(gaussian(mean, cov), gaussian(mean, cov)) == pytest.approx(0, abs=1e-12)
-
-
 @pytest.mark.parametrize(("n1", "n2", "d"), [(80, 53, 6), (500, 400, 32), (40, 40, 2)])
 def test_it_is_the_formula_with_a_matrix_root(n1, n2, d):
     real, fake = features(n1, d, seed=1), features(n2, d, seed=2, shift=0.4)
@@ -123,36 +116,10 @@ def test_equal_sets_have_no_distance(n, d):
     assert 0 <= distance(x, x.flip(0)) < 1e-10 * scale
 
 
-def test_it_is_symmetric():
-    assert distance(REAL, FAKE) == pytest.approx(distance(FAKE, REAL), rel=1e-9)
-
-
 def test_a_large_common_offset_costs_no_accuracy():
     """Sums of squares lose digits to the mean; float64 has them to spare."""
     real, fake = features(2000, seed=1).double(), features(2000, seed=2, shift=0.4).double()
     assert distance(real + 1000, fake + 1000) == pytest.approx(distance(real, fake), rel=1e-6)
-
-
-class Pixels(nn.Module):
-    """A feature extractor whose features are the pixels."""
-
-    num_features = DIM
-
-    def forward(self, images):
-        return images.flatten(1).float()
-
-
-def test_it_is_the_one_of_torchmetrics():
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
-    g = torch.Generator().manual_seed(0)
-    real = torch.randint(0, 200, (90, 3, 1, 2), generator=g, dtype=torch.uint8)
-    fake = torch.randint(40, 256, (70, 3, 1, 2), generator=g, dtype=torch.uint8)
-    theirs = FrechetInceptionDistance(feature=Pixels(), normalize=False)
-    theirs.update(real, real=True)
-    theirs.update(fake, real=False)
-    ours = distance(real.flatten(1).float(), fake.flatten(1).float())
-    assert ours == pytest.approx(theirs.compute().item(), rel=1e-4)
 
 
 def test_features_like_those_of_inception_lose_no_digits():
@@ -162,13 +129,6 @@ def test_features_like_those_of_inception_lose_no_digits():
     _, cov = statistics(x)
     scale = np.sqrt(np.outer(cov.diagonal(), cov.diagonal()))
     assert (np.abs(moments(x, 100).cov.numpy() - cov) / scale).max() < 1e-10
-
-
-def test_moments_are_mean_and_unbiased_covariance():
-    actual, (mean, cov) = moments(REAL, 7), statistics(REAL)
-    assert actual.n == 80
-    np.testing.assert_allclose(actual.mean.numpy(), mean, rtol=1e-12)
-    np.testing.assert_allclose(actual.cov.numpy(), cov, rtol=1e-10, atol=1e-14)
 
 
 def test_it_is_the_one_of_torch_fidelity():

@@ -65,18 +65,6 @@ def test_it_is_the_definition_on_the_covariance_between_samples(n, d):
     assert effective_rank(x, exp=True) == pytest.approx(math.exp(entropy(spectrum)), rel=1e-8)
 
 
-@pytest.mark.parametrize(("n", "d"), SIZES)
-def test_centred_features_have_the_spectrum_of_their_covariance(n, d):
-    x = features(n, d)
-    spectrum = np.linalg.eigvalsh(np.atleast_2d(np.cov(x.numpy(), rowvar=False)))
-    assert effective_rank(x, "feature") == pytest.approx(entropy(spectrum), abs=1e-8)
-
-
-def test_the_two_ways_to_centre_differ():
-    x = features(20, 6)
-    assert abs(effective_rank(x, "sample") - effective_rank(x, "feature")) > 0.05
-
-
 @pytest.mark.parametrize("centre", ["sample", "feature"])
 def test_scale_and_order_do_not_matter(centre):
     x = features(15, 8)
@@ -86,13 +74,6 @@ def test_scale_and_order_do_not_matter(centre):
     assert effective_rank(shuffled, centre) == pytest.approx(expected, abs=1e-10)
     assert effective_rank(1e-4 * x, centre) == pytest.approx(expected, abs=1e-10)
     assert effective_rank(x + 5, centre) == pytest.approx(expected, abs=1e-10)
-
-
-@pytest.mark.parametrize(("n", "d"), SIZES)
-@pytest.mark.parametrize("centre", ["sample", "feature"])
-def test_it_lies_between_zero_and_the_number_of_directions(n, d, centre):
-    directions = min(n, d - 1) if centre == "sample" else min(n - 1, d)
-    assert -1e-12 <= effective_rank(features(n, d), centre) <= math.log(directions) + 1e-12
 
 
 def test_float32_and_bfloat16_features_are_computed_in_float64():

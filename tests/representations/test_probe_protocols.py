@@ -13,7 +13,7 @@ from small_mae import mae_task
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing, ProtocolName
+from uvit_decay.representations.options import ProbeProtocolName, Probing, ProtocolName
 from uvit_decay.representations.probing import Prober, check_probed, probed_images
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
@@ -121,13 +121,6 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
     assert f"CKNNA, k 10, 40 test images, with {encoder}, largest:" in capsys.readouterr().out
 
 
-def test_results_of_a_run_are_named_after_its_version(encoder, tmp_path, monkeypatch):
-    options = ["--data", "digits", "--max-train", 60, "--max-test", 30]
-    evaluate(monkeypatch, tmp_path, "probe", "--ckpt", encoder, *options)
-    (folder,) = (tmp_path / "probes").iterdir()
-    assert folder.name == "digits_mae-version_3-last-step5-ema-digits"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -157,8 +150,3 @@ def test_a_denoiser_is_no_reference(trained, tmp_path, monkeypatch, capsys):
 def test_noise_is_of_denoisers(digits, options):
     with pytest.raises(Exception, match="of denoisers, this network is an encoder"):
         check_probed(mae_task().net, None, digits, Probing(**options))
-
-
-def test_the_defaults_of_a_reference_are_those_of_repa():
-    defaults = Alignment()
-    assert (str(defaults.reference), defaults.reference_size) == ("timm:vit_large_patch14_dinov2.lvd142m", 224)
