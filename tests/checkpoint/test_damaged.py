@@ -181,7 +181,7 @@ def test_weights_of_another_kind_are_not_cast(trained, tmp_path, dtype):
 
     path = changed_training(trained, tmp_path, cast)
     for read in (lambda: load(path, "raw"), lambda: export(path, tmp_path / "out.safetensors", "raw")):
-        with pytest.raises(UserError, match=rf"its norm\.bias is of {dtype}, not of torch\.float32"):
+        with pytest.raises(UserError, match=rf"describes: its norm\.bias is of {dtype}, not of torch\.float32"):
             read()
     with pytest.raises(UserError, match=rf"its norm\.bias is of {dtype}"):
         imported(tiny() | {"norm.bias": torch.zeros(16, dtype=dtype)}, tmp_path)

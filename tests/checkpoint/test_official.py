@@ -3,21 +3,19 @@
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT, same
-from official_files import CASES, HERE, TINY, described, imported, is_close, saved, tiny
-from safetensors.torch import load_file, save_file
+from official_files import CASES, HERE, TINY, imported, is_close, saved, tiny
+from safetensors.torch import load_file
 from uvit_reference import SMALL, inputs, official_forward, official_shapes, random_state
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
-from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, SDDiscrete
-from uvit_decay.diffusion.sampling import Sampling, generate
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import UVIT_SIZES
 
@@ -134,24 +132,9 @@ def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
     assert load_file(tmp_path / "ours.safetensors")["alphas"].tolist() == pytest.approx(alphas)
 
 
-def test_an_imported_file_can_be_sampled(tmp_path):
-    checkpoint = imported(tiny(num_classes=10, channels=4), tmp_path)
-    source = checkpoint.source(torch.device("cpu"))
-    (images,) = generate(source, Sampling("dpm++", 2, 1.4), range(2), [3, 10], seed=0, batch_size=2)
-    assert images.shape == (2, 4, 8, 8)
-    assert images.isfinite().all()
-    assert checkpoint.card.class_names == tuple("0123456789")
-
-
 def test_a_file_of_data_parallel_is_the_same_network(tmp_path):
     parallel = {f"module.{name}": value for name, value in tiny().items()}
     assert same(imported(parallel, tmp_path).net.state_dict(), imported(tiny(), tmp_path).net.state_dict())
-
-
-def test_a_bare_safetensors_file_is_imported(tmp_path):
-    save_file(tiny(), tmp_path / "bare.safetensors")
-    import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, TINY)
-    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), imported(tiny(), tmp_path).net.state_dict())
 
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
@@ -176,28 +159,7 @@ def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
         assert load(tmp_path / "ours.safetensors").card.weights == kind
 
 
-# ---- the command line
-
-
-def test_the_command_line_imports_and_exports(tmp_path, capsys):
-    official, ours, back = (str(tmp_path / name) for name in ("official.pth", "ours.safetensors", "back.pth"))
-    state = tiny(num_classes=10, channels=4)
-    torch.save(state, official)
-    hints = "--heads 2 --num-classes 11 --path sd-discrete --alpha-min 0.7 --vae my/vae --weights raw"
-    main(["import", official, ours, *hints.split()])
-    recognised, wrote = capsys.readouterr().out.splitlines()
-    assert recognised.startswith("recognised uvit/2 (2 heads, ")
-    assert "latents 8x8x4, 11 classes without a null label, path sd-discrete, alpha_min 0.7, raw weights" in recognised
-    assert wrote.startswith(f"wrote {ours} (")
-    checkpoint = load(Path(ours))
-    assert (checkpoint.card.weights, checkpoint.path, checkpoint.net.num_classes) == ("raw", SDDiscrete(), 11)
-    assert described(ours)["latents"]["vae"] == "my/vae"
-
-    main(["export", ours, back])
-    note, wrote = capsys.readouterr().out.splitlines()
-    assert "alpha_min 0.7" in note
-    assert wrote.startswith(f"wrote {back} (")
-    assert same(torch.load(back, weights_only=True), state)
+# ---- without Lightning
 
 
 def test_official_files_are_read_without_lightning():

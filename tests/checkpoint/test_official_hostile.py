@@ -16,7 +16,7 @@ from uvit_decay.runtime.errors import UserError
 def test_a_block_of_a_huge_number_is_refused_at_once(tmp_path, state, number):
     blocks = "in_blocks" if state is tiny else "blocks"
     contents = state() | {f"{blocks}.{number}.norm1.weight": torch.zeros(16)}
-    with pytest.raises(UserError, match="looks like a .*, but (has|lacks) "):
+    with pytest.raises(UserError, match="looks like a .*, but it (has|lacks) "):
         imported(contents, tmp_path)
 
 

@@ -17,13 +17,11 @@ from official_files import (
     imported,
     saved,
 )
-from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
-from uvit_decay.nn import ViT
 from uvit_decay.nn.sizes import VIT_SIZES
 
 LARGE, HUGE = BASE | VIT_SIZES["l"], BASE | VIT_SIZES["h"] | dict(patch_size=14)
@@ -76,14 +74,6 @@ def test_published_files_are_recognised(name, layout, wiring, tensors, count, un
     assert model.notes[-1] == LICENCE
     assert len(model.notes) == 1 + (unread > 0)
     assert all(f"skip.{layout['depth'] // 2 - 1 - j}" in model.notes[0] for j in range(unread))
-
-
-@pytest.mark.parametrize(("file", "options"), ENCODERS.values(), ids=ENCODERS)
-def test_names_and_shapes_tell_the_encoder(file, options):
-    model = recognise(file(**SMALL)["model"], TINY_ENCODER, HERE)
-    size = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
-    assert model.net.config == ViT(**size, **options).config
-    assert model.size is None
 
 
 @pytest.mark.parametrize(("size", "count"), [("b", 86_567_656), ("l", 304_326_632), ("h", 632_045_800)])
@@ -192,17 +182,6 @@ def test_a_network_of_other_channels_computes_in_their_own_scale(tmp_path):
     x, noise = inputs(**layout)
     assert net.config["pixels"] == "unit"
     assert torch.allclose(net(x, noise)[0], reference.mae_forward(contents["model"], x, noise, **SMALL)[0], atol=1e-5)
-
-
-def test_files_of_data_parallel_and_bare_ones_are_imported(tmp_path):
-    state = reference.random_state(**SMALL)
-    ours = imported({"model": state}, tmp_path, TINY_MAE).net.state_dict()
-    parallel = {f"module.{name}": value for name, value in state.items()}
-    assert same(imported({"model": parallel}, tmp_path, TINY_MAE).net.state_dict(), ours)
-    assert same(imported(state, tmp_path, TINY_MAE).net.state_dict(), ours)
-    save_file(state, tmp_path / "bare.safetensors")
-    import_official(tmp_path / "bare.safetensors", tmp_path / "ours.safetensors", None, TINY_MAE)
-    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), ours)
 
 
 def test_arguments_may_be_a_dict_or_missing(tmp_path):

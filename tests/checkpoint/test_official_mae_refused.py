@@ -7,10 +7,9 @@ import mae_reference as reference
 import pytest
 import torch
 from mae_reference import SMALL
-from official_files import TINY_ENCODER, TINY_MAE, imported, our_encoder, saved
+from official_files import TINY_ENCODER, TINY_MAE, imported, our_encoder
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.runtime.errors import UserError
@@ -32,43 +31,27 @@ def encoder(remove=(), **entries):
 
 
 MAES = {
-    "missing": (changed(["decoder_norm.bias"]), r"but lacks decoder_norm\.bias"),
-    "no-positions": (changed(["pos_embed"]), "but lacks pos_embed"),
-    "no-patches": (changed(["patch_embed"]), r"but lacks patch_embed\.proj\.weight"),
-    "no-decoder": (changed(["decoder_"]), r"but lacks decoder_embed\.weight"),
-    "missing-block": (changed(["blocks.1."]), r"but lacks blocks\.1\.norm1"),
-    "no-blocks": (changed(["blocks."]), r"but lacks blocks\.0\.mlp\.fc1\.weight"),
-    "no-decoder-blocks": (changed(["decoder_blocks."]), r"but lacks decoder_blocks\.0\.norm1"),
-    "missing-decoder-block": (changed(["decoder_blocks.1."]), r"but lacks decoder_blocks\.1\.norm1"),
-    "missing-skip": (changed(["skip.1."], "decayed"), r"but lacks skip\.1\.mask_token"),
-    "half-a-skip": (changed(["skip.1.fc"], "decayed"), r"but lacks skip\.1\.fc\.0"),
+    "no-decoder": (changed(["decoder_"]), r"but it lacks decoder_embed\.weight"),
+    "no-decoder-blocks": (changed(["decoder_blocks."]), r"but it lacks decoder_blocks\.0\.norm1"),
+    "missing-decoder-block": (changed(["decoder_blocks.1."]), r"but it lacks decoder_blocks\.1\.norm1"),
+    "missing-skip": (changed(["skip.1."], "decayed"), r"but it lacks skip\.1\.mask_token"),
+    "half-a-skip": (changed(["skip.1.fc"], "decayed"), r"but it lacks skip\.1\.fc\.0"),
     "more-skips": (changed(wiring="decayed", skip__7__mask_token=torch.zeros(1, 1, 16)), r"has skip\.7\.mask_token"),
     "no-token": (changed(["mask_token"]), "without skips sees no image"),
-    "both-tokens": (changed(decoder_cls_token=torch.zeros(1, 1, 24)), "but has decoder_cls_token, which no official"),
-    "unexpected": (changed(dist_token=torch.zeros(1, 1, 16)), "but has dist_token, which no official masked autoenc"),
-    "shape": (changed(decoder_norm__bias=torch.zeros(9)), r"its decoder_norm\.bias has the shape \(9,\), not \(24,\)"),
-    "rank": (changed(pos_embed=torch.zeros(17, 16)), r"its pos_embed has the shape \(17, 16\)"),
+    "both-tokens": (changed(decoder_cls_token=torch.zeros(1, 1, 24)), "but it has decoder_cls_token, which no offici"),
     "decoder-rank": (changed(decoder_embed__weight=torch.zeros(24)), r"decoder_embed\.weight has the shape \(24,\)"),
-    "nothing": (changed(patch_embed__proj__weight=torch.zeros(0, 3, 2, 2)), r"has the shape \(0, 3, 2, 2\)"),
-    "oblong": (changed(pos_embed=torch.zeros(1, 16, 16)), "15 positions for patches, which is no square image"),
     "positions": (changed(decoder_pos_embed=torch.zeros(1, 16, 24)), r"decoder_pos_embed has the shape \(1, 16, 24\)"),
     "oblong-patches": (changed(patch_embed__proj__weight=torch.zeros(16, 3, 4, 2)), r"has the shape \(16, 3, 4, 2\)"),
-    "value": (changed(pos_embed=[0.0]), "its pos_embed is a list, not a tensor"),
     "whole-numbers": (changed(mask_token=torch.zeros(1, 1, 24, dtype=torch.int64)), "its mask_token is of torch.int64"),
-    "nan": (changed(mask_token=torch.full((1, 1, 24), torch.nan)), "its mask_token holds NaN or infinite values"),
     "alphas": (changed(alphas=torch.full((8,), 0.5)), r"alphas from 0\.5 to 0\.5, not with alpha_min 1: give --alpha"),
     "huge-number": (changed(**{"decoder_blocks__1000000000__norm1__bias": torch.zeros(24)}), "no official masked"),
 }  # fmt: skip
 ENCODERS = {
-    "missing": (encoder(["fc_norm.bias"]), r"but lacks fc_norm\.bias"),
-    "missing-block": (encoder(["blocks.2."]), r"but lacks blocks\.2\.norm1"),
-    "no-bias": (encoder(["head.bias"]), r"but lacks head\.bias"),
-    "both-norms": (encoder(norm__bias=torch.zeros(16)), r"but has norm\.bias, which no official vision transformer"),
+    "no-bias": (encoder(["head.bias"]), r"but it lacks head\.bias"),
+    "both-norms": (encoder(norm__bias=torch.zeros(16)), r"but it has norm\.bias, which no official vision transformer"),
     "head": (encoder(head__weight=torch.zeros(5, 17)), r"its head\.weight has the shape \(5, 17\), not \(5, 16\)"),
-    "head-rank": (encoder(head__weight=torch.zeros(5)), r"its head\.weight has the shape \(5,\)"),
-    "deep-head": (encoder(["head."], head__1__weight=torch.zeros(5, 16)), r"but lacks head\.0\.running_mean"),
+    "deep-head": (encoder(["head."], head__1__weight=torch.zeros(5, 16)), r"but it lacks head\.0\.running_mean"),
     "pixels": (encoder(patch_embed__proj__weight=torch.zeros(16, 4, 2, 2)), None),
-    "nan": (encoder(fc_norm__bias=torch.full((16,), torch.inf)), r"its fc_norm\.bias holds NaN or infinite values"),
 }
 
 
@@ -97,12 +80,9 @@ FULL, ENCODER, TUNED = (
 DECAYED = reference.decayed_file(**SMALL)
 RECORDED = reference.decayed_file(**SMALL, min_decay=0.7)
 HINTS = [
-    (FULL, ImportOptions(decoder_heads=3), "width of 16 and a depth of 4, which is no published size: .* with --heads"),
     (FULL, TINY_ENCODER, "a decoder of width 24, which is not published: .* give them with --decoder-heads"),
-    (FULL, replace(TINY_MAE, heads=3), "dim 16 is not divisible by heads 3"),
     (FULL, replace(TINY_MAE, decoder_heads=5), "dim 24 is not divisible by heads 5"),
     (FULL, replace(TINY_MAE, decoder_heads=0), "decoder_heads must be at least 1"),
-    (FULL, replace(TINY_MAE, alpha_min=0.0), r"alpha_min must lie in \(0, 1\]"),
     (FULL, replace(TINY_MAE, wiring="decayed"), "has the official wiring, its weights fit no other: drop --wiring"),
     (FULL, replace(TINY_MAE, path="vp"), "is a masked autoencoder: leave out --path, which it does not have"),
     (FULL, replace(TINY_MAE, num_classes=10), "is a masked autoencoder: leave out --num-classes"),
@@ -131,27 +111,9 @@ def test_an_option_that_is_missing_or_does_not_fit_is_said(tmp_path, contents, h
     assert not (tmp_path / "ours.safetensors").exists()
 
 
-@pytest.mark.parametrize("contents", [FULL, DECAYED, ENCODER, FULL["model"], TUNED["model"]])
-def test_a_reader_of_ours_says_how_to_import(tmp_path, contents):
-    path = saved(contents, tmp_path / "official.pth")
-    for read in (load, lambda path: export(path, tmp_path / "ours.safetensors")):
-        with pytest.raises(
-            UserError, match="not written by this project.* uvit_decay.checkpoint import makes into one"
-        ):
-            read(path)
-
-
 def test_an_mae_makes_no_images(tmp_path):
     for kind, options in ((MAE, SMALL), (ViT, SIZE)):
         checkpoint = load(our_encoder(tmp_path, kind, **options))
         with pytest.raises(UserError, match="makes no images") as caught:
             checkpoint.source(torch.device("cpu"))
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("schedule", ["learnable", "constant", "constant-branch"])
-def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
-    path = our_encoder(tmp_path, MAE, **SMALL, schedule=schedule)
-    with pytest.raises(UserError, match=f"schedule '{schedule}', whose weights .* no place for: export .safetensors"):
-        export(path, tmp_path / "back.pth")
-    assert not (tmp_path / "back.pth").exists()

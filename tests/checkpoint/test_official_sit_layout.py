@@ -48,16 +48,3 @@ def test_weights_without_sigma_are_the_first_half_of_the_channels(options):
     arguments = inputs(**SMALL | options)
     with torch.no_grad():
         torch.testing.assert_close(target(*arguments), source(*arguments), atol=1e-6, rtol=1e-6)
-
-
-def test_weights_that_have_no_sigma_stay_as_they_are():
-    state = random_state(**SMALL)
-    assert plain_head(state) == state
-
-
-def test_weights_that_are_no_sit_have_no_sigma_to_lose():
-    state = random_state(**SMALL)
-    with pytest.raises(UserError, match=r"lacks final_layer\.linear\.bias"):
-        plain_head({name: value for name, value in state.items() if name != "final_layer.linear.bias"})
-    with pytest.raises(UserError, match="the head has 20 rows, a patch of 2x2x4 needs 16 or 32"):
-        plain_head(state | {"final_layer.linear.weight": torch.zeros(20, 16)})

@@ -135,7 +135,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--config", "broken.yaml"], "cannot read broken.yaml"),
         (["fit", "--data.batch_size", "2000"], "larger than the 1437 images"),
         (["fit", "--data.seed", "3"], "--seed_everything"),
-        (["fit", "--ckpt_path", "missing.ckpt"], "the checkpoint missing.ckpt does not exist"),
+        (["fit", "--ckpt_path", "missing.ckpt"], "the file missing.ckpt does not exist"),
         (["fit", "--ckpt_path", "text.ckpt"], "text.ckpt is not a checkpoint"),
         (["fit", "--model.sampling.sampler", "magic"], "unknown sampler 'magic'"),
         (["fit", "--trainer.logger.save_dir", "text.ckpt/x"], "cannot write"),

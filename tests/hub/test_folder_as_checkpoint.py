@@ -10,7 +10,7 @@ from sample_script import sample
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.detect import WEIGHTS
+from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.sampling import Sampling

@@ -178,7 +178,7 @@ def test_what_is_no_dinov2_is_one_line(changes, message, weights, tmp_path):
 def test_files_that_are_missing_or_damaged_are_one_line(weights, tmp_path, monkeypatch):
     assert refused(tmp_path / "none.pth") == f"the DINOv2 weights {tmp_path}/none.pth do not exist"
     (tmp_path / "cut.pth").write_bytes(weights.read_bytes()[:5000])
-    assert refused(tmp_path / "cut.pth").startswith(f"the DINOv2 weights {tmp_path}/cut.pth cannot be read: ")
+    assert refused(tmp_path / "cut.pth").startswith(f"{tmp_path}/cut.pth cannot be read, it is truncated")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     extractor = DINOv2()

@@ -272,5 +272,5 @@ def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monk
         train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=3", "--ckpt_path=auto")
     assert caplog.text.count("tensors from") == 1
     assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
-    with pytest.raises(UserError, match=r"the checkpoint start.ckpt does not exist"):
+    with pytest.raises(UserError, match=r"the file start.ckpt does not exist"):
         DiffusionTask(tiny_net(), init_from="start.ckpt").load_initial()

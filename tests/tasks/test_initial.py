@@ -68,7 +68,7 @@ def test_a_probe_starts_from_the_file_but_a_resumed_one_does_not_read_it(mae, tm
     assert "random weights" not in caplog.text
     with pytest.raises(SystemExit):
         train(monkeypatch, tmp_path, *fit_probe, "--trainer.max_steps=3")
-    assert "the checkpoint mae.ckpt does not exist" in capsys.readouterr().err.strip().splitlines()[-1]
+    assert "the file mae.ckpt does not exist" in capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_the_classifier_of_a_fine_tuned_encoder_starts_almost_at_zero(mae):

@@ -29,6 +29,7 @@ class ModelCard:
     Path, prediction and sampling are those of a denoiser; all three are None for an encoder or a classifier.
 
     Args:
+        version: of the form of the card.
         net: class and arguments of the network.
         path: class and arguments of the noise path.
         prediction: quantity that the network predicts.
@@ -48,6 +49,7 @@ class ModelCard:
         UserError: a number out of range, or a part of a denoiser without the others.
     """
 
+    version: int = VERSION
     net: Spec
     path: Spec | None = None
     prediction: Prediction | None = None
@@ -63,6 +65,10 @@ class ModelCard:
     weights: Weights | None = None
 
     def __post_init__(self) -> None:
+        if self.version > VERSION:
+            raise UserError(
+                f"its model card has version {self.version}, known are those up to {VERSION}: update uvit_decay"
+            )
         check_whole(0, 2**63 - 1, step=self.step)
         check_whole(1, 2**48, pieces=self.pieces)
         absent = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
@@ -78,25 +84,20 @@ class ModelCard:
         Raises:
             UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
         """
+        known = {field.name for field in fields(cls)}
         try:
-            values = typed(dict[str, object], values, "its model card")
             if not is_plain(values):
                 raise UserError("its model card holds more than names and plain values, or has no end")
-            version = typed(int, values.get("version", VERSION), "its model card: version")
-            if version > VERSION:
-                raise UserError(
-                    f"its model card has version {version}, known are those up to {VERSION}: update uvit_decay"
-                )
+            values = typed(dict[str, object], values, "its model card")
             if str(values.get("weights")).startswith("ema:"):  # one of several averages, which older versions kept
                 values = {**values, "weights": "ema"}
-            known = {field.name for field in fields(cls)}
             return typed(cls, {name: value for name, value in values.items() if name in known}, "its model card")
         except UserError as error:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plain values that a checkpoint stores; fields that are None are left out."""
-        return {"version": VERSION} | {name: value for name, value in asdict(self).items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def noise_path(self, trusted: Sequence[str] = ()) -> NoisePath | None:
         """Return the noise path, which must be one of this package or `trusted`; None if there is no denoiser."""

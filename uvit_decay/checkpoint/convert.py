@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,23 +19,18 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
-from uvit_decay.checkpoint.io import StoredModel, check_weights, read, read_third_party, unpickle
+from uvit_decay.checkpoint.io import StoredModel, check_weights, read, read_third_party
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
-from uvit_decay.checkpoint.official.common import (
-    IMPORTED,
-    ImportOptions,
-    Network,
-    RecognisedModel,
-    StateDict,
-)
+from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
+from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.nn.mae import MAE
 from uvit_decay.nn.sit import SiT
 from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, replacing
-from uvit_decay.runtime.tensor_files import save_tensors
+from uvit_decay.runtime.tensor_files import load_pickle, save_tensors
 from uvit_decay.sampling_options import Weights
 
 
@@ -138,11 +133,12 @@ def read_official(
         check_weights(file, {name: value for name, value in contents.items() if isinstance(value, Tensor)})
     model = _named(recognise(contents, options, file), options, file)
     if (source / "step.pth").is_file():
-        step = unpickle(source / "step.pth")
+        step = load_pickle(source / "step.pth")
     if type(step) is not int or not 0 <= step < 2**63:
         raise UserError(f"step.pth in {source} should hold a number, it looks like {looks_like(step)}")
     alphas = torch.tensor(model.net.shortcuts.alphas)  # which a loader compares
-    card = replace(model.card(source.name, step, weights), class_hash=_hash(model.class_names))
+    named = None if model.class_names is None else class_hash(model.class_names)
+    card = replace(model.card(source.name, step, weights), class_hash=named)
     summary = f"recognised {model.summary()}, {card.weights} weights of step {step}"
     return StoredModel(source, card, {**model.state, "alphas": alphas}, notes=(summary, *model.notes))
 
@@ -151,20 +147,10 @@ def _named(model: RecognisedModel, options: ImportOptions, where: Path) -> Recog
     """Return the model with the names of its classes in the list of the options, if there is one."""
     if options.classes is None:
         return model
-    from uvit_decay.class_names import class_list  # whose package imports Lightning
-
     names, count = class_list(options.classes), model.net.num_classes
     if len(names) != count:
         raise UserError(f"{where} has {count} classes, --classes {options.classes} names {len(names)}")
     return replace(model, class_names=names)
-
-
-def _hash(names: Sequence[str] | None) -> str | None:
-    if names is None:
-        return None
-    from uvit_decay.class_names import class_hash  # whose package imports Lightning
-
-    return class_hash(names)
 
 
 def _weights_file(folder: Path, weights: Weights) -> Path:

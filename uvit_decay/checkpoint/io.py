@@ -5,9 +5,6 @@ Third-party files are read by the same functions, to be imported.
 
 from __future__ import annotations
 
-import pickle
-import warnings
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,17 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard, average
-from uvit_decay.checkpoint.detect import ThirdParty, looks_like, own_latents, weights_file
+from uvit_decay.checkpoint.detect import ThirdParty, looks_like
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import DiffusionModel
-from uvit_decay.runtime.errors import UserError, explained, one_line
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.program import localised, or_bundled
-from uvit_decay.runtime.tensor_files import check_records, is_plain, is_zip, load_tensors
+from uvit_decay.runtime.tensor_files import is_plain, load_any, load_pickle, load_tensors
 from uvit_decay.runtime.validation import parse, typed
 from uvit_decay.sampling_options import Weights
 
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
+WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"  # in a folder that was exported for diffusers
+INDEX, AUTOENCODER = "model_index.json", "vae"  # of such a folder, the second only of a checkpoint of latents
 ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network
 
 
@@ -109,7 +108,7 @@ class StoredModel:
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):
-            raise UserError(f"{self.where}: the weights do not fit the network that it describes: it {problem}")
+            raise UserError(f"{self.where}: the weights do not fit the network that it describes: {problem}")
         if raw := self.not_averaged & dict(net.named_parameters()).keys():
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
@@ -144,8 +143,18 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
     return stored
 
 
+def is_folder(path: Path) -> bool:
+    """Return whether this is a folder that was exported for diffusers."""
+    return (path / INDEX).is_file() and (path / WEIGHTS).is_file()
+
+
+def weights_file(path: Path) -> Path:
+    """Return the file with the weights of a checkpoint: `path`, but of a folder for diffusers that of its denoiser."""
+    return path / WEIGHTS if is_folder(path) else path
+
+
 def _read_exported(path: Path) -> StoredModel:
-    metadata, state = _read_safetensors(path)
+    metadata, state = load_tensors(path)
     if KEY not in metadata:
         raise ThirdParty(f"{path} was not exported by this project, it looks like {looks_like(state)}")
     card = ModelCard.from_dict(parse(metadata[KEY], path), path)
@@ -156,8 +165,12 @@ def _read_exported(path: Path) -> StoredModel:
 
 def _of_folder(stored: StoredModel, folder: Path) -> StoredModel:
     """Return the network in a folder's denoiser, with the folder's own autoencoder."""
-    card = replace(stored.card, latents=own_latents(stored.card.latents, folder))
-    return replace(stored, card=card, state=without_prefix(stored.state, "net.", folder))
+    latents, vae = stored.card.latents, folder / AUTOENCODER
+    if latents and vae.is_dir():
+        latents = replace(latents, vae=str(vae.absolute()))
+    return replace(
+        stored, card=replace(stored.card, latents=latents), state=without_prefix(stored.state, "net.", folder)
+    )
 
 
 def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:
@@ -187,10 +200,10 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `unpickle`."""
+    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `load_pickle`."""
     if path.suffix == ".safetensors":
         raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
-    contents = unpickle(path, whole)
+    contents = load_pickle(path, whole)
     if not isinstance(contents, dict) or KEY not in contents:
         raise ThirdParty(f"{path} was not written by this project, it looks like {looks_like(contents)}")
     return contents
@@ -198,47 +211,10 @@ def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
 
 def read_third_party(path: Path) -> Any:
     """Load a third-party checkpoint; raise a UserError for a checkpoint of this project."""
-    metadata, contents = _read_safetensors(path) if path.suffix == ".safetensors" else ({}, unpickle(path))
+    metadata, contents = load_any(path)
     if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
         raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
     return contents
-
-
-def unpickle(path: Path, whole: bool = True) -> Any:
-    """Load a file of torch.save: tensors, plain values, argparse Namespaces; anything that could run code is refused.
-
-    It is compared with the checksums of its zip at 2.6 GB/s, the data of tensors only if `whole`.
-    """
-    _check_readable(path)
-    mapped = is_zip(path)  # unused data, such as the optimizer state, is never read
-    try:
-        if mapped:
-            check_records(path, whole)
-        # torch warns about other kinds of pickle, which are refused below.
-        with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        kind = "holds more than tensors and plain values and" if mapped else "is not a checkpoint, and such a file"
-        raise UserError(f"{path} {kind} could run code: refused") from error
-    except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
-        raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
-
-
-def _read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    _check_readable(path)
-    return load_tensors(path)
-
-
-def _check_readable(path: Path) -> None:
-    """Raise a UserError for a missing file, a web page or a text file, judged by the first bytes."""
-    if not path.is_file():
-        raise UserError(f"the checkpoint {path} {'is a folder' if path.is_dir() else 'does not exist'}")
-    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
-        head = file.read(256)
-    if head.lstrip().startswith(b"<"):
-        raise UserError(f"{path} is not a checkpoint but a web page: the download failed, fetch it again")
-    if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
-        raise UserError(f"{path} is not a checkpoint but a text file")
 
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
@@ -258,11 +234,11 @@ def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network t
     expected = net.state_dict()
     for name in expected | state:
         if name not in expected:
-            return f"has {name}, which no {kind} has"
+            return f"it has {name}, which no {kind} has"
         if name not in state:
             if name in ("alphas", "betas"):
                 continue
-            return f"lacks {name}"
+            return f"it lacks {name}"
         actual, ours = state[name], expected[name]
         if actual.shape != ours.shape:
             return f"its {name} has the shape {tuple(actual.shape)}, not {tuple(ours.shape)}"

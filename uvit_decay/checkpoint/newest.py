@@ -34,7 +34,7 @@ class Newest:
 class _Listed:
     path: Path
     step: float  # of a file that cannot be read a bound, which its place among the others gives
-    settings: Settings | None = None
+    settings: Settings
     damage: str = ""
 
 
@@ -59,7 +59,7 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
 
     Args:
         runs: run folders, the newest first.
-        fits: whether a run may resume from a checkpoint of these settings; files of which it is not true are left out.
+        fits: whether a run may be resumed from a checkpoint of these settings; others are left out.
 
     Raises:
         UserError: there are checkpoints, but those that fit are all damaged.
@@ -67,7 +67,7 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
     damaged: list[str] = []
     for listed in (listed for run in runs for listed in _listed(run)):
         damage = listed.damage
-        if not damage and fits(listed.settings or {}):
+        if not damage and fits(listed.settings):
             try:
                 read_training_checkpoint(listed.path)  # all of it, compared with its checksums
                 return Newest(listed.path, int(listed.step), tuple(damaged))
@@ -82,32 +82,24 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
 
 def newest_settings(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Settings | None:
     """Return the settings of the checkpoint that `newest_whole` would try first, None if there is none."""
-    stored = (listed.settings or {} for run in runs for listed in _listed(run) if not listed.damage)
+    stored = (listed.settings for run in runs for listed in _listed(run) if not listed.damage)
     return next((settings for settings in stored if fits(settings)), None)
 
 
 def _listed(run: Path) -> Iterator[_Listed]:
-    """Yield the checkpoints of a run folder, the newest first."""
+    """Yield the checkpoints of a run folder, the newest first; one that cannot be read is below its neighbour."""
     bound, found = math.inf, []
     for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: place(path.name)):
-        listed = _read(path, bound)
-        found.append(listed)
-        bound = min(bound, listed.step)
+        try:
+            contents = read_training_checkpoint(path, whole=False)
+            step = typed(int, contents.get("global_step"), f"global_step of {path}")
+            settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
+            found.append(_Listed(path, step, settings))
+        except UserError as error:
+            named = AT_STEP.fullmatch(path.name)
+            found.append(_Listed(path, int(named[1]) if named else bound - 0.5, {}, str(error)))
+        bound = min(bound, found[-1].step)
     yield from sorted(found, key=lambda listed: -listed.step)  # files of the same step stay in their order
-
-
-def _read(path: Path, bound: float) -> _Listed:
-    """Read what a checkpoint says of itself; `bound` is the step that it is below, if it cannot be read."""
-    try:
-        contents = read_training_checkpoint(path, whole=False)
-        step = typed(int, contents.get("global_step"), f"global_step of {path}")
-        settings = contents.get("settings")
-        return _Listed(
-            path, step, None if settings is None else typed(dict[str, object], settings, f"{path}: settings")
-        )
-    except UserError as error:
-        named = AT_STEP.fullmatch(path.name)
-        return _Listed(path, int(named[1]) if named else bound - 0.5, damage=str(error))
 
 
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, ModelCard, load
 from uvit_decay.checkpoint.card import KEY
-from uvit_decay.checkpoint.detect import AUTOENCODER, INDEX, WEIGHTS
+from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.card import README, model_card
@@ -49,7 +49,7 @@ def export_folder(
     autoencoder = checkpoint.card.latents and decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, stale=(f"{HOME}_*.py", AUTOENCODER)) as folder, full:
+    with claimed(target), refilling(target, INDEX, stale=(f"*{HOME}_*.py", AUTOENCODER)) as folder, full:
         pipeline.save_pretrained(folder)
         _add_card(folder / WEIGHTS, replace(checkpoint.card, latents=pipeline.denoiser.space))
         place(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
@@ -66,7 +66,7 @@ def _add_card(file: Path, card: ModelCard) -> None:
 def _check_target(target: Path) -> None:
     """Raise a UserError if `target` cannot be written, or has files but no export."""
     check_writable(target, folder=True)
-    exported = any(target.glob(f"{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
+    exported = any(target.glob(f"*{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
     if not exported and any(not path.name.startswith(".") for path in target.iterdir()):
         raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
 

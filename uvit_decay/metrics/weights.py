@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.tensor_files import check_records, is_plain, is_zip, load_tensors
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.tensor_files import is_plain, load_any
 
 
 class Network(NamedTuple):
@@ -31,16 +29,7 @@ def read_state(path: Path, network: Network) -> dict[str, Tensor]:
     Raises:
         UserError: a file that cannot be read, or holds something else than tensors by name.
     """
-    if path.suffix.lower() == ".safetensors":
-        state = load_tensors(path)[1]
-    else:
-        # Any error is explained: an unpickler can fail with any.
-        with explained(f"the {network.name} weights {path} cannot be read", Exception):
-            mapped = is_zip(path)
-            if mapped:
-                check_records(path, whole=True)
-            with warnings.catch_warnings(action="ignore"):  # about pickles of other kinds, which are refused
-                state = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+    state = load_any(path)[1]
     if not isinstance(state, dict):
         raise network.refused(path, f"it is no state_dict but a {type(state).__name__}")
     for name, value in state.items():

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.convert import read_official
-from uvit_decay.checkpoint.detect import ThirdParty, is_folder
-from uvit_decay.checkpoint.io import StoredModel, read
+from uvit_decay.checkpoint.detect import ThirdParty
+from uvit_decay.checkpoint.io import StoredModel, is_folder, read
 from uvit_decay.class_names import synonyms
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.base import DataLayers, HasDataLayers

@@ -159,7 +159,7 @@ class StateDict:
     def shape(self, name: str, rank: int) -> torch.Size:
         """Return the shape of a required entry, which has this rank and is not empty."""
         if name not in self.state:
-            raise self.error(f"lacks {name}")
+            raise self.error(f"it lacks {name}")
         shape = self.state[name].shape
         if len(shape) != rank or 0 in shape:
             raise self.error(f"its {name} has the shape {tuple(shape)}")
