@@ -10,9 +10,11 @@ import torch
 from conftest import ROOT
 from diffusers import DiffusionPipeline
 from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from jsonargparse._typehints import resolve_class_path_by_name
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 from test_full_disk import full_disk
+from torch import nn
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
@@ -123,6 +125,7 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
     pipeline = opened(digits)
     pipeline.save_pretrained(tmp_path / "again")
     again = opened(tmp_path / "again")
+    assert resolve_class_path_by_name(nn.Module, "UViT") == "uvit_decay.nn.UViT"  # a configuration still means ours
     pictures = [stacked(each(class_labels=[3, 1], generator=seeded(0)).images) for each in (pipeline, again)]
     assert (pictures[0] == pictures[1]).all()
     assert again.config.sampling == asdict(load(BUNDLED).card.sampling)
@@ -173,27 +176,15 @@ def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
         opened(folder)
 
 
-def test_other_files_are_not_mixed_with_an_export(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match="is not empty, and no earlier export"):
-        export(BUNDLED, tmp_path)
-
-
-def test_an_encoder_makes_no_images(tmp_path):
-    file = write_denoiser(tmp_path / "mae.safetensors", small_mae())
-    with pytest.raises(UserError, match="which makes no images"):
-        export(file, tmp_path / "folder")
-
-
-@pytest.mark.parametrize("flags", [["--vae", "x"], ["--to", "timm", "--vae", "x"]])
-def test_options_of_folders_are_for_folders(flags, tmp_path):
-    with pytest.raises(UserError, match="--vae is for folders of diffusers"):
-        main(["export", str(BUNDLED), str(tmp_path / "x.safetensors"), *flags])
-
-
-def test_a_network_of_pixels_has_no_autoencoder(tmp_path):
-    with pytest.raises(UserError, match="nothing to decode"):
-        export(BUNDLED, tmp_path / "folder", vae="x")
+def test_what_cannot_be_exported_is_one_line(tmp_path):
+    encoder = write_denoiser(tmp_path / "mae.safetensors", small_mae())
+    for file, target, options, message in (
+        (encoder, tmp_path / "folder", {}, "which makes no images"),
+        (BUNDLED, tmp_path / "folder", {"vae": "x"}, "nothing to decode"),
+        (BUNDLED, tmp_path, {}, "is not empty, and no earlier export"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export(file, target, **options)
 
 
 def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):

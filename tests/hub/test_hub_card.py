@@ -55,6 +55,7 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
     ("words", "message"),
     [
         (["export", BUNDLED, "out.safetensors", "--license", "mit"], "--license is for folders of diffusers"),
+        (["export", BUNDLED, "x.pth", "--to", "timm", "--vae", "x"], "--vae is for folders of diffusers"),
         (["export", BUNDLED, "folder", "--to", "diffusers", "--license", "My own!"], "give its short name on the Hub"),
         (["export", BUNDLED, "folder", "--to", "diffusers", "--metrics=x.json"], "--metrics: .* no measured numbers"),
         (["export", BUNDLED, "folder", "--to", "diffusers", "--standalone"], "--standalone: leave it out"),

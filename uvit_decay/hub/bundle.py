@@ -17,6 +17,7 @@ from uvit_decay.hub.pipeline import HOME, CodeFile, named
 FOLDER = Path(uvit_decay.__file__).parent.parent
 STAND_INS = f"{HOME}.hub.stand_ins"
 REPLACED = ("einops", "jaxtyping")  # packages whose names are those of STAND_INS
+UNUSED = ("uvit_decay.decay.attach", "uvit_decay.decay.blocks")  # by our own networks
 OPTIONAL = ("torchdiffeq",)  # imported where it is used: diffusers asks for every package after the word `import`
 ABOUT = '''"""{kind} of {home} {version}, in one file that needs torch and diffusers only: the modules
 
@@ -43,7 +44,7 @@ def in_order(module: str, done: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return `done` with this module after those that it imports, in the order in which Python runs them."""
     for node in ast.parse(path_of(module).read_text()).body:
         for other in needed(node):
-            done = done if other in done else in_order(other, done)
+            done = done if other in (*done, *UNUSED) else in_order(other, done)
     return (*done, module)
 
 

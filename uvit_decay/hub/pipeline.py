@@ -195,13 +195,16 @@ def code_of(kind: type) -> CodeFile:
 
 
 def named(kind: str, text: str) -> CodeFile:
-    """Return a file under a name that tells its contents: diffusers copies the files of all folders into one."""
-    return CodeFile(kind, f"{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
+    """Return a file under a name that tells its contents: diffusers copies the files of all folders into one.
+
+    The name is private: jsonargparse would find two classes for the short name UViT in a process that loads a folder.
+    """
+    return CodeFile(kind, f"_{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
 
 
 def place(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
     """Write both files into a folder of diffusers, in place of those that are there, and name them in its index."""
-    for old in (*folder.glob(f"{HOME}_*.py"), *folder.glob(f"{COMPONENT}/{HOME}_*.py")):
+    for old in (*folder.glob(f"*{HOME}_*.py"), *folder.glob(f"{COMPONENT}/*{HOME}_*.py")):
         old.unlink()
     (folder / f"{pipeline.name}.py").write_text(pipeline.text)
     (folder / COMPONENT / f"{denoiser.name}.py").write_text(denoiser.text)
