@@ -26,11 +26,6 @@ def flip_bit(data: bytes, random: Random) -> bytes:
     return data[:start] + bytes([data[start] ^ (1 << random.randrange(8))]) + data[start + 1 :]
 
 
-def flip_bytes(data: bytes, random: Random) -> bytes:
-    start, end = span(data, random, 8)
-    return data[:start] + random.randbytes(end - start) + data[end:]
-
-
 def truncate(data: bytes, random: Random) -> bytes:
     return data[: span(data, random)[0]]
 
@@ -58,7 +53,7 @@ def another_kind(data: bytes, random: Random) -> bytes:
     return random.choice(OTHERS)
 
 
-BYTES: tuple[Mutation, ...] = (flip_bit, flip_bit, flip_bit, flip_bytes, truncate, truncate, remove, zero_run)
+BYTES: tuple[Mutation, ...] = (flip_bit, flip_bit, flip_bit, truncate, truncate, remove, zero_run)
 BYTES += (append, empty, another_kind)
 
 
@@ -81,11 +76,6 @@ def loop(path: Path) -> None:
     path.symlink_to(path.name)
 
 
-def nowhere(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("gone")
-
-
 def endless(path: Path) -> None:
     path.unlink()
     path.symlink_to("/dev/zero")
@@ -96,4 +86,4 @@ def sparse(path: Path) -> None:
     os.truncate(path, 2**40)
 
 
-PLACES: tuple[Callable[[Path], None], ...] = (missing, folder, pipe, loop, nowhere, endless, sparse)
+PLACES: tuple[Callable[[Path], None], ...] = (missing, folder, pipe, loop, endless, sparse)

@@ -55,7 +55,7 @@ def run(kind: Kind, name: str, template: Path, seed: int, numbers: range) -> lis
     while waiting:
         parent, child = get_context("fork").Pipe()
         process = get_context("fork").Process(
-            target=_work, args=(kind, name, template, seed, waiting, child), daemon=True
+            target=_cases, args=(kind, name, template, seed, waiting, child), daemon=True
         )
         process.start()
         child.close()
@@ -75,15 +75,6 @@ def _answers(connection: Connection) -> Iterator[Outcome]:
     with contextlib.suppress(EOFError):
         while connection.poll(PATIENCE):
             yield connection.recv()
-
-
-def _work(*args: Any) -> None:
-    """Say on the log why a process ends early: a fault of the suite itself."""
-    try:
-        _cases(*args)
-    except BaseException:
-        traceback.print_exc()
-        raise
 
 
 def _cases(kind: Kind, name: str, template: Path, seed: int, numbers: list[int], connection: Connection) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from cifar_files import write_cifar
 from conftest import ROOT
 from documents import JSON, PICKLE, TEXT, YAML
-from image_noise import class_tars, noise, tarred, tree, zipped
+from image_noise import noise, tarred, tree, zipped
 from kind import Kind, Sources, anything_valid
 from PIL import Image
 from run_folders import a_run
@@ -22,7 +22,6 @@ from uvit_decay.commands.cli import CLI
 from uvit_decay.compare.runs import Run
 from uvit_decay.data import CIFAR10, Images
 from uvit_decay.data.decoding import Box, decode_box
-from uvit_decay.evaluation.open_by_name import open_images
 
 SIDE = 8
 SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
@@ -70,29 +69,20 @@ def read_folder(folder: Path, file: Path) -> Any:
 def read_jpegs(folder: Path, file: Path) -> Any:
     """Return the pictures, and a part of the one that was changed as it is decoded to be augmented."""
     pictures = images_in(folder / "images")
-    if not file.is_file():
-        return pictures
-    with file.open("rb") as opened:
-        part = decode_box(
-            opened, str(file), 4, 3, lambda height, width: Box(0, 0, max(height // 2, 1), max(width // 2, 1))
-        )
-    return {**pictures, "part": np.asarray(part)}
+    if file.is_file():
+        with file.open("rb") as opened:
+            pictures["part"] = np.asarray(decode_box(opened, str(file), 4, 3, half))
+    return pictures
 
 
-def make_zip(folder: Path, sources: Sources) -> None:
-    zipped(tree(folder.parent / "tree", NAMES), folder / "images.zip")
-    shutil.rmtree(folder.parent / "tree")
+def half(height: int, width: int) -> Box:
+    return Box(0, 0, max(height // 2, 1), max(width // 2, 1))
 
 
-def make_tar(folder: Path, sources: Sources) -> None:
+def make_archives(folder: Path, sources: Sources) -> None:
     images = tree(folder.parent / "tree", NAMES)
+    zipped(images, folder / "images.zip")
     tarred(images, folder / "images.tar")
-    shutil.rmtree(images)
-
-
-def make_tars(folder: Path, sources: Sources) -> None:
-    images = tree(folder.parent / "tree", NAMES)
-    class_tars(images, folder / "images")
     shutil.rmtree(images)
 
 
@@ -150,16 +140,6 @@ def read_config(folder: Path, file: Path) -> Any:
     return PARSED.pop()["fit"]
 
 
-def make_data(folder: Path, sources: Sources) -> None:
-    text = "seed_everything: 0\ndata:\n  class_path: uvit_decay.data.Digits\n  init_args:\n    batch_size: 32\n"
-    (folder / "data.yaml").write_text(text)
-
-
-def read_data(folder: Path, file: Path) -> Any:
-    source = open_images(f"{file}:train", 1)
-    return [source.read([0, 1]), source.labels]
-
-
 def make_run(folder: Path, sources: Sources) -> None:
     a_run(folder, top1=0.5)
     (folder / "digits" / "version_0").rename(folder / "run")
@@ -173,13 +153,11 @@ def read_run(folder: Path, file: Path) -> Any:
 IMAGE_KINDS = {
     "PNG": Kind(make_pngs, read_folder, "images/*/*.png", (), known_pictures),
     "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", (), anything_valid),
-    "zip of images": Kind(make_zip, read_archive, "*.zip", (), known_pictures),
-    "tar of images": Kind(make_tar, read_archive, "*.tar", (), known_pictures),
-    "folder of tars": Kind(make_tars, read_folder, "images/*.tar", (), known_pictures),
+    "zip of images": Kind(make_archives, read_archive, "*.zip", (), known_pictures),
+    "tar of images": Kind(make_archives, read_archive, "*.tar", (), known_pictures),
     "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
     "CIFAR's pickles": Kind(make_cifar, read_cifar, "cifar*/*", PICKLE, anything_valid),
     "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
-    "configuration of data": Kind(make_data, read_data, "*.yaml", YAML, anything_valid, "^batch_size must be"),
     "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),
     "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),
     "run: metrics.csv": Kind(make_run, read_run, "run/*.csv", TEXT, anything_valid),

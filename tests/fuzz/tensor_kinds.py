@@ -15,24 +15,18 @@ from dinov2_files import random_weights
 from documents import JSON, TORCH
 from kind import Kind, Sources, anything_valid
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
-from safetensors.torch import save_file
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.data import Latents
-from uvit_decay.data.latents import manifest as manifests
-from uvit_decay.data.latents.shards import check_shard, read_sums
 from uvit_decay.evaluation.feature_store import FeatureStore, save_statistics
 from uvit_decay.evaluation.open_by_name import open_images, open_reference
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.metrics.inception_net import read_weights
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.sample_files import missing
-from uvit_decay.samples import Samples
-from uvit_decay.sampling_options import SamplingOptions
 from uvit_decay.tasks.resume import check
 
 RANDOM = np.random.default_rng(0)
@@ -69,18 +63,13 @@ def make_exported(folder: Path, sources: Sources) -> None:
 def official(name: str) -> tuple:
     """Return contents and options of an official file."""
     mae = mae_reference.SMALL
-    return {"uvit": (tiny, TINY), "sit": (tiny_sit, TINY), "mae": (lambda: mae_reference.full_file(**mae), TINY_MAE)}[
-        name
-    ]
+    kinds = {"uvit": (tiny, TINY), "sit": (tiny_sit, TINY), "mae": (lambda: mae_reference.full_file(**mae), TINY_MAE)}
+    return kinds[name]
 
 
 def make_official(folder: Path, sources: Sources) -> None:
     for name in ("uvit", "sit", "mae"):
         torch.save(official(name)[0](), folder / f"{name}.pth")
-
-
-def make_plain(folder: Path, sources: Sources) -> None:
-    save_file(tiny(), folder / "uvit.safetensors")
 
 
 def read_imported(folder: Path, file: Path) -> Any:
@@ -102,18 +91,6 @@ def read_latents(folder: Path, file: Path) -> Any:
     every = list(range(len(data.train)))
     mirrored, labels = data.train.mirrored(every, torch.ones(len(every), dtype=torch.bool))
     return [data.train[every], mirrored, labels, data.class_names, data.latents, data.image_size]
-
-
-def read_encoded_on(folder: Path, file: Path) -> Any:
-    """Return what `encode` looks at before it continues, with the labels of the images."""
-    latents = folder / "latents"
-    manifest = manifests.read(latents, whole=False)
-    labels = torch.tensor([label for label, count in enumerate(manifest.classes.values()) for _ in range(count)])
-    pixels = [
-        check_shard(latents, manifest, number, labels[part.start : part.stop])
-        for number, (_, part) in enumerate(manifest.shards)
-    ]
-    return [pixels, [[sums.gram, sums.cross, sums.variance] for sums in read_sums(latents, manifest)], manifest.row]
 
 
 # ---- evaluation
@@ -175,22 +152,6 @@ def read_samples(folder: Path, file: Path) -> Any:
     return [source.read(range(len(source))), source.labels, source.class_names]
 
 
-@functools.cache
-def sampled(checkpoint: Path) -> Samples:
-    return Samples.from_options(checkpoint, SamplingOptions())
-
-
-def make_sample_folder(folder: Path, sources: Sources) -> None:
-    shutil.copy(sources.trained, folder / "last.ckpt")
-    (folder / "samples").mkdir()
-    missing(folder / "samples", sampled(sources.trained), 3)
-    (folder / "samples" / "000001.png").touch()
-
-
-def read_sample_folder(folder: Path, file: Path) -> Any:
-    return missing(folder / "samples", sampled(folder / "last.ckpt"), 3)
-
-
 # ---- weights of other programs
 
 
@@ -205,11 +166,6 @@ def read_inception(folder: Path, file: Path) -> Any:
 
 def make_dinov2(folder: Path, sources: Sources) -> None:
     random_weights(folder / "dinov2.pth", side=2, width=64, depth=1)
-
-
-def make_timms_dinov2(folder: Path, sources: Sources) -> None:
-    make_dinov2(folder, sources)
-    save_file(torch.load(folder / "dinov2.pth", weights_only=True), folder / "model.safetensors")
 
 
 def read_dinov2(folder: Path, file: Path) -> Any:
@@ -231,18 +187,14 @@ TENSOR_KINDS = {
     "checkpoint, to resume from": Kind(make_training, read_resumed, "*.ckpt", TORCH),
     "exported .safetensors": Kind(make_exported, read_network, "*.safetensors", ()),
     "official .pth to import": Kind(make_official, read_imported, "*.pth", TORCH),
-    "official .safetensors to import": Kind(make_plain, read_imported, "*.safetensors", (), anything_valid),
     "latents: manifest": Kind(make_latents, read_latents, "latents/*.json", JSON),
     "latents: shards and labels": Kind(make_latents, read_latents, "latents/*.safetensors", ()),
-    "latents: shards, to encode on": Kind(make_latents, read_encoded_on, "latents/shard*", ()),
     "stored features": Kind(make_store, read_store, "features/*.safetensors", ()),
     "stored features: description": Kind(make_store, read_store, "features/*.json", JSON),
     "statistics .npz": Kind(make_statistics, read_statistics, "*.npz", TORCH),
     "samples .npz": Kind(make_samples, read_samples, "*.npz", TORCH),
-    "folder of samples: description": Kind(make_sample_folder, read_sample_folder, "samples/*.json", JSON),
     "Inception weights": Kind(make_inception, read_inception, "*.pth", TORCH),
     "DINOv2 weights, .pth": Kind(make_dinov2, read_dinov2, "*.pth", TORCH),
-    "DINOv2 weights, .safetensors": Kind(make_timms_dinov2, read_dinov2, "*.saf*", (), anything_valid),
     "autoencoder: weights": Kind(make_autoencoder, read_autoencoder, "vae/*.safetensors", (), anything_valid),
     "autoencoder: configuration": Kind(make_autoencoder, read_autoencoder, "vae/*.json", JSON, anything_valid),
 }

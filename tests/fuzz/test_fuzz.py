@@ -10,7 +10,7 @@ from tensor_kinds import TENSOR_KINDS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits and measures by /proc")
 KINDS = {**TENSOR_KINDS, **IMAGE_KINDS}
-SEED, NORMAL, EXHAUSTIVE = 0, 300, 5000  # cases over all kinds
+SEED, NORMAL, EXHAUSTIVE = 0, 120, 5000  # cases over all kinds
 
 
 @pytest.fixture(scope="session")
