@@ -7,16 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from uvit_decay.image_io import (
-    LINE,
-    grid_columns,
-    labelled_grid,
-    save_npz,
-    save_pngs,
-    to_float,
-    to_pil,
-    to_uint8,
-)
+from uvit_decay.image_io import LINE, grid_columns, labelled_grid, save_npz, save_pngs, to_float, to_pil, to_uint8
 from uvit_decay.runtime.errors import UserError
 
 ALL = torch.arange(256, dtype=torch.uint8)
@@ -47,13 +38,9 @@ def test_conversion_rounds_to_the_nearest_value():
         assert torch.equal(to_uint8((exact + shift) / 127.5 - 1), ALL[1:-1])
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted"),
-    [(1.01, 255), (-1.01, 0), (7.0, 255), (-1e30, 0), (1e30, 255)],
-)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_values_out_of_range_are_clamped(value, wanted, dtype):
-    assert to_uint8(torch.tensor([value], dtype=dtype)).tolist() == [wanted]
+def test_values_out_of_range_are_clamped(dtype):
+    assert to_uint8(torch.tensor([1.01, -1.01, 7.0, -1e30, 1e30], dtype=dtype)).tolist() == [255, 0, 255, 0, 255]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -81,16 +81,6 @@ def test_only_tars_of_the_classes_are_scanned(tmp_path):
         assert read(listing, SIZE, 3).shape == (1, 3, SIZE, SIZE)
 
 
-def test_class_folders_inside_of_inner_tars(tmp_path):
-    tars = tmp_path / "tars"
-    tars.mkdir()
-    tarred(tree(tmp_path / "one", ["cat/a.png"]), tars / "shard-0.tar")
-    tarred(tree(tmp_path / "two", ["dog/b.png"]), tars / "shard-1.tar")
-    listing = list_images(tars, ["dog", "cat"])
-    assert listing.members == ("shard-0/cat/a.png", "shard-1/dog/b.png")
-    assert (listing.labels, listing.class_names) == ((0, 1), ("cat", "dog"))
-
-
 def test_images_count_before_tars(tmp_path):
     folder = tree(tmp_path / "data", ["cat/a.png"])
     (folder / "backup.tar").write_text("whatever")
@@ -105,20 +95,6 @@ def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
     listing = list_images(path)
     assert listing.members == ("a.png", "b.png")
     assert (read(listing, SIZE, 3)[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
-
-
-@pytest.mark.skipif(not SAMPLE.is_dir(), reason="no photographs here")
-def test_photographs(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for inside in sorted(SAMPLE.iterdir())[:8]:
-        (folder / inside.name).symlink_to(inside)
-    path = tmp_path / "photographs.tar"
-    with tarfile.open(path, "w", dereference=True) as archive:
-        archive.add(folder, "train")
-    ours, theirs = list_images(path), list_images(folder)
-    assert ours.class_names == theirs.class_names == tuple(sorted(os.listdir(folder)))
-    assert torch.equal(read(ours, 64, 3), read(theirs, 64, 3))
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -243,13 +243,6 @@ def test_extremely_long_images_are_cropped_like_others(tmp_path):
         assert (batch.images == torch.tensor([200, 10, 60], dtype=torch.uint8)[:, None, None]).all()
 
 
-def test_a_damaged_image_is_named(photographs, tmp_path):
-    folder = tree(tmp_path / "damaged", ["cat/0.png", "cat/1.png"], size=32)
-    (folder / "cat" / "0.jpg").write_bytes((photographs / "cat" / "00.jpg").read_bytes()[:300])
-    with pytest.raises(UserError, match="cat/0.jpg"):
-        ready(folder)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -30,11 +30,6 @@ def test_an_epoch_shows_each_image_at_most_once_and_epochs_differ():
     assert [batch.number for batch in first + second] == list(range(8))
 
 
-def test_images_and_labels_belong_together():
-    for batch in batches():
-        assert torch.equal(batch.images.flatten().long(), batch.labels)
-
-
 @pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 9])
 def test_a_loader_goes_on_where_it_was(start):
     whole, rest = batches(epochs=3), batches(start=start, epochs=3)
@@ -120,10 +115,6 @@ def test_the_state_counts_batches_handed_out_not_batches_prefetched():
 def test_workers_change_nothing():
     for a, b in zip(batches(), batches(workers=2), strict=True):
         assert torch.equal(a.labels, b.labels)
-
-
-def test_the_seed_changes_the_order():
-    assert not torch.equal(batches(seed=0)[0].labels, batches(seed=1)[0].labels)
 
 
 def test_an_evaluation_loader_starts_anew_and_keeps_the_order():

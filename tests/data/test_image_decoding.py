@@ -11,7 +11,7 @@ from conftest import ROOT
 from image_noise import SIZE, noise
 from PIL import Image
 
-from uvit_decay.data.decoding import centre_crop, decode
+from uvit_decay.data.decoding import decode
 from uvit_decay.data.image_files import Listing, read
 from uvit_decay.runtime.errors import UserError
 
@@ -170,18 +170,12 @@ def test_exif_orientation_is_ignored():
     assert (decoded(image, "JPEG", exif=turned) == plain).all()
 
 
-@pytest.mark.parametrize(("size", "channels"), [(SIZE, 2), (SIZE, 4), (0, 3), (-1, 1)])
+@pytest.mark.parametrize(("size", "channels"), [(SIZE, 2), (SIZE, 4), (0, 3), (-1, 1), (10**9, 3)])
 def test_impossible_shapes(size, channels):
     with pytest.raises(UserError):
         decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", size, channels)
     with pytest.raises(UserError, match="not"):
         read(Listing(Path(), (), (), ()), size, channels)
-
-
-def test_bomb(tmp_path):
-    rows = b"\0"  # 30000 x 30000 in the header is enough: PIL refuses before it decodes
-    with pytest.raises(UserError, match=r"^bomb.png: .*decompression bomb"):
-        decode(png(30000, 30000, 8, 0, rows), "bomb.png", SIZE, 3)
 
 
 # --- crop ------------------------------------------------------------------------------------------------------------
@@ -211,12 +205,6 @@ def test_crop_is_that_of_adm(size):
             assert (ours.transpose(1, 2, 0) == adm_crop(image, size)).all(), (width, height)
 
 
-def test_crop_of_an_image_that_fits_changes_nothing():
-    image = Image.fromarray(noise(33, 33, 3))
-    assert (np.asarray(centre_crop(image, 33)) == np.asarray(image)).all()
-    assert (np.asarray(image) == adm_crop(image, 33)).all()
-
-
 @pytest.mark.skipif(not SAMPLE.is_dir(), reason="no photographs here")
 @pytest.mark.parametrize("size", [64, 256])
 def test_crop_of_photographs_is_that_of_adm(size):
@@ -224,9 +212,3 @@ def test_crop_of_photographs_is_that_of_adm(size):
         with Image.open(path) as image, path.open("rb") as file:
             expected = adm_crop(image.convert("RGB"), size)
             assert (decode(file, path.name, size, 3).transpose(1, 2, 0) == expected).all(), path
-
-
-def test_crop_keeps_the_middle():
-    pixels = np.zeros((SIZE, 3 * SIZE, 3), np.uint8)
-    pixels[:, SIZE : 2 * SIZE] = noise(SIZE, SIZE, 3)
-    assert (decoded(Image.fromarray(pixels)) == pixels[:, SIZE : 2 * SIZE].transpose(2, 0, 1)).all()

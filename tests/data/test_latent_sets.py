@@ -37,24 +37,15 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     ("damage", "message"),
     [
         (lambda f: (f / "manifest.json").unlink(), "holds no latents .* encode <images>"),
-        (lambda f: (f / "manifest.json").write_text("{}"), "has layout version None"),
         (lambda f: (f / "manifest.json").write_text("text"), "cannot read .*manifest.json"),
         (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
         (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
-        (lambda f: edit(f, count=23), "classes does not agree"),
         (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), r"\(22,\), the manifest 23 images"),
         (lambda f: edit(f, classes={"cat": 10, "dog": 12}), "other labels than the manifest counts: the encode"),
-        (lambda f: edit(f, shard_size=0), "shard_size does not agree"),
         (lambda f: edit(f, count=10**12, shard_size=1), "shard_size does not agree"),
         (lambda f: edit(f, count="22"), "count must be int, it is '22'"),
-        (lambda f: edit(f, latents=3), "latents must be dict"),
         (lambda f: edit(f, statistics={"mean": [0.0], "std": [1.0]}), "statistics does not agree"),
-        (lambda f: edit(f, statistics={"mean": [float("nan")] * 4, "std": [1.0] * 4}), r"mean\[0\] must be float"),
         (lambda f: edit(f, checksum=0), "manifest.json is damaged: .*remove that field"),
-        (
-            lambda f: edit(f, latents=json.loads((f / "manifest.json").read_text())["latents"] | {"channels": 10**12}),
-            "has 1000000000001 rows of 3",
-        ),
         (lambda f: edit(f, class_hash="0"), "class_hash does not agree"),
         (lambda f: edit(f, dtype="bfloat16"), "is a shard of other latents"),
         (
@@ -62,10 +53,6 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
             "labels.safetensors does not exist .*the encode command, run again",
         ),
         (lambda f: (f / "shard-00003-of-00006.safetensors").unlink(), "shard-00003-of-00006.safetensors is missing"),
-        (
-            lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99),
-            "truncated: the encode command, run again",
-        ),
         (
             lambda f: (f / "shard-00003-of-00006.safetensors").write_bytes(b"x" * 99999),
             "truncated or not a safetensors file",

@@ -7,15 +7,12 @@ import pytest
 import torch
 from conftest import save_tiny_vae
 from latent_files import COUNT, SIZE, encode, open_set
-from PIL import Image
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.commands.encode import COMMANDS
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.data.latents import manifest as manifests
 from uvit_decay.data.latents.encode import describe
 from uvit_decay.data.latents.encode import encode as encode_listing
-from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 
@@ -69,11 +66,12 @@ def test_bfloat16_is_stored_when_asked_for(image_dir, vae, tmp_path):
     assert stored[[0]][0].dtype == torch.bfloat16
 
 
-def test_a_class_list_chooses_the_images_and_is_recorded(image_dir, vae, tmp_path):
+def test_a_class_list_chooses_the_images_however_it_is_spelled(image_dir, vae, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "dogs.txt").write_text("dog\n")
-    found = manifests.read(encode(image_dir, tmp_path / "x", vae, "--classes", str(tmp_path / "dogs.txt")))
-    assert found.classes == {"dog": 11}
-    assert found.class_list == str(tmp_path / "dogs.txt")
+    for name in ("dogs.txt", "./dogs.txt"):  # the second one finds the latents of the first
+        found = manifests.read(encode(image_dir, tmp_path / "x", vae, "--classes", name))
+        assert (found.classes, found.class_list) == ({"dog": 11}, name)
 
 
 def test_latents_do_not_go_among_the_images(image_dir, vae):
@@ -81,13 +79,6 @@ def test_latents_do_not_go_among_the_images(image_dir, vae):
         with pytest.raises(UserError, match="is the images' own folder, or in it"):
             encode(image_dir, target, vae)
     assert not (image_dir / "latents").exists()
-
-
-def test_the_spelling_of_a_class_list_does_not_matter(image_dir, vae, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.txt").write_text("dog\n")
-    encode(image_dir, tmp_path / "x", vae, "--classes", "c.txt")
-    encode(image_dir, tmp_path / "x", vae, "--classes", "./c.txt")
 
 
 def test_a_disk_that_is_too_small_is_found_first(image_dir, vae, tmp_path, monkeypatch):
@@ -129,23 +120,3 @@ def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     plan = describe(listing, found.space, None, **settings)
     with pytest.raises(UserError, match="latents of images 0 to 2 are not finite in float16: try --dtype bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
-
-
-@pytest.mark.slow
-def test_photographs_go_through_the_full_size_autoencoder(tmp_path):
-    """Stable Diffusion's own sizes: 83,653,863 parameters."""
-    from diffusers import AutoencoderKL
-
-    torch.manual_seed(0)
-    kinds = {"down_block_types": ["DownEncoderBlock2D"] * 4, "up_block_types": ["UpDecoderBlock2D"] * 4}
-    net = AutoencoderKL(**kinds, block_out_channels=[128, 256, 512, 512], layers_per_block=2, latent_channels=4)
-    assert sum(parameter.numel() for parameter in net.parameters()) == 83_653_863
-    net.save_pretrained(tmp_path / "vae")
-    (tmp_path / "images" / "cat").mkdir(parents=True)
-    Image.effect_noise((80, 64), 60).save(tmp_path / "images" / "cat" / "0.png")
-    flags = ["--vae", str(tmp_path / "vae"), "--image-size", "64", "--workers", "0"]
-    parse(COMMANDS, ["encode", str(tmp_path / "images"), str(tmp_path / "latents"), *flags])()
-    found = Autoencoder(str(tmp_path / "vae"))
-    moments, _ = open_set(tmp_path / "latents")[[0]]
-    assert moments.shape == (1, 8, 8, 8)
-    assert found.decode(found.space.mean(moments)).shape == (1, 3, 64, 64)

@@ -50,8 +50,3 @@ def test_a_crop_does_not_depend_on_the_batch():
     for i, (box, found) in enumerate(zip(BOXES, scaled(images), strict=True)):
         part = torch.tensor([box])
         assert torch.equal(resampled(images[i : i + 1], part[:, :2], part[:, 2:], 32)[0], found)
-
-
-@pytest.mark.parametrize("value", [0, 1, 254, 255])
-def test_a_flat_image_stays_flat(value):
-    assert (scaled(torch.full((len(BOXES), 3, 32, 32), value, dtype=torch.uint8)) == value).all()
