@@ -94,7 +94,7 @@ def latents(setting: Setting, folder: Callable[[], Path]) -> Case:
 
     def ours() -> Iterator[tuple[Tensor, ...]]:
         for batch in data:
-            noise = normal("posterior", "train", 0, rows=batch.rows, shape=(4, 32, 32))
+            noise = normal("posterior", "train", 0, rows=batch.sample_ids, shape=(4, 32, 32))
             yield made.SPACE.sample(batch.images, noise), batch.labels
 
     reference = plain.Features(files, count, made.SPACE.scale)

@@ -68,7 +68,7 @@ def test_a_row_is_a_function_of_its_number_alone(draw, shape):
 def test_the_parts_of_a_batch_draw_what_one_process_draws():
     def draw(number, first, count):
         part = Batch(torch.empty(count, 1), torch.empty(count), number, first, 30)
-        return normal("noise", rows=part.rows, shape=(4,))
+        return normal("noise", rows=part.sample_ids, shape=(4,))
 
     whole = torch.cat([draw(k, 0, 30) for k in range(3)])
     parts = [draw(k, first, count) for k in range(3) for first, count in ((0, 10), (10, 1), (11, 19))]

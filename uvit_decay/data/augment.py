@@ -1,7 +1,7 @@
 """Random changes of training images: crop, mirror image, RandAugment and erasing, as functions of (seed, row).
 
-A row is the position of an image in the whole run (`Batch.rows`), so that the changes do not depend on the number of
-processes, micro-batches or reader processes, and a resumed run continues with the same ones.
+A row is the position of an image in the whole run (`Batch.sample_ids`), so that the changes do not depend on the number
+of processes, micro-batches or reader processes, and a resumed run continues with the same ones.
 """
 
 from __future__ import annotations

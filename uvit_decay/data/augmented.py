@@ -164,7 +164,7 @@ class AugmentedImages(Images):
         batch = super().on_after_batch_transfer(batch, dataloader_idx)
         if not (self.augment.erase and self.trainer.training):
             return batch
-        return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.rows_on("cpu")))
+        return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.sample_ids_on("cpu")))
 
 
 _STEPS = 2**14  # weights are whole multiples of 1 / _STEPS, so that float32 sums of weights x 0..255 are exact

@@ -65,7 +65,9 @@ class InMemory(ImageSet):
         return moved
 
 
-Augmentation = Callable[[ImageSet, list[int], Tensor], tuple[Tensor, Tensor]]  # set, indices, rows (see Batch.rows)
+Augmentation = Callable[
+    [ImageSet, list[int], Tensor], tuple[Tensor, Tensor]
+]  # set, indices, rows (see Batch.sample_ids)
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,12 @@ class Batch(NamedTuple):
     total: int
 
     @property
-    def rows(self) -> Tensor:
+    def sample_ids(self) -> Tensor:
         """Positions of the images in the whole run, which key their random numbers: int64 (b,) on their device."""
-        return self.rows_on(self.images.device)
+        return self.sample_ids_on(self.images.device)
 
-    def rows_on(self, device: torch.device | str) -> Tensor:
-        """Return `rows` on a device: those on the CPU can be read without waiting for another one."""
+    def sample_ids_on(self, device: torch.device | str) -> Tensor:
+        """Return `sample_ids` on a device: those on the CPU can be read without waiting for another one."""
         return _rows(self.number, self.first, self.total, len(self.images), device)
 
 

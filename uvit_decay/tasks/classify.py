@@ -154,7 +154,7 @@ class ClassifyTask(Task):
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean cross-entropy of a part of a global batch, which training mixes and smooths.
 
-        All random numbers are functions of (seed, `batch.rows`) or (seed, number of the global batch).
+        All random numbers are functions of (seed, `batch.sample_ids`) or (seed, number of the global batch).
         """
         if stage != "train":
             return cross_entropy(self.net(batch.images), batch.labels)
@@ -169,7 +169,7 @@ class ClassifyTask(Task):
         """Return factors of the 2 L residual branches: 0 for a dropped one, else 1 / (1 - its rate)."""
         depth = len(self.net.blocks)
         rates = torch.linspace(0, self.drop_path, depth, device=batch.images.device).repeat_interleave(2)
-        kept = uniform("drop path", self.seed, rows=batch.rows, shape=(2 * depth,)) >= rates
+        kept = uniform("drop path", self.seed, rows=batch.sample_ids, shape=(2 * depth,)) >= rates
         return (kept / (1 - rates)).T
 
     def on_validation_epoch_start(self) -> None:
@@ -181,7 +181,7 @@ class ClassifyTask(Task):
         losses = cross_entropy(logits, batch.labels, reduction="none")
         hits = logits.topk(min(5, logits.shape[1])).indices == batch.labels[:, None]
         counts = torch.stack([losses, hits[:, 0], hits.any(dim=1), torch.ones_like(losses)]).double()
-        self._sums += (counts * (batch.rows < len(self.trainer.datamodule.test))).sum(dim=1)
+        self._sums += (counts * (batch.sample_ids < len(self.trainer.datamodule.test))).sum(dim=1)
 
     def on_validation_epoch_end(self) -> None:
         loss, top1, top5, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum").tolist()

@@ -93,14 +93,14 @@ class DiffusionTask(Task):
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean diffusion loss of a part of a global batch; `stage` is "train" or "val".
 
-        All random numbers are functions of (stage, seed, `batch.rows`), so that the loss of a global batch does not
-        depend on how it is divided into ranks and micro-batches. Labels are dropped in training only.
+        All random numbers are functions of (stage, seed, `batch.sample_ids`), so that the loss of a global batch does
+        not depend on how it is divided into ranks and micro-batches. Labels are dropped in training only.
         """
         x = batch.images
-        place, drop = uniform(stage, "time, label", self.seed, rows=batch.rows, shape=(2,)).unbind(1)
+        place, drop = uniform(stage, "time, label", self.seed, rows=batch.sample_ids, shape=(2,)).unbind(1)
         place = stratified_times(place, batch.first, batch.total)
         t = training_times(self.path, self.prediction, self.weighting, place, self.times)
-        eps = normal(stage, "noise", self.seed, rows=batch.rows, shape=x.shape[1:])
+        eps = normal(stage, "noise", self.seed, rows=batch.sample_ids, shape=x.shape[1:])
         y = None  # unconditional
         if self.net.num_classes:
             dropped = drop < (self.label_dropout if stage == "train" else 0.0)

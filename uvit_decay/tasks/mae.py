@@ -46,6 +46,6 @@ class MAETask(Task):
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean loss of a part of a global batch; all its images have the same number of removed patches."""
-        noise = uniform("mask", stage, self.seed, rows=batch.rows, shape=(self.net.patch_embed.tokens,))
+        noise = uniform("mask", stage, self.seed, rows=batch.sample_ids, shape=(self.net.patch_embed.tokens,))
         prediction, mask = self.net(batch.images, noise, self.mask_ratio)
         return self.net.reconstruction_loss(batch.images, prediction, mask)

@@ -89,5 +89,5 @@ class Latents(ImageData):
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         """Sample the posterior; the noise depends only on the seed and the positions of the images in the run."""
         stage, shape = "train" if self.trainer.training else "test", (self.channels, self.image_size, self.image_size)
-        noise = normal("posterior", stage, self.seed, rows=batch.rows, shape=shape)
+        noise = normal("posterior", stage, self.seed, rows=batch.sample_ids, shape=shape)
         return batch._replace(images=self.latents.sample(batch.images, noise))
