@@ -7,7 +7,7 @@ import jaxtyping
 import pytest
 from torch import nn
 
-from uvit_decay.decay import alpha_min_for, attach, effective_decay, shortcuts, weighted
+from uvit_decay.decay import alpha_min_for, attach, effective_decay, shortcuts
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
@@ -145,11 +145,10 @@ def test_every_schedule_falls_and_stays_between_alpha_min_and_one(schedule, inde
     assert all(0.3 - 1e-12 <= alpha <= 1.0 for alpha in alphas)
 
 
-@pytest.mark.parametrize("schedule", ["learnable", "constant", "constant-branch"])
 @pytest.mark.parametrize("branches", ["attention", "mlp"])
-def test_schedules_for_both_kinds_of_branches_refuse_one_kind(schedule, branches):
+def test_learnable_alphas_are_for_both_kinds_of_branches(branches):
     with pytest.raises(UserError, match="for both kinds of branches"):
-        shortcuts(6, 1.0, schedule, branches=branches)
+        shortcuts(6, 1.0, "learnable", branches=branches)
 
 
 @pytest.mark.parametrize("index", ["code", "v2", "v1"])
@@ -161,24 +160,6 @@ def test_alpha_min_one_is_exactly_the_ordinary_network(schedule, index, branches
     result = shortcuts(13, 1.0, schedule, index=index, branches=branches)
     assert result.alphas == result.betas == (1.0,) * 26
     assert effective_decay(result.alphas) == 1.0
-
-
-@pytest.mark.parametrize(("schedule", "alpha"), [("constant", math.sqrt(0.5)), ("constant-branch", 1.0)])
-def test_constant_schedules_scale_the_branch_and_only_one_of_them_the_shortcut(schedule, alpha):
-    assert shortcuts(12, 1.0, schedule=schedule) == weighted([alpha] * 24, math.sqrt(0.5))
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_fixed_schedules_leave_the_branch_unscaled_and_are_not_learnable(schedule):
-    result = shortcuts(12, 0.6, schedule=schedule)
-    assert result.betas == (1.0,) * 24
-    assert not result.learned
-
-
-def test_learnable_alphas_start_on_the_linear_schedule():
-    learned, fixed = shortcuts(12, 0.6, schedule="learnable"), shortcuts(12, 0.6)
-    assert learned.learned == "alphas"
-    assert (learned.alphas, learned.betas) == (fixed.alphas, fixed.betas)
 
 
 @pytest.mark.parametrize(
@@ -210,12 +191,6 @@ def test_best_runs_of_the_paper_lie_in_the_target_band_except_depth_24(blocks, a
 def test_alpha_min_outside_zero_to_one_is_a_user_error(alpha_min, schedule):
     with pytest.raises(UserError, match="alpha_min"):
         shortcuts(12, alpha_min, schedule=schedule)
-
-
-@pytest.mark.parametrize("schedule", ["constant", "constant-branch"])
-def test_constant_schedules_refuse_an_alpha_min_that_they_would_ignore(schedule):
-    with pytest.raises(UserError, match="alpha_min"):
-        shortcuts(12, 0.7, schedule=schedule)
 
 
 @pytest.mark.parametrize("blocks", [0, -3])

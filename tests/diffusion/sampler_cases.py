@@ -42,11 +42,11 @@ def noise_of(x, key="test", rows=None):
 
 
 def gaussian(x_t, t, path=PATH):
-    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own."""
+    """E[x | x_t] of pixels from N(MEAN, STD^2), each on its own, and the noise that belongs to it, also at t = 0."""
     alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
-    gain = alpha * STD**2 / (alpha**2 * STD**2 + sigma**2)
-    x = MEAN + gain * (x_t - alpha * MEAN)
-    return x, (x_t - alpha * x) / sigma
+    variance = alpha**2 * STD**2 + sigma**2
+    offset = x_t - alpha * MEAN
+    return MEAN + alpha * STD**2 / variance * offset, sigma / variance * offset
 
 
 def run(name, denoise, x, steps, noise=None, path=PATH):

@@ -1,43 +1,29 @@
 """SiT's samplers: grids, diffusion forms and last steps, in the numbers of its code and in closed forms."""
 
-import itertools
 import math
 from typing import get_args
 
 import pytest
 import torch
-from sampler_cases import unchecked  # noqa: F401  a fixture
+from sampler_cases import MEAN, STD, gaussian, noise_of, start, unchecked  # noqa: F401  a fixture
 
 from uvit_decay.diffusion.denoiser import Denoiser
-from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete, expand
+from uvit_decay.diffusion.noise_path import GVP, VP, Linear, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form, LastStep
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.random import normal
 
-MEAN, STD = 0.3, 0.5
 PATHS = [VP(), Linear(), GVP()]
 FINITE = [(path, form) for path in PATHS for form in FORMS if form != "sbdm" or path == VP()]
 
 
-def noise_of(x):
-    return lambda step: normal("sde", step, rows=torch.arange(len(x)), shape=x.shape[1:])
-
-
-def start(*shape, dtype=torch.float32):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
 def denoiser(path, low=1e-3, high=1.0, times=None):
-    """Of pixels from N(MEAN, STD^2): E[x | x_t], and the noise that belongs to it, also at t = 0."""
+    """Of pixels from N(MEAN, STD^2); `times` takes the times that it is called with."""
 
     def denoise(x_t, t):
         if times is not None:
             times.append(t[0].item())
-        alpha, sigma = expand(path.alpha(t), x_t), expand(path.sigma(t), x_t)
-        variance = alpha**2 * STD**2 + sigma**2
-        offset = x_t - alpha * MEAN
-        return MEAN + alpha * STD**2 / variance * offset, sigma / variance * offset
+        return gaussian(x_t, t, path)
 
     return Denoiser(denoise, path, low, high)
 
@@ -69,21 +55,21 @@ def test_forms_are_those_of_sit():
 def test_every_form_keeps_the_marginals(path, form, heun):
     """Small steps to a last one of 0.001: mean and deviation of the data, within the noise of 16384 values."""
     sde = SDE(form, last_time=1e-3, heun=heun)
-    sample = run(sde, denoiser(path), start(4, 1, 64, 64), 400)[-1][1]
+    sample = run(sde, denoiser(path), start((4, 1, 64, 64)), 400)[-1][1]
     assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
     assert sample.std().item() == pytest.approx(STD, abs=0.015)
 
 
 @pytest.mark.parametrize("last_step", get_args(LastStep))
 def test_every_last_step_ends_near_the_data(last_step):
-    sample = run(SDE(last_step=last_step), denoiser(Linear()), start(4, 1, 64, 64), 250)[-1][1]
+    sample = run(SDE(last_step=last_step), denoiser(Linear()), start((4, 1, 64, 64)), 250)[-1][1]
     assert sample.mean().item() == pytest.approx(MEAN, abs=0.015)
     assert sample.std().item() == pytest.approx(STD, abs=0.015)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_last_steps_are_those_of_sit(path):
-    x = start(2, 1, 3, 3, dtype=torch.float64)
+    x = start((2, 1, 3, 3)).double()
     h, (data, eps) = 0.04, denoiser(path).denoise(x, 0.04)
     t = torch.tensor([h, h], dtype=torch.float64)
     v, score = path.velocity(data, eps, t), path.score(eps, t)
@@ -100,22 +86,22 @@ def test_last_steps_are_those_of_sit(path):
 
 def test_the_grid_of_the_sde_is_that_of_sit():
     times = []
-    trajectory = run(SDE(), denoiser(Linear(), 0.0, times=times), start(2, 1, 2, 2, dtype=torch.float64), 250)
+    trajectory = run(SDE(), denoiser(Linear(), 0.0, times=times), start((2, 1, 2, 2)).double(), 250)
     assert times == pytest.approx((1 - torch.linspace(0, 0.96, 250, dtype=torch.float64)).tolist())
     assert [t for t, _ in trajectory] == pytest.approx([*times[1:], 0.0])
     assert len(times) == 250, "one evaluation gives drift and score"
     times.clear()
-    run(SDE(), denoiser(Linear(), 1e-3, 0.999, times), start(2, 1, 2, 2), 250)
+    run(SDE(), denoiser(Linear(), 1e-3, 0.999, times), start((2, 1, 2, 2)), 250)
     assert (times[0], times[-1]) == pytest.approx((0.999, 0.04))
     times.clear()
-    states = run(SDE(last_step="none"), denoiser(Linear(), 1e-3, times=times), start(2, 1, 2, 2), 10)
+    states = run(SDE(last_step="none"), denoiser(Linear(), 1e-3, times=times), start((2, 1, 2, 2)), 10)
     assert len(times) == len(states) == 10
     assert min(times) == pytest.approx((1 - 1e-3) / 10 + 1e-3)
 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_one_step_of_each_method_is_its_formula(path):
-    x, now, after = start(3, 1, 2, 2, dtype=torch.float64), 0.6, 0.5
+    x, now, after = start((3, 1, 2, 2)).double(), 0.6, 0.5
     of, h = denoiser(path), now - after
     z = noise_of(x)(0).double()
 
@@ -134,23 +120,6 @@ def test_one_step_of_each_method_is_its_formula(path):
     first = drift(noisy, now)
     heun = SDE(heun=True)._heun(of, x, now, after, z)
     assert torch.allclose(heun, noisy + h * (first + drift(noisy + h * first, after)) / 2)
-
-
-@pytest.mark.parametrize("path", [VP(), SDDiscrete()])
-def test_euler_maruyama_is_the_reverse_sde_of_uvit(path):
-    """dx = (f x - g^2 score) dt + g dW on linspace(1, 1e-3, steps), 0, with no noise on the last interval."""
-    of, steps = denoiser(path), 20
-    x = expected = start(3, 1, 4, 4)
-    times = [*torch.linspace(1, 1e-3, steps).tolist(), 0.0]
-    for i, (now, after) in enumerate(itertools.pairwise(times)):
-        t = torch.full((3,), now)
-        _, eps = of.fn(expected, t)
-        g2 = expand(path.diffusion2(t), x)
-        expected = expected + (expand(path.drift(t), x) * expected - g2 * path.score(eps, t)) * (after - now)
-        if after:
-            expected = expected + (g2 * (now - after)).sqrt() * noise_of(x)(i)
-    actual = list(SAMPLERS["euler-maruyama"].run(of, x, steps, noise_of(x)))[-1][1]
-    assert torch.allclose(actual, expected, atol=1e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("path", [Linear(), GVP()])
@@ -181,7 +150,7 @@ def test_an_sde_out_of_range_is_a_user_error(options, reason):
 @pytest.mark.parametrize("path", [Linear(), GVP()])
 def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path):
     times = []
-    x = start(2, 1, 3, 3, dtype=torch.float64)
+    x = start((2, 1, 3, 3)).double()
     actual = list(SAMPLERS["sit-ode"].run(denoiser(path, 0.0, times=times), x, 125, noise_of(x)))[-1][1]
     assert len(times) == 250 == SAMPLERS["sit-ode"].nfe(SAMPLERS["sit-ode"].steps)
     assert times[::2] == pytest.approx([1 - i / 125 for i in range(125)])
@@ -192,7 +161,7 @@ def test_sits_ode_takes_two_evaluations_on_every_step_and_ends_at_the_data(path)
 @pytest.mark.parametrize(("low", "path"), [(0.0, Linear()), (0.0, GVP()), (1e-3, Linear()), (1e-3, VP())])
 def test_dopri5_never_asks_beyond_the_interval_and_is_accurate(low, path):
     times = []
-    x = start(3, 1, 3, 3)
+    x = start((3, 1, 3, 3))
     states = list(SAMPLERS["dopri5"].run(denoiser(path, low, 0.999, times), x, 4, noise_of(x)))
     assert len(states) == 4
     assert min(times) >= low * (1 - 1e-6)

@@ -1,11 +1,18 @@
-"""U-ViT and SiT in each wiring, small, for the tests of what they have in common."""
+"""U-ViT and SiT in each wiring, MAE and ViT, small, for the tests of what they have in common."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 
+import mae_reference
 import pytest
 import sit_reference
+import torch
 import uvit_reference
+from torch import nn
+
+from uvit_decay.nn import MAE, ViT
+from uvit_decay.nn.block import AdaLNBlock, Block
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,51 @@ SIT = Kind("sit", sit_reference, dict(wiring="official"), blocks=4, tokens=16)
 DECAYED_SIT = Kind("sit-decayed", sit_reference, dict(wiring="decayed"), blocks=4, tokens=16)
 CONCAT_SIT = Kind("sit-concat", sit_reference, dict(wiring="decayed", skip="concat"), blocks=4, tokens=16)
 each_kind = pytest.mark.parametrize("kind", [UVIT, SIT, DECAYED_SIT, CONCAT_SIT], ids=lambda kind: kind.name)
+
+
+class Prediction(nn.Module):
+    """An MAE without its mask."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, *arguments):
+        return self.net(*arguments)[0]
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """An MAE or a ViT of depth 4 and its inputs."""
+
+    name: str
+    make: Callable[..., nn.Module]
+    arguments: tuple
+
+    def loaded(self, **options):
+        torch.manual_seed(0)
+        return self.make(**options)
+
+    def inputs(self):
+        return self.arguments
+
+
+def mae(**options):
+    return Prediction(MAE(**mae_reference.SMALL, wiring="decayed", zero_init=False, **options))
+
+
+def vit(**options):
+    return ViT(**ENCODER, num_classes=5, **options)
+
+
+ENCODER = {name: size for name, size in mae_reference.SMALL.items() if not name.startswith("decoder")}
+IMAGES, NOISE = mae_reference.inputs(**mae_reference.SMALL)
+KEEP = (torch.arange(2 * ENCODER["depth"])[:, None] % torch.tensor([2, 3, 5]) > 0).float() * 1.25  # some are dropped
+MASKED, VIT = Encoder("mae", mae, (IMAGES, NOISE)), Encoder("vit", vit, (IMAGES, KEEP[:, : len(IMAGES)]))
+
+
+def blocks_of(net):
+    return [module for module in net.modules() if isinstance(module, Block | AdaLNBlock)]
 
 
 def gradients(net, arguments):

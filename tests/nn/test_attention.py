@@ -38,15 +38,13 @@ def test_value_and_gradients_are_those_of_the_definition(dtype, tolerance):
         assert (actual.double() - reference).norm() < tolerance * reference.norm()
 
 
-@torch.no_grad()
-def test_without_gradients_it_is_the_fused_kernel():
+@pytest.mark.parametrize("enabled", [True, False])
+def test_without_gradients_or_of_a_frozen_network_it_is_the_fused_kernel(enabled):
     q, k, v = inputs(torch.bfloat16)
-    assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
-
-
-def test_of_a_frozen_network_it_is_the_fused_kernel_though_gradients_are_enabled():
-    q, k, v = (tensor.detach() for tensor in inputs(torch.bfloat16))
-    assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
+    if enabled:
+        q, k, v = q.detach(), k.detach(), v.detach()
+    with torch.set_grad_enabled(enabled):
+        assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
 
 
 def test_where_the_fused_kernel_is_the_faster_it_stays_in_training():

@@ -3,21 +3,7 @@
 import jaxtyping
 import pytest
 import torch
-from mae_reference import SMALL, inputs
-from networks import DECAYED_SIT, UVIT, gradients
-
-from uvit_decay.nn import MAE
-
-
-class Prediction(torch.nn.Module):
-    """An MAE without its mask."""
-
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, *arguments):
-        return self.net(*arguments)[0]
+from networks import DECAYED_SIT, MASKED, UVIT, blocks_of, gradients
 
 
 def uvit():
@@ -33,8 +19,7 @@ def sit():
 
 
 def mae():
-    torch.manual_seed(0)
-    return Prediction(MAE(**SMALL, wiring="decayed", zero_init=False, alpha_min=0.7)), inputs(**SMALL)
+    return MASKED.loaded(alpha_min=0.7), MASKED.inputs()
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +42,8 @@ def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more
         compiled.append(graph)
         return graph.forward
 
-    for block in net.modules():
-        if type(block).__name__ in ("Block", "AdaLNBlock"):
-            block.compile(backend=backend, fullgraph=True)
+    for block in blocks_of(net):
+        block.compile(backend=backend, fullgraph=True)
     for name, gradient in gradients(net, arguments).items():
         torch.testing.assert_close(gradient, expected[name], atol=1e-6, rtol=1e-4)
     assert len(compiled) == structures

@@ -4,6 +4,7 @@ import mae_reference as reference
 import pytest
 import torch
 from mae_reference import SMALL, inputs, standardised
+from networks import ENCODER, MASKED, VIT
 
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.mae import visible_patches
@@ -42,7 +43,7 @@ def loaded(dtype=torch.float64, **options):
     net = small(**options).to(dtype)
     layout = reference.mae_shapes(**SMALL, wiring=options.get("wiring", "official"))
     state = {name: value.to(dtype) for name, value in reference.random_values(layout, 0).items()}
-    net.load_state_dict({name: value for name, value in state.items()}, strict=True)
+    net.load_state_dict(dict(state), strict=True)
     return net, state
 
 
@@ -115,22 +116,6 @@ def test_the_prediction_does_not_depend_on_removed_patches():
     assert not torch.allclose(net(torch.where(removed > 0, x, x + 0.1), noise)[0], prediction)
 
 
-def test_skips_reach_the_decoder_last_in_first_out():
-    """Decoder block i reads encoder block L - 1 - 2 i."""
-    net, _ = loaded(wiring="decayed")
-    read = {}
-    for i, layer in enumerate(net.skip):
-        layer.register_forward_pre_hook(lambda _, inputs, i=i: read.update({i: inputs[0]}))
-    x, noise = (value.double() for value in inputs(**SMALL))
-    net(x, noise)
-    states = reference.encoder_states(
-        dict(net.state_dict()), standardised(x), SMALL["heads"], net.masking(noise, 0.75).visible
-    )
-    for i, state in read.items():
-        torch.testing.assert_close(state, states[SMALL["depth"] - 2 * i], rtol=1e-9, atol=1e-9)
-    assert sorted(read) == [0, 1]
-
-
 def test_under_autocast_the_residual_stream_of_the_decoder_stays_float32():
     net, (x, noise) = small(**DECAYED), inputs(**SMALL)
     seen = []
@@ -185,7 +170,7 @@ def test_the_rows_of_table_3_can_be_built():
 
 @pytest.mark.parametrize("pool", ["cls", "mean"])
 def test_logits_are_those_of_a_fine_tuned_and_of_a_probed_file(pool):
-    size = {name: SMALL[name] for name in ("image_size", "patch_size", "channels", "dim", "depth", "heads")}
+    size = ENCODER
     file = reference.finetuned_file(**size) if pool == "mean" else reference.probed_file(**size)
     state = {name: value.double() if value.is_floating_point() else value for name, value in file["model"].items()}
     net = ViT(**size, num_classes=5, pool=pool, batch_norm=pool == "cls", alpha_min=1.0).double().eval()
@@ -214,3 +199,18 @@ def test_an_encoder_of_any_channels_takes_them_in_their_own_scale():
     assert net(torch.rand(2, 5, 8, 8)).shape == (2, 3)
     with pytest.raises(UserError, match="num_classes"):
         ViT(8, 2, 5, dim=16, depth=2, heads=2, pixels="unit")(torch.rand(2, 5, 8, 8))
+
+
+@pytest.mark.parametrize(
+    "net", [VIT.loaded(pool="mean", batch_norm=True, schedule="learnable"), MASKED.loaded().net], ids=["vit", "mae"]
+)
+def test_layers_for_learning_rates_are_those_of_fine_tuning(net):
+    """MAE's code: the embeddings are layer 0, block i is i + 1, all else comes after the blocks."""
+    ids = {name: net.layer_id(name) for name, _ in net.named_parameters()}
+    embeddings = {"cls_token", "pos_embed", "patch_embed.proj.weight", "patch_embed.proj.bias"}
+    assert {name for name, layer in ids.items() if layer == 0} == embeddings
+    for i in range(SMALL["depth"]):
+        of_block = {name for name in ids if name.startswith(f"blocks.{i}.")}
+        assert len(of_block) == 12
+        assert {name for name, layer in ids.items() if layer == i + 1} == of_block
+    assert {ids[name] for name in ids if not name.startswith("blocks.")} == {0, SMALL["depth"] + 1}

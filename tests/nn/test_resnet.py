@@ -48,12 +48,15 @@ def test_official_weights_load_and_give_the_same_logits(training):
     theirs.load_state_dict({name: value for name, value in net.state_dict().items() if name != "alphas"})
 
 
-@pytest.mark.parametrize("options", [{"index": "v2"}, {"schedule": "learnable"}])
+@pytest.mark.parametrize(
+    "options",
+    [dict(alpha_min=0.7, index="v2"), dict(alpha_min=0.7, schedule="learnable"), dict(schedule="constant-branch")],
+)
 def test_a_decayed_and_deeper_network_is_torchvisions_with_attached_decay(options):
     theirs = official(depth=9).double()
-    net = ResNet(num_classes=1000, depth=9, alpha_min=0.7, pixels="unit", **options).double()
+    net = ResNet(num_classes=1000, depth=9, pixels="unit", **options).double()
     net.load_state_dict(theirs.state_dict())
-    attached = decay.attach(theirs, 0.7, **options).double()
+    attached = decay.attach(theirs, **{"alpha_min": 1.0} | options).double()
     x = images().double()
     torch.testing.assert_close(net(x), theirs(x))
     ours = torch.autograd.grad(net(x).square().mean(), [p for p in net.parameters() if p is not net.alphas])
@@ -67,15 +70,6 @@ def test_a_decayed_and_deeper_network_is_torchvisions_with_attached_decay(option
             for f, alphas in zip((net, theirs), parameters, strict=True)
         ]
         torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-9)
-
-
-def test_constant_schedules_scale_the_branch_too():
-    theirs = official().double()
-    net = ResNet(num_classes=1000, schedule="constant-branch", pixels="unit").double()
-    net.load_state_dict(theirs.state_dict())
-    decay.attach(theirs, 1.0, "constant-branch")
-    x = images().double()
-    torch.testing.assert_close(net(x), theirs(x))
 
 
 def test_deeper_networks_have_more_blocks_in_the_third_stage():

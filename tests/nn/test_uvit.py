@@ -1,7 +1,5 @@
 """U-ViT in use, as no other network: loading, precision, taps and user errors."""
 
-import math
-
 import jaxtyping
 import pytest
 import torch
@@ -27,19 +25,6 @@ def test_strict_loading_still_refuses_incomplete_files(missing):
     del state[missing]
     with pytest.raises(RuntimeError, match=missing):
         small().load_state_dict(state, strict=True)
-
-
-# ---- precision
-
-
-def test_bfloat16_autocast_leaves_the_embeddings_of_time_and_label_exact():
-    net, arguments = loaded(num_classes=3), inputs(num_classes=3)
-    with torch.no_grad():
-        exact = next(net.forward_intermediates(*arguments))
-        with torch.autocast("cpu", torch.bfloat16):
-            rough = next(net.forward_intermediates(*arguments))
-    assert rough.dtype == torch.float32
-    assert torch.equal(rough[:, :2], exact[:, :2])
 
 
 # ---- taps
@@ -78,10 +63,6 @@ def test_pooled_features_are_float32_under_bfloat16_autocast():
         (dict(patch_size=3), "patch_size 3"),
         (dict(heads=3), "heads 3"),
         (dict(alpha_min=0.0), "alpha_min"),
-        (dict(alpha_min=-0.5), "alpha_min"),
-        (dict(alpha_min=1.5), "alpha_min"),
-        (dict(alpha_min=math.nan), "alpha_min"),
-        (dict(alpha_min=0.7, schedule="constant"), "alpha_min"),
         (dict(init="kaiming"), "init must be official or xavier, got 'kaiming'"),
     ],
 )

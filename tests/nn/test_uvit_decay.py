@@ -1,4 +1,4 @@
-"""The decay through the trunk of the U-ViT: its scales, silent starts, loading, learnable alphas."""
+"""The decay through the trunk of the U-ViT: its scales, silent starts, loading."""
 
 import math
 
@@ -78,11 +78,6 @@ def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_
         assert block.skip_linear is None or block.skip_linear.weight.any()
 
 
-def test_alpha_min_changes_no_random_draw_of_the_initialisation():
-    plain, decayed = small().state_dict(), small(alpha_min=0.7, zero_init=False).state_dict()
-    assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
-
-
 @pytest.mark.parametrize(("options", "silent"), [(dict(), True), (dict(zero_init=False), False)])
 def test_a_named_size_starts_alike_with_and_without_decay(options, silent):
     tiny = dict(image_size=4, num_classes=3, dim=16, depth=2, heads=2, **options)
@@ -106,13 +101,6 @@ def test_refused_weights_leave_the_network_as_it_was():
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
-def test_weights_round_trip_through_their_own_decay():
-    source, target = loaded(alpha_min=0.7, num_classes=3), small(alpha_min=0.7, num_classes=3)
-    target.load_state_dict(source.state_dict(), strict=True)
-    arguments = inputs(num_classes=3)
-    assert torch.equal(source(*arguments), target(*arguments))
-
-
 def test_learned_alphas_travel_with_the_weights():
     source, target = loaded(schedule="learnable", alpha_min=0.7), small(schedule="learnable")
     with torch.no_grad():
@@ -120,14 +108,3 @@ def test_learned_alphas_travel_with_the_weights():
     target.load_state_dict(source.state_dict(), strict=True)
     assert torch.equal(target.alphas, source.alphas)
     assert torch.equal(target(*inputs()), source(*inputs()))
-
-
-# ---- learnable alphas
-
-
-def test_learnable_alphas_are_parameters_and_all_receive_gradients():
-    net = loaded(schedule="learnable", alpha_min=0.7)
-    assert any(parameter is net.alphas for parameter in net.parameters())
-    net(*inputs()).square().mean().backward()
-    assert net.alphas.grad.shape == (10,)
-    assert net.alphas.grad.all()

@@ -61,9 +61,9 @@ def test_state_dict_has_the_official_names_and_shapes_and_only_alphas_besides(va
     assert shapes == official_shapes(**options) | {"alphas": (10,)}
 
 
-@pytest.mark.parametrize("name", ["uvit-xxl/2", "uvit-s", "uvit-s/", "uvit-s/two", "/2", ""])
+@pytest.mark.parametrize("name", ["uvit-xxl/2", "sit-xxl/2", "uvit-s", "uvit-s/", "sit-s/two", "/2", ""])
 def test_unknown_names_are_user_errors_that_list_the_sizes(name):
-    with pytest.raises(UserError, match="uvit-s-deep"):
+    with pytest.raises(UserError, match=r"uvit-s-deep.*sit-xl"):
         create_model(name)
 
 

@@ -34,11 +34,6 @@ def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[T
     return torch.where(uniform("likelihood", seed, rows=rows, shape=shape) < 0.5, -1.0, 1.0)
 
 
-def standard_normal_log_density(x: Batch) -> Float[Tensor, " b"]:
-    """Return log N(x; 0, I) for each sample."""
-    return -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
-
-
 def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> Rates:
     """Return d/dt of the state, -v, and of the integral of the divergence, z . (dv/dx) z."""
     with torch.enable_grad():
@@ -87,14 +82,10 @@ def log_likelihood(
         denoisers = [_plain_denoiser(model, labels and [labels[k]]) for k in range(len(images))]
         parts = [_dopri5(denoiser, images[k : k + 1], z[k : k + 1], steps) for k, denoiser in enumerate(denoisers)]
         x, total = (torch.cat(part) for part in zip(*parts, strict=True))
-    return standard_normal_log_density(x) - total
+    normal = -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
+    return normal - total
 
 
 def _plain_denoiser(model: DiffusionModel, labels: Sequence[int] | None) -> Denoiser:
     """Return the denoiser without guidance and clipping, which would change the density."""
     return model.denoiser(Sampling(clip=False), labels)
-
-
-def bits_per_dim(log_density: Float[Tensor, " b"], dims: int, width: float = 1.0) -> Float[Tensor, " b"]:
-    """Return -log2(density x width^dims) / dims; the width of a grey level is 2 / 255 for pixels in [-1, 1]."""
-    return -log_density / (dims * math.log(2)) - math.log2(width)
