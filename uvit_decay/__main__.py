@@ -16,6 +16,7 @@ and evaluate.py are the commands of these names.
 import sys
 from collections.abc import Sequence
 
+from uvit_decay.runtime.command_line import did_you_mean
 from uvit_decay.runtime.errors import UserError, user_errors
 
 
@@ -89,7 +90,8 @@ def main() -> None:
         elif words[0] == "push":
             convert(words)  # which says what to do instead
         else:
-            raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}")
+            hint = did_you_mean(words[0], COMMANDS)
+            raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}{hint}")
 
 
 if __name__ == "__main__":

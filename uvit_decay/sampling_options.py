@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from uvit_decay.class_names import class_numbers
-from uvit_decay.runtime.command_line import Bounds, check_bounds
+from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
@@ -31,7 +31,7 @@ class LoadingOptions:
 
     weights: Weights | None = None
     device: str | None = None
-    trust: Sequence[str] = ()
+    trust: Annotated[Sequence[str], Advanced] = ()
 
 
 @dataclass(frozen=True)
@@ -60,19 +60,19 @@ class SamplingOptions(LoadingOptions):
             elsewhere.
     """
 
-    sampling_protocol: Literal["sit", "uvit", "dit"] | None = None
+    sampling_protocol: Annotated[Literal["sit", "uvit", "dit"] | None, Advanced] = None
     classes: tuple[str, ...] | None = None
-    labels: Literal["balanced", "random"] | None = None
+    labels: Annotated[Literal["balanced", "random"] | None, Advanced] = None
     guidance: float | None = None
-    guidance_interval: tuple[float, float] | None = None
-    guidance_channels: int | None = None
+    guidance_interval: Annotated[tuple[float, float] | None, Advanced] = None
+    guidance_channels: Annotated[int | None, Advanced] = None
     sampler: str | None = None
-    clip: bool | None = None
+    clip: Annotated[bool | None, Advanced] = None
     steps: int | None = None
     seed: Seed = 0
     batch_size: Count = 64
-    vae: str | None = None
-    precision: PrecisionOption | None = None
+    vae: Annotated[str | None, Advanced] = None
+    precision: Annotated[PrecisionOption | None, Advanced] = None
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))

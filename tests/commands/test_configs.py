@@ -129,6 +129,8 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--model.net.alpha_minn", "0.7"], "'alpha_minn' is not accepted"),
         (["fit", "--model.alpha", "0.7"], "'alpha' is not accepted"),
         (["fit", "--trainer.maximum", "3"], "unrecognized arguments: --trainer.maximum 3"),
+        (["fit", "--model.net.alpha_mn", "1"], "Option 'alpha_mn' is not accepted; did you mean alpha_min?"),
+        (["fti"], "fti is no subcommand of train.py, which are fit, validate, doctor; did you mean fit?"),
         (["fit", "--trainer.max_steps", "ten"], "\"trainer.max_steps\": Expected a <class 'int'>. Got value: ten"),
         (["fit", "--config", "missing.yaml"], "File does not exist"),
         (["fit", "--config", "odd.yaml"], "trainr"),

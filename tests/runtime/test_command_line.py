@@ -109,6 +109,7 @@ def test_hyphens_and_underscores_are_one():
         (["--classes", "cat"], "--classes takes numbers separated by commas, got 'cat'"),
         (["--interval", "1"], "--interval takes 2 numbers separated by commas, got '1'"),
         (["--magic"], "unrecognized arguments: --magic"),
+        (["--wieghts", "ema"], "unrecognized arguments: --wieghts ema; did you mean --weights?"),
     ],
 )
 def test_a_wrong_option_is_one_line(words, message):

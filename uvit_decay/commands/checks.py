@@ -13,6 +13,7 @@ import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 
+from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.program import config_names, find_config
@@ -43,11 +44,25 @@ REFUSED = {  # flags of the trainer that do not do here what they say -> what to
 LEAST = {"check_val_every_n_epoch": 1, "log_every_n_steps": 0, "min_steps": 0, "min_epochs": 0, "gradient_clip_val": 0}
 
 
+CKPT_PATH = (
+    "checkpoint to resume from: a file; last, the newest one of the experiment; or auto, the newest one of a run with "
+    "these settings, without which a new run starts"
+)
+
+
 class Parser(LightningArgumentParser):
     """A parser that reports a wrong option or config key in one line instead of a page of usage."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        raise UserError(_gist(message)) from ex
+        raise UserError(_gist(with_hint(message, self._option_string_actions))) from ex
+
+    def add_method_arguments(self, *args: Any, **options: Any) -> list[str]:
+        """Add the arguments of a method of the trainer, with our own words for --ckpt_path."""
+        added = super().add_method_arguments(*args, **options)
+        for action in self._actions:
+            if action.dest == "ckpt_path":
+                action.help = CKPT_PATH
+        return added
 
 
 def _gist(message: str) -> str:

@@ -4,6 +4,16 @@
     python train.py doctor ...the flags of fit: check the machine, the nodes and the disks, and estimate time and memory
     python train.py validate [--config ...] --ckpt_path runs/.../last.ckpt
 
+The flags that are wanted most:
+
+    --config digits                 a configuration: a file, or the name of one that comes with the package
+    --data.path FOLDER              the images, or their latents
+    --model.net.alpha_min 0.7       how much of the shortcut is left at the last block; 1.0 is the ordinary network
+    --data.batch_size 256           the global batch, over all devices
+    --trainer.max_steps 100000      the length of the run
+    --model.optim.lr 1e-4           the learning rate
+    --ckpt_path auto                resume from the newest checkpoint of this run, or start anew; last: the newest one
+
 Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A configuration is a file, or one that
 comes with the package if there is no such file: --config digits or configs/digits.yaml. Every setting of one is a flag,
 and all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. A class:
@@ -14,8 +24,8 @@ configs, with underscores; hyphens in their place are accepted.
 
 from collections.abc import Sequence
 
-from uvit_decay.runtime.command_line import respelled
-from uvit_decay.runtime.errors import user_errors
+from uvit_decay.runtime.command_line import did_you_mean, respelled
+from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import bundled, localised
 from uvit_decay.runtime.signals import stoppable
 
@@ -36,6 +46,10 @@ def _run(words: Sequence[str]) -> None:
     from uvit_decay.commands.doctor import CLI, COMMAND, Doctor  # imports Lightning, which takes seconds
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
-    if args and args[0] in (*CLI.subcommands(), COMMAND) and not named:
+    known = (*CLI.subcommands(), COMMAND)
+    if args and not args[0].startswith("-") and args[0] not in known:
+        hint = did_you_mean(args[0], known)
+        raise UserError(f"{args[0]} is no subcommand of train.py, which are {', '.join(known)}{hint}")
+    if args and args[0] in known and not named:
         args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
     (Doctor if args[:1] == [COMMAND] else CLI).run(args)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.runtime.command_line import Bounds
+from uvit_decay.runtime.command_line import Advanced, Bounds
 from uvit_decay.runtime.errors import UserError
 
 if TYPE_CHECKING:
@@ -200,8 +200,8 @@ class MetricOptions:
     """
 
     metrics: tuple[str, ...] | None = None
-    kid_subset: Annotated[int, Bounds(2, 2**31 - 1)] = 1000
-    allow_few: bool = False
+    kid_subset: Annotated[int, Bounds(2, 2**31 - 1), Advanced] = 1000
+    allow_few: Annotated[bool, Advanced] = False
 
     def __post_init__(self) -> None:
         if not METRICS.keys() >= set(self.metrics or ()):

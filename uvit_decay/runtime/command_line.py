@@ -13,6 +13,7 @@ Help comes from Google-style docstrings. Annotations say how an option is read:
     Sequence[str]                           an option that may be repeated; as a positional argument, one or more values
     bool                                    --compile if the default is False, else --clip and --no-clip
     Annotated[int, Bounds(1, 9), "-n"]      a range of integers, another name of the option
+    Annotated[float | None, Advanced]       of a dataclass: an option under a heading of its own in --help
 
 A dataclass is always built, of the options that are given; its parameter needs no default. Hyphens are the canonical
 spelling, as in other programs, and underscores are accepted; in train.py, where options are keys of YAML files, it is
@@ -23,10 +24,11 @@ prefixes for groups and `--trust+` for lists, reads the file name `null` as None
 from __future__ import annotations
 
 import argparse
+import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import partial
 from types import NoneType, UnionType
@@ -46,11 +48,37 @@ class Bounds:
     most: int
 
 
+UNKNOWN = re.compile(
+    r"unrecognized arguments: (\S+)|invalid choice: '([^']*)' \(choose|Option '([^']+)' is not accepted"
+)
+CHOICES = re.compile(r"choose from (.*)\)")
+
+
+class Advanced:
+    """Mark of an option that few need."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that reports a wrong option in one line, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(message.removeprefix("argument "))
+        raise UserError(with_hint(message.removeprefix("argument "), self._option_string_actions))
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint on the known word that is most like this one, empty if none is like it."""
+    names = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], names, 1)
+    return f"; did you mean {names[close[0]] if word.startswith('-') else close[0]}?" if close else ""
+
+
+def with_hint(message: str, options: Iterable[str]) -> str:
+    """Return the message of a parser with these options; of a word that it does not know, with the one like it."""
+    if not (found := UNKNOWN.search(message)):
+        return message
+    choices = CHOICES.search(message)
+    known = [choice.strip("'") for choice in choices[1].split(", ")] if choices else options
+    return message + did_you_mean(next(filter(None, found.groups()), ""), known)
 
 
 def run(
@@ -94,7 +122,11 @@ def parse(
             _add_options(subparsers.add_parser(name, help=first, description=about), function)
     else:
         _add_options(parser, commands)
-    given = vars(parser.parse_args(respelled(args, "_", "-")))
+    parsed, unknown = parser.parse_known_args(respelled(args, "_", "-"))
+    given = vars(parsed)
+    if unknown:
+        used = subparsers.choices[given["<command>"]] if isinstance(commands, Mapping) else parser
+        used.error(f"unrecognized arguments: {' '.join(unknown)}")
     return _call(commands[given["<command>"]] if isinstance(commands, Mapping) else commands, given)
 
 
@@ -131,17 +163,20 @@ def _documented(owner: Any) -> tuple[str, dict[str, str]]:
     return about, {name: " ".join(words.split()).removesuffix(".") for name, words in entries}
 
 
-def _add_options(parser: argparse._ActionsContainer, owner: Any) -> None:
-    """Add an option for each parameter of a function or dataclass; groups come last."""
+def _add_options(
+    parser: argparse._ActionsContainer, owner: Any, advanced: argparse._ActionsContainer | None = None
+) -> None:
+    """Add an option for each parameter of a function or dataclass; groups come last, each with its advanced options."""
     hints, words = get_type_hints(owner, include_extras=True), _documented(owner)[1]
     parameters = inspect.signature(owner).parameters.values()
     for parameter in sorted(parameters, key=lambda parameter: is_dataclass(hints[parameter.name])):
         hint = hints[parameter.name]
         if is_dataclass(hint):
             title = _documented(hint)[0].partition("\n")[0].removesuffix(".")
-            _add_options(parser.add_argument_group(title), hint)
+            _add_options(parser.add_argument_group(title), hint, parser.add_argument_group(f"{title}, advanced"))
         else:
-            _add_option(parser, parameter, hint, words.get(parameter.name, ""))
+            group = advanced if advanced and Advanced in _plain(hint)[1] else parser
+            _add_option(group, parameter, hint, words.get(parameter.name, ""))
 
 
 def _add_option(parser: argparse._ActionsContainer, parameter: inspect.Parameter, hint: Any, words: str) -> None:
