@@ -23,6 +23,17 @@ def network(**options):
 NET = network()
 
 
+def counted():
+    """NET, and the sizes of the batches that it is called with."""
+    sizes = []
+
+    def net(x, t, y):
+        sizes.append(len(x))
+        return NET(x, t, y)
+
+    return net, sizes
+
+
 def source(net=NET, prediction="eps", **changes):
     given = dict(path=PATH, shape=SHAPE, num_classes=CLASSES, null_label=True, device=torch.device("cpu"))
     return DiffusionModel(net, prediction=prediction, **given | changes)

@@ -4,22 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_source import CLASSES, NET, T, Y, images, network, noise, source
+from small_source import CLASSES, NET, T, Y, counted, images, network, noise, source
 
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.diffusion.wrappers import Guided
 from uvit_decay.runtime.errors import UserError
-
-
-def counted():
-    """NET, and the sizes of the batches that it is called with."""
-    calls = []
-
-    def net(x, t, y):
-        calls.append(len(x))
-        return NET(x, t, y)
-
-    return net, calls
 
 
 def test_guidance_of_one_is_the_network_itself():

@@ -1,24 +1,21 @@
-"""How often a network is evaluated, counted and promised, and what it costs."""
+"""How often a network is evaluated, counted and promised, what it costs, and how often it is compiled."""
 
 import pytest
 import torch
 from sampler_cases import NAMES
-from small_source import NET, images, source
+from small_source import CLASSES, NET, SHAPE, counted, images, source
+from torch import nn
+from torch._dynamo.testing import CompileCounter
 
 from uvit_decay.diffusion.sampling import Sampling, sampling_seconds
-from uvit_decay.diffusion.wrappers import NFECounter
+from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
 @pytest.mark.parametrize("steps", [1, 4])
 @pytest.mark.parametrize("name", NAMES)
 def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
-    calls = []
-
-    def net(x, t, y):
-        calls.append(len(x))
-        return NET(x, t, y)
-
+    net, calls = counted()
     sampling = Sampling(name, steps=steps, guidance=guidance)
     images(sampling, [0, 1], [0, 1], of=source(net))
     if sampling.nfe is None:
@@ -30,23 +27,41 @@ def test_the_network_is_evaluated_as_often_as_promised(name, steps, guidance):
 
 
 def test_counting_evaluations_changes_nothing():
-    counted = NFECounter(NET)
-    sampled = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counted))
-    assert counted.nfe == 2 * 2 * 6
+    counter = NFECounter(NET)
+    sampled = images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1], of=source(counter))
+    assert counter.nfe == 2 * 2 * 6
     assert torch.equal(sampled, images(Sampling("sit-ode", 3, guidance=2.0), [0, 1], [0, 1]))
-    counted = NFECounter(NET)
-    images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counted))
-    assert 20 < counted.nfe / 2 < 400
+    counter = NFECounter(NET)
+    images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counter))
+    assert 20 < counter.nfe / 2 < 400
 
 
 def test_the_cost_is_that_of_the_batches_that_will_be_used():
-    sizes = []
-
-    def net(x, t, y):
-        sizes.append(len(x))
-        return NET(x, t, y)
-
+    net, sizes = counted()
     assert 0 < sampling_seconds(source(net), 10**5, 50) < 1000
     sampling_seconds(source(net), 700, 50)
     sampling_seconds(source(net), 1, 50)
     assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
+
+
+class Toy(nn.Module):
+    """A network without jaxtyping's checks, which cannot be compiled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.labels = nn.Conv2d(SHAPE[0], SHAPE[0], 3, padding=1), nn.Embedding(CLASSES + 1, SHAPE[0])
+
+    def forward(self, x, t, y):
+        shift = t[:, None] if y is None else t[:, None] + self.labels(y)
+        return self.conv(torch.tanh(x) + shift[:, :, None, None])
+
+
+def test_last_batches_and_guidance_at_some_times_share_one_graph():
+    torch._dynamo.reset()
+    toy, counter = Toy(), CompileCounter()
+    for guided, labels in (({}, None), ({"guidance": 2.0, "guidance_interval": (0.4, 0.8)}, [0, 1, 2, 2, 1, 0])):
+        sampling, options = Sampling("ddim", 4, **guided), dict(indices=range(6), labels=labels, batch_size=4)
+        compiled = images(sampling, **options, of=source(CompiledNet(toy, counter)))
+        torch.testing.assert_close(compiled, images(sampling, **options, of=source(toy)))
+    assert counter.frame_count == 2, "without labels and with; batches of 4 and 2, with guidance of 8 and 4"

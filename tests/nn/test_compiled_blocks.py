@@ -6,22 +6,6 @@ import torch
 from networks import DECAYED_SIT, MASKED, UVIT, blocks_of, gradients
 
 
-def uvit():
-    return UVIT.loaded(alpha_min=0.7), UVIT.inputs()
-
-
-def normed():
-    return UVIT.small(alpha_min=0.7, zero_init=False, qk_norm=True, norm_type="rms"), UVIT.inputs()
-
-
-def sit():
-    return DECAYED_SIT.loaded(alpha_min=0.7, schedule="learnable"), DECAYED_SIT.inputs()
-
-
-def mae():
-    return MASKED.loaded(alpha_min=0.7), MASKED.inputs()
-
-
 @pytest.fixture(autouse=True)
 def no_graphs_of_other_tests():
     torch._dynamo.reset()
@@ -29,11 +13,21 @@ def no_graphs_of_other_tests():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize(("make", "structures"), [(uvit, 2), (normed, 2), (sit, 3), (mae, 2)])
-def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more(make, structures, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "build", "options", "structures"),
+    [
+        (UVIT, UVIT.loaded, dict(), 2),
+        (UVIT, UVIT.small, dict(zero_init=False, qk_norm=True, norm_type="rms"), 2),
+        (DECAYED_SIT, DECAYED_SIT.loaded, dict(schedule="learnable"), 3),
+        (MASKED, MASKED.loaded, dict(), 2),
+    ],
+)
+def test_blocks_share_graphs_which_another_batch_size_compiles_at_most_once_more(
+    kind, build, options, structures, monkeypatch
+):
     """Structures: with a long skip and without one, in SiT with its own input as skip; an MAE's encoder and decoder."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
-    net, arguments = make()
+    net, arguments = build(alpha_min=0.7, **options), kind.inputs()
     expected = {name: value.clone() for name, value in gradients(net, arguments).items()}
     net.zero_grad()
     compiled = []

@@ -1,4 +1,4 @@
-"""Our networks alike in use: checkpointing of activations, the null label, compilation and taps."""
+"""Our networks alike in use: checkpointing of activations, the null label, compilation, taps and user errors."""
 
 import inspect
 
@@ -128,3 +128,40 @@ def test_pooled_features_are_the_means_over_patch_tokens_under_the_null_label(nu
     for stage, state in enumerate(states):
         expected = sum(state[:, token] for token in range(-16, 0)) / 16  # patches are the last tokens
         torch.testing.assert_close(features[stage], expected, atol=1e-6, rtol=1e-5)
+
+
+@each_kind
+def test_pooled_features_are_float32_under_bfloat16_autocast(kind):
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert pooled_features(kind.loaded(), *kind.inputs()[:2]).dtype == torch.float32
+
+
+# ---- user errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "named"),
+    [
+        *((kind, dict(depth=0), "depth") for kind in (UVIT, SIT, DECAYED_SIT)),
+        *((kind, dict(depth=3), "depth must be even") for kind in (UVIT, DECAYED_SIT)),
+        *((kind, dict(image_size=9), "image_size 9") for kind in (UVIT, SIT)),
+        *((kind, dict(patch_size=3), "patch_size 3") for kind in (UVIT, SIT)),
+        *((kind, dict(heads=3), "heads 3") for kind in (UVIT, SIT)),
+        *((kind, dict(alpha_min=0.0), "alpha_min") for kind in (UVIT, SIT)),
+        (UVIT, dict(init="kaiming"), "init must be official or xavier, got 'kaiming'"),
+        (SIT, dict(patch_size=0), "patch_size"),
+        (SIT, dict(num_classes=-1), "num_classes"),
+        (SIT, dict(dim=18), "dim 18 is not divisible by 4"),
+        (SIT, dict(skip="concat"), "decayed wiring"),
+        (SIT, dict(skip_zero_init=True), "decayed wiring"),
+        (SIT, dict(time="ddpm"), "time must be sit or dit, got 'ddpm'"),
+        (SIT, dict(learned_variance=True), "set learn_sigma to true"),
+        (SIT, dict(wiring="unet"), "wiring must be official or decayed, got 'unet'"),
+        (DECAYED_SIT, dict(skip="mul"), "skip must be add or concat, got 'mul'"),
+    ],
+)
+def test_impossible_networks_are_user_errors_of_one_line_that_name_the_option(kind, options, named, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
+    with pytest.raises(UserError, match=named) as error:
+        kind.small(**options)
+    assert "\n" not in str(error.value)

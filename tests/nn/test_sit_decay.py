@@ -40,16 +40,6 @@ def test_decay_scales_the_shortcuts_in_execution_order_after_the_skip_merge(opti
         torch.testing.assert_close(net(x, t, y), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("options", [dict(), *({**wiring, "skip_zero_init": True} for wiring in WIRINGS[1:])])
-@pytest.mark.parametrize("alpha_min", [1.0, 0.7, 0.5])
-def test_a_fresh_trunk_without_skips_multiplies_the_embeddings_by_every_alpha(alpha_min, options):
-    net = small(alpha_min=alpha_min, **options)
-    with torch.no_grad():
-        first, *_, last = net.forward_intermediates(*inputs())
-    assert first.std() > 0.3
-    torch.testing.assert_close(last, first * math.prod(1 - (1 - alpha_min) * k / 7 for k in range(8)))
-
-
 def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
     net = small(wiring="decayed", alpha_min=0.6)
     alphas = [1 - 0.4 * k / 7 for k in range(8)]

@@ -40,20 +40,6 @@ def test_decay_scales_the_shortcuts_in_execution_order_after_the_skip_merge(opti
         torch.testing.assert_close(net(*arguments), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("alpha_min", [1.0, 0.7, 0.5])
-def test_with_silent_branches_the_trunk_multiplies_the_embeddings_by_every_alpha(alpha_min):
-    net = loaded(alpha_min=alpha_min, skip=False)
-    for block in net.blocks():
-        block.zero_init()
-    with torch.no_grad():
-        first, *_, last = net.forward_intermediates(*inputs())
-    expected = first
-    for k in range(10):
-        expected = expected * (1.0 - (1.0 - alpha_min) * k / 9)
-    assert torch.equal(last, expected)
-    torch.testing.assert_close(last, first * math.prod(net.alphas.tolist()), atol=1e-6, rtol=1e-6)
-
-
 def test_each_shortcut_is_one_addition():
     ops = recorded(loaded(alpha_min=0.7, num_classes=3), inputs(num_classes=3))
     assert ops.count("aten.add.Tensor") == 10 + 1

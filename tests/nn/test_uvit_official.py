@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from uvit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 
+from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
@@ -65,6 +66,44 @@ def test_state_dict_has_the_official_names_and_shapes_and_only_alphas_besides(va
 def test_unknown_names_are_user_errors_that_list_the_sizes(name):
     with pytest.raises(UserError, match=r"uvit-s-deep.*sit-xl"):
         create_model(name)
+
+
+# ---- taps
+
+
+@pytest.mark.parametrize("depth", [2, 4, 12])
+def test_stages_are_the_embeddings_and_every_block_in_execution_order(depth):
+    net, half = small(depth=depth), depth // 2
+    assert [stage.name for stage in net.layers] == [
+        "embeddings",
+        *(f"in_blocks.{i}" for i in range(half)),
+        "mid_block",
+        *(f"out_blocks.{i}" for i in range(half)),
+    ]
+    assert [stage.kind for stage in net.layers] == [
+        "embeddings", *["encoder"] * half, "middle", *["decoder"] * half
+    ]  # fmt: skip
+    assert len(net.blocks()) == depth + 1
+    assert isinstance(net, HasIntermediates)
+
+
+# ---- loading
+
+
+def test_loading_does_not_change_the_callers_dict():
+    state = random_state(**SMALL)
+    before = dict(state)
+    small(alpha_min=0.7).load_state_dict(state)
+    assert state.keys() == before.keys()
+    assert all(state[key] is before[key] for key in before)
+
+
+@pytest.mark.parametrize("missing", ["pos_embed", "mid_block.mlp.fc2.bias", "out_blocks.1.skip_linear.weight"])
+def test_strict_loading_still_refuses_incomplete_files(missing):
+    state = random_state(**SMALL)
+    del state[missing]
+    with pytest.raises(RuntimeError, match=missing):
+        small().load_state_dict(state, strict=True)
 
 
 # ---- the official function
