@@ -61,8 +61,11 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
     assert run(monkeypatch, caplog, tmp_path, *command) == wanted
     folder = tmp_path / "runs" / "digits"
     assert step(folder / "version_1" / "checkpoints" / "last.ckpt") == 3
+    written = folder / "version_1" / "checkpoints"
+    (written / "last.ckpt").rename(written / "next.ckpt")  # as if killed between the names
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "fit", *TINY, *command)
+    assert step(written / "last.ckpt") == 3
     assert caplog.messages[-1].startswith("nothing is left to do: the checkpoint is at step 3: set --trainer.max_steps")
     assert sorted(path.name for path in folder.iterdir()) == ["version_0", "version_1"]
     os.utime(folder / "version_1" / "checkpoints" / "last.ckpt", (0, 0))  # clocks play no part

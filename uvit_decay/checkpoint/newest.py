@@ -127,3 +127,10 @@ def rotate(folder: Path, keep: int) -> None:
     with writing(folder):
         for i in range(gap, 0, -1):
             files[i - 1].replace(files[i])
+
+
+def finish_rotation(checkpoint: Path) -> None:
+    """Rename a next.ckpt that a kill kept from becoming last.ckpt; as many older ones are kept as there are."""
+    if checkpoint.name == NEXT:
+        older = [path for path in checkpoint.parent.iterdir() if 0 < place(path.name) < NOWHERE]
+        rotate(checkpoint.parent, max(1, len(older)))

@@ -25,6 +25,7 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.resumption import AUTO, NAMES, makes_folders, newest, settings_before
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
+from uvit_decay.checkpoint.newest import finish_rotation
 from uvit_decay.commands.checks import Parser, check_files, check_values, limit, located
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -207,6 +208,8 @@ class CLI(LightningCLI):
         try:
             super()._run_subcommand(subcommand)
         except RunEnded as error:
+            if self.trainer.is_global_zero:
+                finish_rotation(Path(self._get(self.config_init, "ckpt_path")))
             if self.config[subcommand].ckpt_path != AUTO:
                 raise
             rank_zero_info(f"nothing is left to do: {error}")
