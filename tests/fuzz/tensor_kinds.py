@@ -10,14 +10,13 @@ from typing import Any
 import mae_reference
 import numpy as np
 import torch
-from conftest import tiny_task, tiny_trainer
+from conftest import tiny_task
 from dinov2_files import random_weights
 from documents import JSON, TORCH
 from kind import Kind, Sources, anything_valid
 from official_files import TINY, TINY_MAE, tiny, tiny_sit
 
 from uvit_decay.autoencoder import Autoencoder
-from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export, import_official
 from uvit_decay.data import Latents
@@ -27,6 +26,7 @@ from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.metrics.inception_net import read_weights
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.resume import check
 
 RANDOM = np.random.default_rng(0)
@@ -46,13 +46,13 @@ def read_network(folder: Path, file: Path) -> Any:
 
 
 @functools.cache
-def resuming() -> tuple:
-    return tiny_task(), tiny_trainer(Path(), EMA(0.9))
+def resuming() -> DiffusionTask:
+    return tiny_task()
 
 
 def read_resumed(folder: Path, file: Path) -> Any:
     contents = read_training_checkpoint(file)
-    check(contents, *resuming(), str(file))
+    check(contents, resuming(), str(file))
     return contents
 
 

@@ -75,13 +75,22 @@ def started(tmp_path, caplog):
     return start
 
 
+def sit_from(sit, num_classes=3, **options):
+    """Training of a small SiT that starts from a file."""
+    return DiffusionTask(small_sit(num_classes, **options), Linear(), "velocity", init_from=str(sit))
+
+
+def uvit_from(file, net=None):
+    return DiffusionTask(net or tiny_net(), init_from=str(file))
+
+
 def classes(folder, image_size=8, channels=1):
     return Images(str(folder), image_size=image_size, channels=channels, batch_size=4, flip=False, holdout=0.3)
 
 
 def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, started):
     fresh, theirs = tiny_net(3), load(trained, "ema").net
-    net, line = started(DiffusionTask(tiny_net(3), init_from=str(trained)), classes(pictures))
+    net, line = started(uvit_from(trained, tiny_net(3)), classes(pictures))
     assert "(UViT, ema weights of step 12); label_emb.weight of 2 of 3 classes (by name) and the null" in line
     assert line.endswith("; new: nothing")
     for ours, before in ((0, 3), (1, 7), (3, 10)):
@@ -90,19 +99,12 @@ def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, s
     assert torch.equal(net.label_emb.weight[2], fresh.label_emb.weight[2])
 
 
-def test_a_network_of_the_same_data_is_that_of_the_file(trained, started):
-    net, line = started(DiffusionTask(tiny_net(), init_from=str(trained)), Digits(32))
-    theirs = load(trained, "ema").net
-    assert all(torch.equal(value, theirs.state_dict()[name]) for name, value in net.state_dict().items())
-    assert f"{len(theirs.state_dict())} tensors from {trained} (UViT, ema weights of step 12); new: nothing" in line
-
-
 def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, started):
     def unnamed(num_classes, data):
         contents = torch.load(trained, weights_only=True)
         contents["uvit_decay"].pop("class_hash")
         torch.save(contents, tmp_path / "unnamed.ckpt")
-        return started(DiffusionTask(tiny_net(num_classes), init_from=str(tmp_path / "unnamed.ckpt")), data)
+        return started(uvit_from(tmp_path / "unnamed.ckpt", tiny_net(num_classes)), data)
 
     theirs = load(trained, "ema").net.label_emb.weight
     assert torch.equal(unnamed(10, Digits(32))[0].label_emb.weight, theirs)
@@ -112,36 +114,33 @@ def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_p
 
 
 def test_positions_of_another_image_size(trained, sit, pictures, started):
-    net, line = started(DiffusionTask(small_uvit(3, image_size=16), init_from=str(trained)), classes(pictures, 16))
+    net, line = started(uvit_from(trained, small_uvit(3, image_size=16)), classes(pictures, 16))
     expected = resample_abs_pos_embed(load(trained).net.pos_embed, [8, 8], num_prefix_tokens=2, antialias=False)
     torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
     assert "pos_embed interpolated from 4x4 to 8x8 patches" in line
-    task = DiffusionTask(small_sit(3, image_size=16), Linear(), "velocity", init_from=str(sit))
-    net, line = started(task, classes(pictures, 16))
+    net, line = started(sit_from(sit, image_size=16), classes(pictures, 16))
     assert torch.equal(net.pos_embed, small_sit(image_size=16).pos_embed)
     assert "pos_embed computed for 8x8 patches" in line
 
 
 def test_first_and_last_layers_are_new_for_other_channels(trained, sit, pictures, started):
-    net, line = started(DiffusionTask(small_uvit(3, channels=3), init_from=str(trained)), classes(pictures, channels=3))
+    net, line = started(uvit_from(trained, small_uvit(3, channels=3)), classes(pictures, channels=3))
     new = ("patch_embed.proj", "decoder_pred", "final_layer")
     assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
     fresh, theirs = small_uvit(3, channels=3).state_dict(), load(trained).net.state_dict()
     for name, value in net.state_dict().items():
         expected = fresh[name] if name.startswith(new) else theirs[name]
         assert name == "label_emb.weight" or torch.equal(value, expected)
-    task = DiffusionTask(small_sit(3, channels=3), Linear(), "velocity", init_from=str(sit))
-    line = started(task, classes(pictures, channels=3))[1]
+    line = started(sit_from(sit, channels=3), classes(pictures, channels=3))[1]
     new = ("x_embedder.proj", "final_layer.linear")
     assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
 
 
 def test_a_network_without_classes_starts_from_one_with_classes(trained, sit, started):
-    net, line = started(DiffusionTask(tiny_net(0), init_from=str(trained)), Digits(32))
+    net, line = started(uvit_from(trained, tiny_net(0)), Digits(32))
     assert torch.equal(net.pos_embed, load(trained).net.pos_embed[:, 1:])
     assert line.endswith("; new: nothing; left out: label_emb")
-    task = DiffusionTask(small_sit(0), Linear(), "velocity", init_from=str(sit))
-    net, line = started(task, Digits(32))
+    net, line = started(sit_from(sit, 0), Digits(32))
     torch.testing.assert_close(net(X, T), load(sit).net(X, T, torch.full((3,), 10)))
     assert "; t_embedder.mlp.2.bias plus the vector of the null label; new: nothing; left out: y_embedder" in line
 
@@ -149,7 +148,7 @@ def test_a_network_without_classes_starts_from_one_with_classes(trained, sit, st
 def test_a_network_with_classes_starts_from_one_without(tmp_path, started):
     fit(tmp_path, max_steps=1, task=tiny_task(tiny_net(0)))
     file = tmp_path / "checkpoints" / "last.ckpt"
-    net, line = started(DiffusionTask(tiny_net(), init_from=str(file)), Digits(32))
+    net, line = started(uvit_from(file), Digits(32))
     assert torch.equal(net.pos_embed[:, 1:], load(file).net.pos_embed)
     assert torch.equal(net.pos_embed[:, :1], tiny_net().pos_embed[:, :1])
     assert torch.equal(net.label_emb.weight, tiny_net().label_emb.weight)

@@ -43,22 +43,22 @@ def test_accuracy_is_that_of_every_test_image_counted_once(tmp_path, make):
         assert float(trainer.callback_metrics[name]) == pytest.approx(float(value), rel=1e-5)
 
 
-@pytest.mark.parametrize(  # between validations, at one, at the end of an epoch
-    ("make", "step"), [(fine_tuning, 30), (linear_probe, 32), (fine_tuning, 44)]
+@pytest.mark.parametrize(  # between validations, at the end of an epoch
+    ("make", "step"), [(fine_tuning, 6), (linear_probe, 7), (fine_tuning, 9)]
 )
 def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path, make, step, caplog):
     whole_task, rest_task = make(), make()
-    keep = LastCheckpoint(keep_every_n_steps=step)
-    whole = fit(tmp_path / "whole", keep, max_steps=50, task=whole_task, **VALIDATION)
+    keep, options = LastCheckpoint(keep_every_n_steps=step), {"max_steps": 14, "limit_train_batches": 9, **VALIDATION}
+    whole = fit(tmp_path / "whole", keep, task=whole_task, **options)
     checkpoint = tmp_path / "whole" / "checkpoints" / f"step_{step:08d}.ckpt"
     with caplog.at_level("INFO"):
-        rest = fit(tmp_path / "rest", max_steps=50, ckpt_path=checkpoint, task=rest_task, **VALIDATION)
+        rest = fit(tmp_path / "rest", ckpt_path=checkpoint, task=rest_task, **options)
     assert rest[0] == whole[0][step:]
     assert same(rest[1], whole[1])
     assert (rest_task.last, rest_task.best) == (whole_task.last, whole_task.best)
     assert f"last: {rest_task.last}\nbest: {rest_task.best}, chosen on the test images" in caplog.text
     assert whole_task.best.top1 >= whole_task.last.top1 > 0.05
-    assert (whole_task.last.epoch, whole_task.last.step) == (2, 48)
+    assert (whole_task.last.epoch, whole_task.last.step) == (2, 12)
 
 
 def test_a_resumed_resnet_has_the_running_statistics_of_the_run_that_was_not_stopped(tmp_path):
@@ -166,11 +166,7 @@ def test_data_of_one_class_and_odd_pieces_are_refused(tmp_path):
 
 
 def test_pieces_of_a_batch_train_the_same_network(tmp_path):
-    runs = []
-    for size in (None, 8):
-        data = Digits(32)
-        data.device_batch_size = size
-        runs.append(fit(tmp_path / str(size), max_steps=6, task=fine_tuning(), data=data)[1])
+    runs = [fit(tmp_path / str(size), max_steps=6, task=fine_tuning(), data=Digits(32, size))[1] for size in (None, 8)]
     for name, value in runs[0].items():
         if name.endswith(
             "qkv.bias"

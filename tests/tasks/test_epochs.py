@@ -7,7 +7,7 @@ from lightning.pytorch import Callback
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import RunEnded
 
-EPOCH = 44  # steps of 32 of 1437 digits
+EPOCH = 5  # steps of 256 of 1437 digits
 
 
 class Epochs(Callback):
@@ -23,7 +23,7 @@ class Epochs(Callback):
 def run(folder, ckpt_path=None, max_steps=-1, device_batch_size=None, **options):
     task, losses, epochs = tiny_task(), Losses(), Epochs()
     trainer = tiny_trainer(folder, losses, epochs, max_steps=max_steps, max_epochs=3, **options)
-    trainer.fit(task, Digits(32, device_batch_size), ckpt_path=ckpt_path)
+    trainer.fit(task, Digits(256, device_batch_size), ckpt_path=ckpt_path)
     return losses.values, state(task), trainer.global_step, epochs.ends, folder / "checkpoints" / "last.ckpt"
 
 
@@ -32,7 +32,7 @@ def whole(tmp_path_factory):
     return run(tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("stops", [(30,), (EPOCH,), (60,), (30, 60)], ids=str)
+@pytest.mark.parametrize("stops", [(EPOCH,), (7,), (3, 7)], ids=str)
 def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, whole, tmp_path):
     losses, checkpoint = [], None
     for stop in (*stops, -1):
@@ -45,23 +45,24 @@ def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, wh
 
 
 def test_it_may_go_on_in_other_pieces(whole, tmp_path):
-    stopped = run(tmp_path / "stopped", max_steps=30)[-1]
-    _, _, step, ends, _ = run(tmp_path / "rest", stopped, device_batch_size=16)
+    stopped = run(tmp_path / "stopped", max_steps=3)[-1]
+    _, _, step, ends, _ = run(tmp_path / "rest", stopped, device_batch_size=128)
     assert (step, ends) == (3 * EPOCH, whole[3])
 
 
 def test_a_run_that_ended_by_its_epochs_says_so_when_it_is_resumed(tmp_path):
-    options = {"limit_train_batches": 2}
+    options = {"limit_train_batches": 1}
     *_, step, _, ended = run(tmp_path / "whole", **options)
-    assert step == 6
-    line = "the checkpoint is at step 6, the end of the run: set --trainer.max_epochs higher"
+    assert step == 3
+    line = "the checkpoint is at step 3, the end of the run: set --trainer.max_epochs higher"
     with pytest.raises(RunEnded, match=line):
         run(tmp_path / "rest", ended, **options)
 
 
-@pytest.mark.parametrize(("limit", "interval"), [(5, 2), (5 / EPOCH + 1e-6, 0.4), (1, 1)])
-@pytest.mark.parametrize("device_batch_size", [None, 16])
-def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, device_batch_size, limit, interval):
+@pytest.mark.parametrize(
+    ("limit", "interval", "device_batch_size"), [(5, 2, None), (5, 2, 16), (5 / 44 + 1e-6, 0.4, 16), (1, 1, 16)]
+)
+def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, limit, interval, device_batch_size):
     class Validations(Callback):
         def on_validation_start(self, trainer, task):
             validated.append(trainer.global_step)
@@ -71,7 +72,8 @@ def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, device_batch_s
     trainer = tiny_trainer(tmp_path, Validations(), max_steps=-1, max_epochs=2, **options)
     trainer.fit(task, Digits(32, device_batch_size))
     assert (trainer.global_step, validated) == ((2, [1, 2]) if limit == 1 else (10, [2, 4, 7, 9]))
-    assert (trainer.limit_train_batches, trainer.val_check_interval) == (limit, interval)
+    left = trainer.limit_train_batches, trainer.val_check_interval, trainer.accumulate_grad_batches
+    assert left == (limit, interval, 1)
 
 
 def test_images_seen_are_counted_over_changes_of_the_batch(tmp_path):

@@ -1,16 +1,20 @@
 """Compiled training: nothing is compiled after the first steps, blocks alike share graphs, and what `auto` means."""
 
+from collections.abc import Callable
+
 import jaxtyping
 import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from torch import nn
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
 from uvit_decay.nn import UViT
-from uvit_decay.tasks import DiffusionTask
-from uvit_decay.tasks.sharding import compile_net
+from uvit_decay.tasks import DiffusionTask, Task
+from uvit_decay.tasks.base import Optimization
+from uvit_decay.tasks.sharding import Sharded, compile_net
 
 WARM = 3  # steps, with a validation in between
 
@@ -73,3 +77,38 @@ def test_auto_compiles_by_block_on_gpus_with_triton_alone(device, triton, expect
     for _ in range(2):
         task.configure_model()
     assert calls == ([] if expected is None else [expected])
+
+
+class _Scale(nn.Module):
+    """A network of one number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+@pytest.mark.parametrize("strategy", ["auto", Sharded()], ids=["whole", "blocks"])
+@torch._dynamo.config.patch(recompile_limit=8)  # torch's own
+def test_training_validation_and_samples_of_any_number_all_run_compiled(strategy, tmp_path, monkeypatch):
+    compiled, calls = [], []
+
+    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable:
+        compiled.append(graph)
+        return lambda *inputs: calls.append(graph) or graph(*inputs)
+
+    torch._dynamo.reset()
+    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "counting", backend)
+    monkeypatch.setitem(torch._dynamo.backends.registry._BACKENDS, "counting", None)
+    task = Task(_Scale(), Optimization(), compile="counting")
+    task.trainer = tiny_trainer(tmp_path, strategy=strategy)
+    task.configure_model()
+    situations = [(grad, half, count) for grad in (True, False) for half in (True, False) for count in (32, 16, 5, 1)]
+    for _ in range(2):
+        for grad, half, count in situations:
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=half):
+                task.net(torch.ones(count, 4))
+    assert len(calls) == 2 * len(situations)
+    assert 8 < len(compiled) < len(situations)  # other numbers share a graph

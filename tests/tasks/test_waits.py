@@ -1,26 +1,21 @@
 """A step must not wait for a GPU: what reads numbers from the device, or copies to it, does so at log steps only."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import get_args
 
 import pytest
 import torch
-from conftest import tiny_net, tiny_task, tiny_trainer
+from conftest import tiny_net, tiny_task
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from record_ops import Waits
 from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe
-from torch import nn
 
 from uvit_decay.data import Digits
 from uvit_decay.data.batches import Batch, InMemory
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratified_times, training_times
-from uvit_decay.tasks import Task
-from uvit_decay.tasks.base import Optimization
-from uvit_decay.tasks.sharding import Sharded
 
 
 def test_the_progress_bar_shows_the_loss_and_fetches_it_at_log_steps_only(tmp_path, monkeypatch, capsys):
@@ -69,38 +64,3 @@ def test_masks_mixing_and_stochastic_depth_do_not_wait_for_the_device(task):
     with Waits() as waits:
         task.loss(batch, "train").backward()
     assert waits.found == []
-
-
-class _Scale(nn.Module):
-    """A network of one number."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(1))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.weight
-
-
-@pytest.mark.parametrize("strategy", ["auto", Sharded()], ids=["whole", "blocks"])
-@torch._dynamo.config.patch(recompile_limit=8)  # torch's own
-def test_training_validation_and_samples_of_any_number_all_run_compiled(strategy, tmp_path, monkeypatch):
-    compiled, calls = [], []
-
-    def backend(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> Callable:
-        compiled.append(graph)
-        return lambda *inputs: calls.append(graph) or graph(*inputs)
-
-    torch._dynamo.reset()
-    monkeypatch.setitem(torch._dynamo.backends.registry._COMPILER_FNS, "counting", backend)
-    monkeypatch.setitem(torch._dynamo.backends.registry._BACKENDS, "counting", None)
-    task = Task(_Scale(), Optimization(), compile="counting")
-    task.trainer = tiny_trainer(tmp_path, strategy=strategy)
-    task.configure_model()
-    situations = [(grad, half, count) for grad in (True, False) for half in (True, False) for count in (32, 16, 5, 1)]
-    for _ in range(2):
-        for grad, half, count in situations:
-            with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16, enabled=half):
-                task.net(torch.ones(count, 4))
-    assert len(calls) == 2 * len(situations)
-    assert 8 < len(compiled) < len(situations)  # other numbers share a graph

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import Task, check_finite
-from uvit_decay.tasks.sharding import gathered, like, local, local_values, whole
+from uvit_decay.tasks.sharding import gathered, like, local, whole
 
 
 class EMA(Callback):
@@ -67,7 +67,7 @@ class EMA(Callback):
         if trainer.global_step == self._seen_step:  # gradients are being accumulated
             return
         self._seen_step = trainer.global_step
-        weights = [local_values(p).float() for p in self._trained]
+        weights = [local(p.detach()).float() for p in self._trained]
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.ramp else self.decay
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1

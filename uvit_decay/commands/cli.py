@@ -260,7 +260,7 @@ class CLI(LightningCLI):
     def _check_fits(self, path: str | Path) -> int:
         """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
         contents = read_training_checkpoint(Path(path))
-        check(contents, self.model, self.trainer, str(path), self.subcommand == "fit")
+        check(contents, self.model, str(path), self.subcommand == "fit")
         self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
         return contents["global_step"]
 

@@ -46,9 +46,9 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
-from uvit_decay.tasks.resume import check, check_changes, check_data, restore_counters
+from uvit_decay.tasks.resume import check, check_data, other_settings, restore_counters
 from uvit_decay.tasks.settings import Settings
-from uvit_decay.tasks.sharding import Sharded, compile_net, local_values, original_class
+from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"
@@ -189,19 +189,20 @@ class Task(LightningModule):
     def _rate(self) -> float:
         return self.optim.rate(self.trainer.datamodule.batch_size)
 
-    def _logs_at(self, step: int) -> bool:
+    def _logs_this_step(self) -> bool:
         every = self.trainer.log_every_n_steps
-        return every > 0 and step % every == 0
+        return every > 0 and (self.trainer.global_step + 1) % every == 0  # Lightning counts this step only at its end
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Optimizer, closure: Callable[[], Any]) -> None:
+        logged = self._logs_this_step()
         super().optimizer_step(epoch, batch_idx, optimizer, closure)
-        if self._logs_at(self.trainer.global_step + 1):  # Lightning counts this step only afterwards
+        if logged:
             self.raise_if_not_finite()
             self._utilisation.measure()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         losses, self._losses = self._losses, []
-        if self._logs_at(self.trainer.global_step + 1):
+        if self._logs_this_step():
             # Mean over the whole global batch: each micro-batch and each rank has only some of the noise levels.
             self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
             # Lightning would copy a number to the device, but leaves a tensor where it is.
@@ -217,7 +218,7 @@ class Task(LightningModule):
 
         Lightning refuses to clip for a fused optimizer under bf16-mixed, though bfloat16 has no scaler to undo.
         """
-        logged = self._logs_at(self.trainer.global_step + 1)
+        logged = self._logs_this_step()
         norm = clip(optimizer, gradient_clip_val or 0.0, gradient_clip_algorithm or "norm", logged)
         if logged:
             self.log("train/grad_norm", norm)
@@ -260,12 +261,11 @@ class Task(LightningModule):
         checkpoint["images_seen"] = self.images_seen
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Check the checkpoint, in fit report settings that differ, and bring its counts of batches to this run's."""
+        """Check the checkpoint, in fit report settings that differ, and replace Lightning's counters."""
         data, trains = self.trainer.datamodule, self.trainer.state.fn == "fit"
-        card = check(checkpoint, self, self.trainer, "the checkpoint", trains)
+        card = check(checkpoint, self, "the checkpoint", trains)
         check_data(card, data, self.net.num_classes > 0, self.allowed)
-        optim = {"lr": self._rate(), **self.optim.settings(), "weight_decay": self.optim.weight_decay}
-        if trains and (different := check_changes(checkpoint, card, self, data, optim)):
+        if trains and (different := other_settings(checkpoint, card, self, data)):
             rank_zero_info(f"other settings than the checkpoint's: {different}")
         step = checkpoint["global_step"]
         self._before = step, checkpoint.get("images_seen", step * data.batch_size)
@@ -273,12 +273,12 @@ class Task(LightningModule):
         if trains and step >= total > 0:
             flag = "max_steps" if total == self.trainer.max_steps else "max_epochs"
             raise RunEnded(f"the checkpoint is at step {step}, the end of the run: set --trainer.{flag} higher")
-        restore_counters(checkpoint["loops"]["fit_loop"], epoch, data.micro_batches)
+        restore_counters(checkpoint, self.trainer, epoch, data.micro_batches)
 
 
 def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None:
     """Raise a UserError on all ranks if the tensors of any rank hold NaN or infinity; all ranks must call this."""
-    finite = torch.stack([torch.isfinite(local_values(tensor)).all() for tensor in tensors]).all()
+    finite = torch.stack([torch.isfinite(local(tensor.detach())).all() for tensor in tensors]).all()
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
         advice = _advice(trainer.lightning_module.optim)
         raise UserError(f"the {what} are not finite at step {trainer.global_step}; {advice}")

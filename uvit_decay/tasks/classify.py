@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.runtime.validation import typed
 from uvit_decay.tasks.base import AUTO, Optimization, Task
-from uvit_decay.tasks.init_from import Classifier, head_module, start_from
+from uvit_decay.tasks.init_from import Classifier, head_module
 
 SCORES = "scores"  # key in the checkpoint
 
@@ -51,7 +50,7 @@ class ClassifyTask(Task):
         frozen: train the classifier alone, on features of a frozen encoder (a linear probe); all else is in evaluation
             mode. A batch norm in the classifier is trained, too.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose encoder the network starts from;
-            see `start_from`. train.py does not read it when a run resumes.
+            see `adapt`. Not read when a run resumes.
         drop_path: stochastic depth: probability that a residual branch of the last block is dropped for an image, in
             [0, 1); it rises from 0 linearly over the blocks.
         mixup: Beta parameter of Mixup, see `Mixing`; 0 for none.
@@ -120,14 +119,16 @@ class ClassifyTask(Task):
             nn.init.zeros_(head.bias)
 
     def setup(self, stage: str) -> None:
-        """Check the data, and load `init_from` if that is still to be done."""
+        """Check the data, and load the weights from which a new run starts."""
         data = self.trainer.datamodule
         if len(data.class_names) < 2:
             raise UserError(f"{data.name} has {len(data.class_names)} classes, a classifier needs two or more")
         super().setup(stage)
         data.whole_test = True
-        if self.mixing:
-            check_pairs(data.batch_size // self.trainer.world_size // data.micro_batches)
+        images = data.batch_size // self.trainer.world_size // data.micro_batches
+        if self.mixing and images % 2:
+            flags = "change --data.batch_size or --data.device_batch_size"
+            raise UserError(f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: {flags}")
         if stage == "fit":
             self._remark()
 
@@ -139,11 +140,6 @@ class ClassifyTask(Task):
             rank_zero_info(f"{recipe} without --model.init_from: it has random weights, unless you loaded others")
         if self.trainer.datamodule.test is None:
             rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
-
-    def load_initial(self) -> None:
-        if self.init_from is not None:
-            file, self.init_from = Path(self.init_from), None
-            rank_zero_info(start_from(self.net, file))
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Keep a frozen encoder in evaluation mode, whatever callbacks did."""
@@ -258,12 +254,3 @@ class Mixing:
         with seeded((word, word)):
             images, targets = self.mix(batch.images[there], batch.labels[there])
         return images[back], targets[back]
-
-
-def check_pairs(images: int) -> None:
-    """Raise a UserError if a micro-batch of so many images cannot be mixed in pairs."""
-    if images % 2:
-        raise UserError(
-            f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: change "
-            "--data.batch_size or --data.device_batch_size"
-        )

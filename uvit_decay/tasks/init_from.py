@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.convert import read_official
 from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
@@ -22,11 +22,16 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.resume import check_data, part_differences
 from uvit_decay.tasks.settings import Change, refusal
 
-# Arguments of networks that their encoders share; image_size, num_classes and the norm before the head may differ.
+# Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")
 SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", "qk_norm", "norm_type")
 BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files do not record them
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
+CONSTANTS = ("alphas", "betas")  # which `load_state_dict` compares
+ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # of denoisers, which may differ
+ADAPTED += ("net.learned_variance",)  # which only says what of the output is returned, and which no loss trains
+State = Mapping[str, Tensor]
+Adapted = tuple[str, Tensor | None, str]  # name, value (None: as it was initialised), note if there is something to say
 
 
 @runtime_checkable
@@ -36,108 +41,29 @@ class Classifier(Protocol):
     linear_head: nn.Linear
 
 
-def start_from(net: nn.Module, file: Path) -> str:
-    """Load the weights of an encoder into `net`, and return one line that says what was taken and what is new.
-
-    The head is always new; a decoder is left out; positions are interpolated for another image size.
-
-    Args:
-        net: a classifier with `linear_head` and `config`.
-        file: a .ckpt or .safetensors of this project, of an MAE or of a network of the class of `net`, EMA weights if
-            it has them, or an official file.
-
-    Raises:
-        UserError: a file that cannot be read, of another architecture or another decay.
-    """
-    stored = read_weights(file)
-    stored.check()
-    _check_architecture(stored, net)
-    own, head = net.state_dict(), head_module(net)
-    taken = {name: v for name, v in stored.state.items() if name in own and name.partition(".")[0] != head}
-    new = [name for name in own if name not in taken and name not in ("alphas", "betas")]
-    absent = [name for name in new if name.partition(".")[0] not in (head, *NORMS)]
-    if "pos_embed" in taken and not absent:
-        side = math.isqrt(own["pos_embed"].shape[1] - net.num_prefix_tokens)
-        taken["pos_embed"] = resized_positions(taken["pos_embed"].float(), net.num_prefix_tokens, side)
-    wrong = [name for name, value in taken.items() if value.shape != own[name].shape]
-    if absent or wrong:
-        kind = stored.card.net.class_path.rpartition(".")[2]
-        what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
-        raise UserError(f"{file} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
-    if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
-        raise UserError(f"{file} has a norm after its last block, this network none: set --model.net.norm true")
-    net.load_state_dict(taken, strict=False)  # checks the alphas
-    return "\n".join([*stored.notes, summary(stored, taken, new, stored.state.keys() - taken.keys())])
+def head_module(net: Classifier) -> str:
+    """Return the name of the part of `net` that is its classifier: the linear layer, with its batch norm if any."""
+    weight = next(name for name, p in net.named_parameters() if p is net.linear_head.weight)
+    return weight.partition(".")[0]
 
 
 def read_weights(path: Path) -> StoredModel:
     """Read a checkpoint of this project, EMA weights if it has them, or an official file that needs no options."""
-    if path.is_dir() and not is_folder(path):
-        return _published(path)
-    try:
-        return read(path, None)
-    except ThirdParty:
-        return _published(path)
-
-
-def _published(path: Path) -> StoredModel:
+    if not path.is_dir() or is_folder(path):
+        with suppress(ThirdParty):
+            return read(path, None)
     try:
         return read_official(path)
     except UserError as error:
         raise UserError(f"{error} (options are those of python -m uvit_decay.checkpoint import)") from error
 
 
-def head_module(net: nn.Module) -> str:
-    """Return the name of the part of `net` that is its classifier: the linear layer, with its batch norm if any."""
-    weight = next(name for name, p in net.named_parameters() if p is net.linear_head.weight)
-    return weight.partition(".")[0]
-
-
-def _check_architecture(stored: StoredModel, net: nn.Module) -> None:
-    """Raise a UserError with all flags to set if arguments that encoders share differ."""
-    before: Mapping[str, object] = {**BEFORE, **stored.card.net.init_args}
-    if ("patch_size" in before) != ("patch_size" in net.config):
-        return  # a ResNet and a transformer: their tensors tell
-    names = [name for name in SHARED if name in before and name in net.config and before[name] != net.config[name]]
-    if names:
-        theirs = ", ".join(f"net.{name} {before[name]}" for name in names)
-        ours = ", ".join(str(net.config[name]) for name in names)
-        flags = " ".join(f"--model.net.{name} {before[name]}" for name in names)
-        raise UserError(f"{stored.where} was trained with {theirs}, this network has {ours}: set {flags}")
-
-
-def summary(
-    stored: StoredModel,
-    taken: Collection[str],
-    new: Sequence[str],
-    left_out: Collection[str],
-    notes: Sequence[str] = (),
-) -> str:
-    """Return one line on a network that starts from a file: names of weights, and `notes` on how they were taken."""
-    parts = [f"{len(taken)} tensors from {stored.where} ({origin(stored.card)})", *notes]
-    parts.append(f"new: {', '.join(new) or 'nothing'}")
-    if left_out:
-        parts.append(f"left out: {', '.join(sorted({name.partition('.')[0] for name in left_out}))}")
-    return "; ".join(parts)
-
-
-def origin(card: ModelCard) -> str:
-    """Return the class of a network, and which of its weights these are."""
-    return f"{card.net.class_path.rpartition('.')[2]}, {card.weights} weights of step {card.step}"
-
-
-ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # settings that may differ
-ADAPTED += ("net.learned_variance",)  # which only says what of the output is returned, and which no loss trains
-NOTHING = DataLayers((), ())
-State = Mapping[str, Tensor]
-Adapted = tuple[str, Tensor | None, str]  # name, value (None: as it was initialised), note if there is something to say
-
-
 def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> StoredModel:
     """Read the weights from which `net` is to start, EMA weights if the file has them.
 
     Args:
-        file: a .ckpt or .safetensors of this project, or an official file of U-ViT, SiT, DiT or MAE.
+        file: a .ckpt or .safetensors of this project, or an official file; for a classifier it need only have its
+            encoder.
         net: the network.
         function: what the task trains, see `Task.function_spec`.
 
@@ -145,15 +71,44 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
         UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
     """
     stored = read_weights(file)
+    classifies = isinstance(net, Classifier)
+    found = (
+        _encoder_differences(stored, net) if classifies else part_differences("net", stored.card.net, function["net"])
+    )
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
-    found = part_differences("net", stored.card.net, function["net"])
     refused = [Change(*change, "" if change[0] == "net" else f"model.{change[0]}") for change in found]
     if refused := [change for change in refused if change.name not in free]:
         raise UserError(refusal(str(file), refused, ()))
     stored.network([function["net"].class_path])  # raises if the weights do not fit their card
+    if classifies:
+        _check_encoder(stored, net)
     return stored
+
+
+def _encoder_differences(stored: StoredModel, net: nn.Module) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the arguments that encoders share and that differ; those of a ResNet and a transformer are not compared."""
+    before: Mapping[str, object] = {**BEFORE, **stored.card.net.init_args}
+    if ("patch_size" in before) == ("patch_size" in net.config):
+        for name in SHARED:
+            if name in before and name in net.config and before[name] != net.config[name]:
+                yield f"net.{name}", before[name], net.config[name]
+
+
+def _check_encoder(stored: StoredModel, net: Classifier) -> None:
+    """Raise a UserError unless the file has the encoder of a classifier."""
+    own, new = net.state_dict(), (head_module(net), *NORMS, *CONSTANTS)
+    encoder = {name: value for name, value in own.items() if name.partition(".")[0] not in new}
+    absent = [name for name in encoder if name not in stored.state]
+    # positions of an image size are interpolated
+    wrong = [name for name in encoder.keys() - {"pos_embed", *absent} if stored.state[name].shape != own[name].shape]
+    if absent or wrong:
+        kind = stored.card.net.class_path.rpartition(".")[2]
+        what = f"no {absent[0]}" if absent else f"{wrong[0]} of another shape"
+        raise UserError(f"{stored.where} is of a {kind} with {what}: it has no encoder of this {type(net).__name__}")
+    if "norm.weight" in stored.state and not any(f"{norm}.weight" in own for norm in NORMS):
+        raise UserError(f"{stored.where} has a norm after its last block, this network none: set --model.net.norm true")
 
 
 def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data: ImageData) -> list[str]:
@@ -161,8 +116,9 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
 
     A warning precedes it if they were trained for another path or prediction, or in another latent space.
 
-    First and last layers are new for other channels. Learned positions are interpolated for another image size, fixed
-    ones are the network's own. Rows of the label table are taken for classes of equal names and for the null label.
+    The head of a classifier is always new, and a decoder is left out. First and last layers are new for other channels.
+    Learned positions are interpolated for another image size, fixed ones are the network's own. Rows of the label table
+    are taken for classes of equal names and for the null label.
 
     Args:
         net: the network, as it was initialised.
@@ -170,35 +126,49 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
         function: what the task trains, see `Task.function_spec`.
         data: the data, set up; their classes are known by name.
     """
-    layers = net.data_layers if isinstance(net, HasDataLayers) else NOTHING
-    theirs, own = stored.network([stored.card.net.class_path]), net.state_dict()
+    own, theirs = net.state_dict(), stored.network([stored.card.net.class_path])
+    layers = net.data_layers if isinstance(net, HasDataLayers) else DataLayers((), ())
+    if isinstance(net, Classifier):
+        layers = DataLayers((head_module(net),), ("pos_embed",) if "pos_embed" in own else ())
     adapted = [*_pixels(net, theirs, layers), *_positions(net, theirs, stored.state, layers)]
     adapted += _labels(net, theirs, stored, layers, data.class_names)
     state = stored.state | {name: value for name, value, _ in adapted}
     taken = {name: state[name] for name in own if state.get(name) is not None}
     notes = {name: note for name, _, note in adapted if note}
-    new = [name for name in own if name not in (*taken, *notes, "alphas", "betas")]
     net.load_state_dict(taken, strict=False)
-    left_out, how = stored.state.keys() - own.keys(), [f"{name} {note}" for name, note in notes.items()]
-    return [*stored.notes, *_other_training(stored, function, data), summary(stored, taken, new, left_out, how)]
+    weights = (
+        f"{stored.card.net.class_path.rpartition('.')[2]}, {stored.card.weights} weights of step {stored.card.step}"
+    )
+    parts = [
+        f"{len(taken)} tensors from {stored.where} ({weights})",
+        *(f"{name} {note}" for name, note in notes.items()),
+    ]
+    new = [name for name in own if name not in (*taken, *notes, *CONSTANTS)]
+    parts.append(f"new: {', '.join(new) or 'nothing'}")
+    if left_out := sorted({name.partition(".")[0] for name in stored.state.keys() - own.keys()}):
+        parts.append(f"left out: {', '.join(left_out)}")
+    return [*stored.notes, *_other_training(stored, function, data), "; ".join(parts)]
 
 
 def _pixels(net: nn.Module, theirs: nn.Module, layers: DataLayers) -> Iterator[Adapted]:
-    """Yield the weights of layers that read or write channels, which are new for other channels."""
-    if theirs.channels != net.channels:
+    """Yield the weights of layers that read or write channels, which are new for other channels, or of a new head."""
+    if theirs.channels != net.channels or isinstance(net, Classifier):
         prefixes = tuple(f"{module}." for module in layers.pixels)
         yield from ((name, None, "") for name in net.state_dict() if name.startswith(prefixes))
 
 
 def _positions(net: nn.Module, theirs: nn.Module, state: State, layers: DataLayers) -> Iterator[Adapted]:
-    """Yield positions for another image size, or for other prefix tokens; the last ones are what both have."""
+    """Yield positions for another image size, or for other prefix tokens; the last ones are what both have.
+
+    Fixed positions are computed, but those of a classifier are those of its encoder, and interpolated (MAE).
+    """
     parameters = dict(net.named_parameters())
     for name in layers.positions:
         own, value = parameters[name].detach(), state[name].float()
         side = math.isqrt(own.shape[1] - net.num_prefix_tokens)
         before = math.isqrt(value.shape[1] - theirs.num_prefix_tokens)
         resized = f"{before}x{before} to {side}x{side} patches"
-        if side != before and not parameters[name].requires_grad:
+        if side != before and not (parameters[name].requires_grad or isinstance(net, Classifier)):
             yield name, None, f"computed for {side}x{side} patches"
             continue
         prefix = min(net.num_prefix_tokens, theirs.num_prefix_tokens)

@@ -1,4 +1,8 @@
-"""Checks before a run resumes from a checkpoint: is the file intact, and is its function the same."""
+"""Resuming: a resumed run takes weights, averages, moments and step from its checkpoint, and continues with the next
+global batch, if the checkpoint is whole (`check`) and of the same function, settings and data (`check`, `check_data`).
+
+All else that a step uses is a function of the seed and the step.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-import lightning
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
@@ -18,14 +21,13 @@ from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.instantiate import Spec
-from uvit_decay.runtime.validation import check_size, flat, is_plain
+from uvit_decay.runtime.validation import is_plain
 from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.settings import (
     MISSING,
     Change,
     Settings,
     allows,
-    changes,
     decides,
     differences,
     named_class,
@@ -40,9 +42,7 @@ LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # what contents of another form raise
 
 
-def check(
-    contents: Mapping[str, Any], task: LightningModule, trainer: Trainer, where: str, trains: bool = False
-) -> ModelCard:
+def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains: bool = False) -> ModelCard:
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must be the task's, and if it `trains` all settings that decide how training
@@ -52,7 +52,6 @@ def check(
     Args:
         contents: contents of the checkpoint.
         task: task of this run.
-        trainer: trainer of this run.
         where: name of the checkpoint in errors.
         trains: whether the run trains, and does not only validate.
     """
@@ -62,7 +61,7 @@ def check(
     card = ModelCard.from_dict(contents[KEY], where)
     _check_settings(contents, card, task, where, trains)
     with explained(damaged, *MALFORMED):
-        _check_form(contents, task, trainer)
+        _check_form(contents, task)
     return card
 
 
@@ -71,17 +70,18 @@ def _check_settings(
 ) -> None:
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
     before = contents.get("settings") or {}
-    fixed, open_ = list(_other_optimizer(before, task)), []
     parts = ((part, getattr(card, part), ours) for part, ours in task.function_spec().items())
-    if function := [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]:
-        (open_ if _same_tensors(contents.get("state_dict"), task) else fixed).extend(function)
+    function = [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]
+    same_tensors = not function or _same_tensors(contents.get("state_dict"), task)
+    fixed = [*_other_optimizer(before, task), *(() if same_tensors else function)]
+    allowable = function if same_tensors else []
     if trains and before and task.settings:
-        known = tuple(change.flag or change.name for change in (*fixed, *open_))
+        known = tuple(change.flag or change.name for change in (*fixed, *allowable))
         others = (change for change in differences(before, task.settings) if decides(change.name))
-        open_ += [change for change in others if not allows(known, change.name)]
-    open_ = [change for change in open_ if not allows(task.allowed, change.flag or change.name)]
-    if fixed or open_:
-        raise UserError(refusal(where, fixed, open_))
+        allowable += [change for change in others if not allows(known, change.name)]
+    refused = [change for change in allowable if not allows(task.allowed, change.flag or change.name)]
+    if fixed or refused:
+        raise UserError(refusal(where, fixed, refused))
 
 
 def _same_tensors(stored: Any, task: LightningModule) -> bool:
@@ -106,29 +106,20 @@ def _other_optimizer(before: Settings, task: LightningModule) -> Iterator[Change
             yield Change(flag, stored, ours)
 
 
-def check_changes(
-    contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData, optim: Settings
-) -> str:
+def other_settings(contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData) -> str:
     """Return one line with all settings that differ from the checkpoint's, empty if none does; the data are set up.
 
     Raises:
-        UserError: a run of train.py has other data, or with a checkpoint without settings another optimizer, and
-            `task.allowed` does not name them.
+        UserError: a run of train.py has other data, and `task.allowed` does not name them.
     """
-    found = changes(contents, card, task.settings, {**optim, "data": data.name})
+    found = differences(contents.get("settings") or {}, task.settings)
     if card.data_hash == data.fingerprint:  # the same images, in another place
-        found = [change for change in found if change.name not in ("data", "data.path")]
+        found = [change for change in found if change.name != "data.path"]
     elif card.data_hash is not None:
-        found = [change for change in found if change.name != "data"]
-        hashes = (
-            f"{name} ({value[:8]})" for name, value in ((card.data, card.data_hash), (data.name, data.fingerprint))
-        )
-        found.append(Change("data", *hashes, ""))
-    refused = [
-        change for change in found if decides(change.name) and not allows(task.allowed, change.flag or change.name)
-    ]
-    if refused and task.settings:
-        raise UserError(refusal("the checkpoint", (), refused))
+        other = Change("data", f"{card.data} ({card.data_hash[:8]})", f"{data.name} ({data.fingerprint[:8]})", "")
+        if task.settings and not allows(task.allowed, "data"):
+            raise UserError(refusal("the checkpoint", (), [other]))
+        found.append(other)
     return ", ".join(map(str, found))
 
 
@@ -177,7 +168,7 @@ def _check_head(contents: Mapping[str, Any]) -> None:
         raise ValueError("settings holds more than names and plain values")
 
 
-def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Trainer) -> None:
+def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
     """Raise an error unless weights, averages and moments have the form of this run's, and all counts are there.
 
     A parameter that never had a gradient has no moments.
@@ -197,14 +188,12 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, trainer: Tra
     for i, moments in optimizer["state"].items():
         _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
     _check_count(schedule["last_epoch"], "lr_schedulers.last_epoch")
-    check_size(contents["loops"])
-    _check_count(contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"], "combined_loader.start")
-    for loop in ("fit_loop", "validate_loop"):
-        stored = dict(flat(contents["loops"][loop], loop))
-        for name, count in flat(getattr(trainer, loop).state_dict(), loop):
-            counted_then = name in stored or contents[VERSION] == lightning.__version__
-            if isinstance(count, int) and counted_then:
-                _check_count(stored[name], name)
+    _check_count(_global_batches(contents), "combined_loader.start")
+
+
+def _global_batches(contents: Mapping[str, Any]) -> Any:
+    """Return the number of global batches that a run has trained on, the state of its `StepLoader`."""
+    return contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"]
 
 
 def _check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:
@@ -234,34 +223,34 @@ def _shown(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def restore_counters(loop: dict[str, Any], epoch: int, pieces: int) -> None:
-    """Set the counts of Lightning's fit loop to a place within an epoch, from the number of global batches so far.
+def restore_counters(contents: dict[str, Any], trainer: Trainer, epoch: int, micro_batches: int) -> None:
+    """Replace the counters of Lightning's loops by those of this run after the global batches of the checkpoint.
 
-    Two things make them wrong. Lightning counts pieces as batches, of which a global batch may have had another number.
-    And a run that ends before its last epoch does, at its last step or on a signal, counts that epoch as whole: when
-    resumed, a run of so many epochs would leave out the rest of it, and begin again with the first batch.
+    Lightning counts micro-batches, of which a global batch may have had another number, and counts the epoch in which
+    a run ends, at its last step or on a signal, as whole: the rest of it would be left out. These counters are those
+    that it saves in `on_train_batch_end` of the last micro-batch.
 
     Args:
-        loop: state of the loop, which is changed.
-        epoch: global batches of an epoch of this run; with 0 there is no place.
-        pieces: pieces of a global batch in this run.
+        contents: contents of the checkpoint, which are changed.
+        trainer: trainer of this run.
+        epoch: global batches of an epoch of this run; with 0 there is no place in it.
+        micro_batches: micro-batches of a global batch in this run.
     """
-    done = loop["state_dict"]["combined_loader"][0]["start"]
+    step, done = contents["global_step"], _global_batches(contents)
+    fit, validate = trainer.fit_loop.state_dict(), trainer.validate_loop.state_dict()
+    contents["loops"] = {"fit_loop": fit, "validate_loop": validate}
+    fit["state_dict"] = {"combined_loader": [{"start": done}]}
+    fit["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"] = dict.fromkeys(
+        ("ready", "completed"), step
+    )
     if not (done and epoch):
         return
     whole, last = divmod(done - 1, epoch)
-    for counts in loop["epoch_progress"].values():
+    for counts in fit["epoch_progress"].values():
         counts.update(ready=whole + 1, started=whole + 1, processed=whole, completed=whole)
-    batches = loop["epoch_loop.batch_progress"]
-    current, total = batches["current"], batches["total"]
+    batches = fit["epoch_loop.batch_progress"]
     batches["is_last_batch"] = last + 1 == epoch
-    # The hook that saves at a step runs before the batch is `completed`, the one at the end of training after it. At
-    # the end of an epoch only the former is taken for a place within it.
-    if batches["is_last_batch"] and current["completed"] == current["ready"]:
-        current["completed"] -= 1
-        total["completed"] -= 1
-        loop["epoch_loop.state_dict"]["_batches_that_stepped"] -= 1
-    # A checkpoint is saved after the last piece of a global batch: convert `ready`, and keep what others are below it.
-    ready = current["ready"]
-    for key, count in current.items():
-        current[key] = (last + 1) * pieces - (ready - count)
+    for name, count in (("total", done), ("current", last + 1)):
+        seen = count * micro_batches
+        batches[name].update(ready=seen, started=seen, processed=seen, completed=seen - 1)
+    fit["epoch_loop.state_dict"] = {"_batches_that_stepped": step - 1}

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.runtime.instantiate import renamed
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks.optimization import IN_PLACE
@@ -63,12 +62,8 @@ def allows(allowed: Sequence[str], name: str) -> bool:
 
 
 def same_run(before: Settings, now: Settings, allowed: Sequence[str] = ()) -> bool:
-    """Return whether two runs have equal settings, apart from those that are `allowed` to differ or change no weight.
-
-    Without settings, as in runs that another program than train.py started, there is nothing to compare.
-    """
-    changes = differences(before, now) if before and now else []
-    return all(effect(change.name) == FREE or allows(allowed, change.name) for change in changes)
+    """Return whether two runs have equal settings, apart from those that are `allowed` or change no weight."""
+    return all(effect(change.name) == FREE or allows(allowed, change.name) for change in differences(before, now))
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,12 @@ class Change:
 
 
 def differences(before: Settings, now: Settings) -> list[Change]:
-    """Return the settings that differ; an option that the older run did not know had its default."""
+    """Return the settings that differ; an option that the older run did not know had its default.
+
+    Without settings, as in runs that another program than train.py started, there is nothing to compare.
+    """
+    if not (before and now):
+        return []
     before = renamed(before)
     before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
     pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
@@ -117,33 +117,13 @@ def plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def changes(contents: Mapping[str, Any], card: ModelCard, settings: Settings, least: Settings) -> list[Change]:
-    """Return all settings that differ from those of the run that wrote a checkpoint.
-
-    Args:
-        contents: contents of the checkpoint.
-        card: its model card.
-        settings: settings of this run; empty if they are not known.
-        least: `lr`, `betas`, `weight_decay` and `data` of this run; compared with the checkpoint's optimizer and data
-            if it or this run has no settings.
-    """
-    before = contents.get("settings")
-    if before and settings:
-        return differences(before, settings)
-    group = contents["optimizer_states"][0]["param_groups"][0]
-    before = {**group, "lr": group["initial_lr"], "data": card.data}
-    found = differences({name: plain(before[name]) for name in least}, least)
-    flags = {name: "" if name == "data" else f"model.optim.{name}" for name in least}
-    return [dataclasses.replace(change, flag=flags[change.name]) for change in found]
-
-
-def refusal(where: str, fixed: Sequence[Change], open_: Sequence[Change]) -> str:
+def refusal(where: str, fixed: Sequence[Change], allowable: Sequence[Change]) -> str:
     """Return one line that refuses to resume from `where`: what must be equal, and what --resume.allow may allow."""
     parts = []
-    for change in (*fixed, *open_):
+    for change in (*fixed, *allowable):
         flag = change.name if change.flag is None else change.flag
         hint = f": set --{flag} {change.before}" if flag and change.before != MISSING else ""
         parts.append(f"{change.name} {change.before}, this run has {change.now}{hint}")
-    names = ",".join(change.flag or change.name for change in open_)
-    hint = f"; --resume.allow '[{names}]' resumes with what this run has" if open_ else ""
+    names = ",".join(change.flag or change.name for change in allowable)
+    hint = f"; --resume.allow '[{names}]' resumes with what this run has" if allowable else ""
     return f"{where} was trained with {'; '.join(parts)}{hint}"

@@ -191,11 +191,6 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def local_values(tensor: Tensor) -> Tensor:
-    """Return this rank's values of a parameter, buffer or moment, without a graph; they share its memory."""
-    return local(tensor.detach())
-
-
 def full(tensor: Tensor) -> Tensor:
     """Return the full tensor of a sharded one, on every rank; all ranks must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from lightning.pytorch import LightningModule
@@ -56,34 +54,22 @@ class Utilisation:
 
 
 def image_flops(task: LightningModule) -> float:
-    """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation."""
-    batch = micro_batch(task)
-    with stand_in(task, recompute=False), torch.autograd.set_detect_anomaly(False):  # it reads values
-        return counted_flops(lambda: task.loss(batch, "train").backward()) / len(batch.images)
+    """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation.
 
-
-def micro_batch(task: LightningModule) -> Batch:
-    """Return what a device trains on at once, without memory: a Batch on the meta device."""
+    They are those of a micro-batch and a network with the same trained parameters, both on the meta device.
+    """
     data, net = task.trainer.datamodule, task.net
     count = data.batch_size // (task.trainer.world_size * data.micro_batches)
     images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")
-    return Batch(images, labels, number=0, first=0, total=data.batch_size)
-
-
-@contextmanager
-def stand_in(task: LightningModule, recompute: bool = True) -> Iterator[None]:
-    """Replace `task.net` within the context by one on the meta device, which trains the same parameters.
-
-    Without `recompute` its blocks keep their activations, whatever the network's `checkpointing`.
-    """
-    net = task.net
-    task.net = skeleton(net, {"checkpointing": False} if "checkpointing" in net.config and not recompute else {})
+    batch = Batch(images, labels, number=0, first=0, total=data.batch_size)
+    task.net = skeleton(net, {"checkpointing": False} if "checkpointing" in net.config else {})
     for ours, theirs in zip(task.net.parameters(), net.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)
     for ours, theirs in zip(task.net.modules(), net.modules(), strict=True):
         ours.training = theirs.training
     try:
-        yield
+        with torch.autograd.set_detect_anomaly(False):  # it reads values
+            return counted_flops(lambda: task.loss(batch, "train").backward()) / count
     finally:
         task.net = net
