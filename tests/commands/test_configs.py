@@ -138,7 +138,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--data.batch_size", "2000"], "larger than the 1437 images"),
         (["fit", "--data.seed", "3"], "--seed_everything"),
         (["fit", "--ckpt_path", "missing.ckpt"], "the file missing.ckpt does not exist"),
-        (["fit", "--ckpt_path", "text.ckpt"], "text.ckpt is not a checkpoint"),
+        (["fit", "--ckpt_path", "text.ckpt"], "text.ckpt is no file of tensors but a text file"),
         (["fit", "--model.sampling.sampler", "magic"], "unknown sampler 'magic'"),
         (["fit", "--trainer.logger.save_dir", "text.ckpt/x"], "cannot write"),
         (["fit", "--config", str(ROOT / "configs/cifar10_uvit_s.yaml"), "--data.path", "empty"], "no images"),
