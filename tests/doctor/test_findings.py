@@ -95,7 +95,7 @@ def test_a_run_without_an_end_is_a_note(tmp_path):
 
 @pytest.mark.parametrize(("every", "epochs", "at_end", "times"), [(10, None, True, 3), (7, 1, False, 5)])
 def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, times):
-    callback, seen = Preview(every, at_end, rows=1), []
+    callback, seen = Preview(every_n_steps=every, at_end=at_end, rows=1), []
     callback.every_n_epochs = epochs
     callback.evaluate = lambda trainer, task: seen.append(trainer.global_step)
     run = run_of(tmp_path, callback, max_steps=24, limit_train_batches=12)

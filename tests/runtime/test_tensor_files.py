@@ -72,9 +72,9 @@ def test_a_file_without_checksums_is_read(tmp_path):
     assert (metadata, tensors["x"].tolist()) == ({"a": "b"}, [1.0, 1.0])
 
 
-@pytest.mark.parametrize("name", ["none.safetensors", "."])
-def test_what_is_no_file_is_refused(tmp_path, name):
-    with pytest.raises(UserError, match="does not exist or is no file"):
+@pytest.mark.parametrize(("name", "message"), [("none.safetensors", "does not exist"), (".", "is a folder")])
+def test_what_is_no_file_is_refused(tmp_path, name, message):
+    with pytest.raises(UserError, match=message):
         load_tensors(tmp_path / name)
 
 

@@ -36,7 +36,7 @@ def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypat
     torch._dynamo.reset()
     task = tiny_task(uvit(2), compile=False)
     compile_net(task.net, "eager", by_block)
-    options = {"max_steps": 9, "val_check_interval": 4, "check_val_every_n_epoch": None, "limit_val_batches": 2}
+    options = {"max_steps": 9, "val_check_interval": 2, "check_val_every_n_epoch": None, "limit_val_batches": 2}
     with torch._dynamo.config.patch(error_on_recompile=False):
         trainer = tiny_trainer(tmp_path, EMA(0.9), NoRecompilation(), precision="bf16-mixed", **options)
         trainer.fit(task, Digits(32, device_batch_size=16))
