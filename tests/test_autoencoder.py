@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -157,6 +158,15 @@ def test_another_scale_is_refused_with_both_values(vae, tmp_path):
     imported = replace(Autoencoder(str(vae)).space, vae=str(other), sha256="")
     with pytest.raises(UserError, match=r"scale 0\.18215 .* its autoencoder now 0\.13025"):  # no --vae was given
         decoder(imported, None, "cpu")
+
+
+def test_quantised_weights_are_refused(vae, tmp_path):
+    folder = tmp_path / "int8"
+    shutil.copytree(vae, folder)
+    (file,) = folder.glob("*.safetensors")
+    save_file({name: value.to(torch.int8) for name, value in load_file(file).items()}, file, {"format": "pt"})
+    with pytest.raises(UserError, match="has weights of the type I8: "):
+        Autoencoder(str(folder))
 
 
 def test_weights_that_changed_meanwhile_are_refused_unless_they_are_named(tmp_path):

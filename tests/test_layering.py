@@ -49,26 +49,26 @@ WITHOUT_LIGHTNING = (
     "history.py",
     "__main__.py",
 )
-# Lines of a room at most, a tenth above what it had when this was written: it grows by decision.
+# Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_560,
-    "callbacks": 1_990,
-    "checkpoint": 2_120,
-    "commands": 1_360,
-    "compare": 540,
-    "data": 3_010,
-    "decay": 990,
-    "diffusion": 1_700,
-    "doctor": 660,
-    "evaluation": 1_860,
-    "hub": 760,
-    "metrics": 1_230,
-    "nn": 2_000,
-    "representations": 3_060,
-    "runtime": 2_050,
-    "tasks": 2_220,
+    ".": 1_430,
+    "callbacks": 1_850,
+    "checkpoint": 1_860,
+    "commands": 1_290,
+    "compare": 510,
+    "data": 2_740,
+    "decay": 920,
+    "diffusion": 1_620,
+    "doctor": 610,
+    "evaluation": 1_720,
+    "hub": 700,
+    "metrics": 1_130,
+    "nn": 1_930,
+    "representations": 2_790,
+    "runtime": 1_970,
+    "tasks": 2_020,
 }
-LINES, MODULES, ROOMS = 25_500, 190, 28  # of the whole library
+LINES, MODULES, ROOMS = 24_700, 184, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float, to_uint8
@@ -205,6 +206,13 @@ def _load(vae: str) -> nn.Module:
     missing = [*info["missing_keys"], *info["mismatched_keys"]]
     if missing:
         raise UserError(f"the autoencoder {vae} lacks {len(missing)} of its weights, the first is {missing[0]}")
+    for file in Path(vae).glob("*.safetensors"):  # diffusers casts what is quantised, without its scale
+        with safe_open(file, "pt") as stored:
+            kinds = {stored.get_slice(name).get_dtype() for name in stored.keys()} - {"F16", "BF16", "F32", "F64"}  # noqa: SIM118
+        if kinds:
+            raise UserError(
+                f"{file} has weights of the type {min(kinds)}: the autoencoder must have floating-point ones"
+            )
     return net
 
 

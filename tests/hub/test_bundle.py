@@ -32,7 +32,15 @@ from uvit_decay.nn import UViT
 
 FILES = {kind.__name__: bundle(kind) for kind in (UViTDenoiser, SiTDenoiser)} | {"pipeline": code_of(DecayPipeline)}
 NOT_CALLED = {"report"}  # in a function of the commands
-PACKAGES = {"PIL", "diffusers", "filelock", "huggingface_hub", "numpy", "torch"}  # diffusers needs the others
+PACKAGES = {
+    "PIL",
+    "diffusers",
+    "filelock",
+    "huggingface_hub",
+    "numpy",
+    "safetensors",
+    "torch",
+}  # diffusers needs the others
 # Another process, in which this package and what else it needs beside torch and diffusers are not there.
 WITHOUT = """
 import sys
