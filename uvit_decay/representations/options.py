@@ -20,7 +20,7 @@ ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-sho
 
 @dataclass(frozen=True, kw_only=True)
 class JudgingOptions:
-    """What judges features by classification.
+    """Options that probes and the protocols of classification share.
 
     Args:
         max_train: training images at most, a fixed random choice.
