@@ -67,6 +67,13 @@ def test_classes_are_scikit_learns_and_more_signal_is_seen(data, uniform):
     assert accuracy[0] < accuracy[1] < accuracy[2]
 
 
+def test_centred_cosines_do_not_see_what_all_features_have_in_common(data):
+    train, y, test, y2 = data
+    mean = train.mean(dim=1, keepdim=True)
+    expected = knn_accuracy(train - mean, y, test - mean, y2)
+    assert knn_accuracy(train + 1000, y, test + 1000, y2, centred=True) == pytest.approx(expected, abs=0.02)
+
+
 @pytest.mark.parametrize(("chunk", "similarities"), [(1, 2**24), (7, 2**24), (202, 2**24), (4096, 10 * N2)])
 def test_the_chunks_change_nothing(data, monkeypatch, chunk, similarities):
     train, y, test, _ = data

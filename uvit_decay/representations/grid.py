@@ -17,7 +17,7 @@ from uvit_decay.runtime.validation import write_json
 
 SCORES = (
     *("held_out_accuracy", "test_accuracy", "best_on_test_accuracy", "l2"),
-    *("knn_accuracy", "effective_rank", "dimensions", "mean_share"),
+    *("knn_accuracy", "knn_centred_accuracy", "effective_rank", "dimensions", "mean_share"),
 )
 RANKS, OF_CLASS_TOKENS = ("effective_rank", "dimensions"), "_of_cls"  # the ending of ranks where there are any
 TEST, BEST_ON_TEST = "test_accuracy", "best_on_test_accuracy"
@@ -35,10 +35,12 @@ class Grid:
     """Probe scores: `scores[name]` is (levels, layers), float64, a mean over noise draws; accuracies lie in [0, 1].
 
     Names are those of a protocol: SCORES, or `test_accuracy` and perhaps `cknna`. `best_on_test_accuracy` uses the l2
-    penalty that is best on the test set, as papers report it: it is biased upwards. The effective rank is the paper's,
-    an entropy. `dimensions` is its exponential for features centred over the images: without centring, what all images
-    have in common outweighs their differences. Both are of class tokens, as in the paper, where there are any, and then
-    end in `_of_cls`; else of the pooled features, as `mean_share`, the share of their mean in the mean square.
+    penalty that is best on the test set, as papers report it: it is biased upwards. `knn_centred_accuracy` takes
+    cosines around the mean of the training features: others see mostly the mean where its share is large. The effective
+    rank is the paper's, an entropy. `dimensions` is its exponential for features centred over the images: without
+    centring, what all images have in common outweighs their differences. Both are of class tokens, as in the paper,
+    where there are any, and then end in `_of_cls`; else of the pooled features, as `mean_share`, the share of their
+    mean in the mean square.
 
     Args:
         layers: the layers by number: 0 the embeddings, i the output of block i.

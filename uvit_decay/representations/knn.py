@@ -27,6 +27,7 @@ def knn_accuracy(
     k: int = 20,
     temperature: float = 0.07,
     uniform: bool = False,
+    centred: bool = False,
 ) -> Float64[Tensor, " m"]:
     """Return the test accuracy of each cell, on the CPU.
 
@@ -38,11 +39,15 @@ def knn_accuracy(
         k: number of neighbours.
         temperature: T of DINO's votes exp(similarity / T).
         uniform: one vote for each neighbour, instead of DINO's weights.
+        centred: cosines around the mean of the cell's training samples.
     """
     if len(train_labels) < k:
         raise UserError(f"{k} nearest neighbours need as many training samples, got {len(train_labels)}")
     labels = train_labels.to(test.device, non_blocking=True)
-    near = [neighbours(*sides, k) for sides in zip(train, test, strict=True)]
+    cells = zip(train, test, strict=True)
+    if centred:
+        cells = ((x - (mean := x.mean(dim=0)), y - mean.to(y)) for x, y in cells)
+    near = [neighbours(*sides, k) for sides in cells]
     guesses = [vote(similar, labels[index], temperature, uniform) for similar, index in near]
     return (torch.stack(guesses).cpu() == test_labels.cpu()).double().mean(dim=1)
 

@@ -130,10 +130,10 @@ def paper(cells: Cells, options: Probing) -> Outcome:
     """Judge by logistic regression, nearest neighbours and rank, with one noise for each image."""
     train = cells.train(0)
     linear = logistic_grid(train, cells.labels, cells.test, cells.test_labels, device=cells.device)
-    knn = _nearest(cells, train, options)
+    knn = [_nearest(cells, train, options, centred=centred) for centred in (False, True)]
     test = cells.ranked.to("cpu" if cells.device.type == "mps" else cells.device)  # Apple's GPUs lack float64
     ranks = [effective_rank(cell) for cell in test], [effective_rank(cell, "feature", exp=True) for cell in test]
-    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, knn, *map(torch.tensor, ranks))
+    columns = (linear.held_out, linear.test, linear.every_test.amax(1), linear.l2, *knn, *map(torch.tensor, ranks))
     return Outcome(dict(zip(SCORES, (*columns, mean_share(cells.test)), strict=True)))
 
 
@@ -161,7 +161,7 @@ def repa(cells: Cells, options: Probing) -> Outcome:
     return Outcome({"test_accuracy": _accuracy(cells, options, REPA, lambda _: train), "cknna": alignment})
 
 
-def _nearest(cells: Cells, train: Tensor, options: Classification | Probing, **vote: float) -> Tensor:
+def _nearest(cells: Cells, train: Tensor, options: Classification | Probing, **vote: float | bool) -> Tensor:
     sides = train, cells.labels, cells.test.to(cells.device), cells.test_labels
     return knn_accuracy(*sides, options.neighbours, uniform=options.uniform, **vote)
 
