@@ -1,46 +1,32 @@
 #!/usr/bin/env bash
-# When does the decay help a small MAE on CIFAR-10, and is it more than a learning rate? The map of alpha_min and rate,
-# then three seeds of the best rate of each arm, and the controls: `gain`, and the last layers of the branches at the
-# rate over their gain (under Adam a decayed branch moves up to 1/P times as far in the function, docs/how_it_works.md).
+# When does the decay help a small MAE on CIFAR-10, and is it more than a learning rate? Pairs of alpha_min and rate are
+# trained to STEPS steps (default 4000) with each of SEEDS (default "0") and probed; docs/results.md has the results.
 #
-#     nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST map            # class folders or zips of class folders
-#     nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST seeds 0.8=5e-4 1.0=5e-4 ...    # the best pairs of the map
+#     nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST 1.0=1e-3 1.0=5e-4 1.0=2.5e-4 0.8=1e-3 ...      # the map
+#     SEEDS="1 2" nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST 1.0=5e-4 0.8=5e-4        # the best of each arm
+#     nice -n 19 benchmarks/studies/mae_rate.sh TRAIN TEST 0.8=5e-4=over_gain 0.8=5e-4=gain     # the controls
 #
-# Run again to continue after an interruption. STEPS=8000 by default; checkpoints of every 2000 steps are probed.
+# TRAIN and TEST are class folders or zips of class folders. Under Adam a decayed branch moves up to 1/P times as far in
+# the function (docs/how_it_works.md): `over_gain` divides the rate of the branches' last layers by that gain; `gain` is
+# the plain network with branches times 1/P and that rate. Run again to continue after an interruption.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-train=$1 test=$2 part=$3
-shift 3
+train=$1 test=$2 steps=${STEPS:-4000}
+shift 2
 export OMP_NUM_THREADS=1
 
-run() { # alpha_min, rate, seed, then more flags after a name for them
-    local name="mae_rate_$1_$2_s$3${4:+_$4}" step folder flags=(--model.net.alpha_min "$1" --model.optim.lr "$2")
-    python train.py fit --config benchmarks/studies/mae_rate.yaml --data.path "$train" \
-        --trainer.max_steps "${STEPS:-8000}" --seed_everything "$3" "${flags[@]}" "${@:5}" \
-        --trainer.logger.experiment "$name" --ckpt_path auto
-    folder=$(ls -d "runs/$name"/version_* | tail -1)
-    for step in 2000 4000 "${STEPS:-8000}"; do
-        [ -e "$folder/probes_$step/probes.csv" ] || python evaluate.py probe --data "$train" --test "$test" \
-            --ckpt "$folder/checkpoints/step_$(printf %08d "$step").ckpt" --out "$folder/probes_$step"
+for pair in "$@"; do
+    IFS='=' read -r alpha_min rate control <<<"$pair"
+    flags=()
+    [ -z "$control" ] || flags+=(--model.optim.rate_over_gain true)
+    [ "$control" != gain ] || flags+=(--model.net.schedule gain)
+    for seed in ${SEEDS:-0}; do
+        name="mae_rate_${alpha_min}_${rate}_s$seed${control:+_$control}"
+        python train.py fit --config benchmarks/studies/mae_rate.yaml --data.path "$train" --trainer.max_steps "$steps" \
+            --model.net.alpha_min "$alpha_min" --model.optim.lr "$rate" --seed_everything "$seed" ${flags+"${flags[@]}"} \
+            --trainer.logger.experiment "$name" --ckpt_path auto
+        folder=$(ls -d "runs/$name"/version_* | tail -1)
+        [ -e "$folder/probes_$steps/probes.csv" ] || python evaluate.py probe --data "$train" --test "$test" \
+            --max-train 20000 --ckpt "$folder/checkpoints/last.ckpt" --out "$folder/probes_$steps"
     done
-}
-
-case $part in
-map)
-    for alpha_min in 1.0 0.9 0.8 0.7 0.6; do
-        for rate in 1e-3 5e-4 2.5e-4 1.25e-4; do run "$alpha_min" "$rate" 0; done
-    done
-    ;;
-seeds)
-    for pair in "$@"; do
-        for seed in 0 1 2; do
-            alpha_min=${pair%=*} rate=${pair#*=}
-            run "$alpha_min" "$rate" "$seed"
-            if [ "$alpha_min" != 1.0 ]; then
-                run "$alpha_min" "$rate" "$seed" over_gain --model.optim.rate_over_gain true
-                run "$alpha_min" "$rate" "$seed" gain_over_gain --model.net.schedule gain --model.optim.rate_over_gain true
-            fi
-        done
-    done
-    ;;
-esac
+done

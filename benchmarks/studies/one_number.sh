@@ -11,23 +11,23 @@ train=$1 test=$2
 export OMP_NUM_THREADS=1
 
 arm() { # its name, then its flags
-    local name=$1 seed
+    local name=$1
     shift
-    for seed in 0 1; do
-        python train.py fit --config configs/mae_cifar10.yaml --data.path "$train" --data.test_path "$test" \
-            --data.holdout 0 --model.net.zero_init true --model.net.alpha_min 1.0 --seed_everything "$seed" \
-            --trainer.logger.experiment "one_number_${name}_$seed" --ckpt_path auto "$@"
-    done
+    python train.py fit --config configs/mae_cifar10.yaml --data.path "$train" --data.test_path "$test" \
+        --data.holdout 0 --model.net.zero_init true --seed_everything "$seed" \
+        --trainer.logger.experiment "one_number_${name}_$seed" --ckpt_path auto --model.net.alpha_min "$@"
 }
 
-arm plain
-arm constant_branch --model.net.schedule constant-branch # x + sqrt(.5) f
-arm constant --model.net.schedule constant               # sqrt(.5) (x + f)
-arm attention --model.net.alpha_min 0.7 --model.net.branches attention
-arm mlp --model.net.alpha_min 0.7 --model.net.branches mlp
-arm 0.9 --model.net.alpha_min 0.9
-arm 0.8 --model.net.alpha_min 0.8
-arm 0.7 --model.net.alpha_min 0.7
-arm gain --model.net.alpha_min 0.7 --model.net.schedule gain
+for seed in 0 1; do
+    arm plain 1.0
+    arm 0.7 0.7
+    arm gain 0.7 --model.net.schedule gain
+    arm constant_branch 1.0 --model.net.schedule constant-branch # x + sqrt(.5) f
+    arm constant 1.0 --model.net.schedule constant               # sqrt(.5) (x + f)
+    arm attention 0.7 --model.net.branches attention
+    arm mlp 0.7 --model.net.branches mlp
+    arm 0.8 0.8
+    arm 0.9 0.9
+done
 python evaluate.py compare runs/one_number_{plain,0.9,0.8,0.7}_{0,1}/version_* --by alpha_min --x step --out runs/one_number.png
 python evaluate.py compare runs/one_number_{0.7,gain}_{0,1}/version_* --by net.schedule --x step --out runs/one_number_gain.png
