@@ -165,7 +165,7 @@ def agreement(net: UViT | SiT | MAE, reference: nn.Module, batch: Batch, precisi
     noise = torch.rand(1, net.patch_embed.tokens if isinstance(net, MAE) else 1, device=x.device)
     with torch.autocast(x.device.type, torch.bfloat16, enabled=precision == "bf16"):
         if isinstance(net, MAE):
-            ours, theirs = net.reconstruction_loss(x, *net(x, noise)), reference(net.scale.enter(x), noise)
+            ours, theirs = net.reconstruction_loss(x, *net(x, noise)), reference(net.scale.normalise(x), noise)
         elif isinstance(net, SiT):
             ours = diffusion_loss(net, Linear(), "velocity", x, y, t, eps).mean()
             theirs = velocity_loss(reference, x, y, 1 - t, eps)

@@ -15,7 +15,7 @@ from conftest import ROOT, run_script
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
 from uvit_decay.checkpoint.convert import export
-from uvit_decay.compare.table import save_csv
+from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.feature_store import FeatureStore, save_statistics
 from uvit_decay.evaluation.report_html import Report, write_html

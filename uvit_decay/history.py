@@ -79,7 +79,10 @@ def _measurement(line: str, where: str) -> Measurement:
     for name in ("step", "epoch", "images_seen"):
         if getattr(measurement, name) < 0:
             raise UserError(f"{where}: {name} is {getattr(measurement, name)}, below 0")
-    values = {name: math.nan if value is None else value for name, value in measurement.values.items()}
+    values = {
+        name.replace("watched_", "tracked_"): math.nan if value is None else value  # the older name
+        for name, value in measurement.values.items()
+    }
     return replace(measurement, values=values)
 
 

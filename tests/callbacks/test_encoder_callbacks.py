@@ -37,10 +37,10 @@ def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
     lines = [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [10, 20]
     last = lines[-1]
-    assert {"best_accuracy", "watched_knn", "watched_effective_rank_of_cls", "watched_dimensions_of_cls"} <= last[
+    assert {"best_accuracy", "tracked_knn", "tracked_effective_rank_of_cls", "tracked_dimensions_of_cls"} <= last[
         "values"
     ].keys()
-    assert (last["metadata"]["watched"], last["metadata"]["pool"]) == ("blocks.1", "cls")
+    assert (last["metadata"]["tracked"], last["metadata"]["pool"]) == ("blocks.1", "cls")
     assert (last["metadata"]["times"], last["metadata"]["input"]) == ([0.0], "clean images")
     rows = [line.split(",")[:4] for line in (folder / "probes.csv").read_text().splitlines()[1:]]
     assert rows == [["0", "embeddings", "embeddings", "0.0"], ["2", "blocks.1", "encoder", "0.0"]]
@@ -48,8 +48,8 @@ def test_an_encoder_is_probed_while_it_trains_as_afterwards(pretrained):
     data, found = Digits(), checkpoint.load(folder / "checkpoints" / "last.ckpt")
     data.setup()
     grid = Prober(found.net, found.path, data, Probing(layers=("2",), pool="cls", **SMALL), CPU).grid(Processes())
-    for name, value in grid.watched(2).items():
-        assert value == pytest.approx(last["values"][f"watched_{name}"], rel=1e-6), name
+    for name, value in grid.tracked(2).items():
+        assert value == pytest.approx(last["values"][f"tracked_{name}"], rel=1e-6), name
 
 
 def test_callbacks_change_no_training(pretrained, tmp_path):
@@ -98,7 +98,7 @@ def test_callbacks_of_another_task_are_one_line_before_training(callback, task, 
 def test_layers_of_a_denoiser_may_be_chosen(tmp_path):
     fit(tmp_path, LinearProbes(times=(0.1,), layers=(0, 1), **SMALL), max_steps=5)
     (line,) = map(json.loads, (tmp_path / "probes.jsonl").read_text().splitlines())
-    assert (line["metadata"]["watched"], line["metadata"]["layers"]) == ("in_blocks.0", ["0", "1"])
+    assert (line["metadata"]["tracked"], line["metadata"]["layers"]) == ("in_blocks.0", ["0", "1"])
 
 
 def test_probes_may_have_a_precision_of_their_own():

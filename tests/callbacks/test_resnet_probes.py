@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
     lines = history(run)
     assert [line["step"] for line in lines] == [2, 4, 6]
-    assert lines[-1]["metadata"]["watched"] == "avgpool"
+    assert lines[-1]["metadata"]["tracked"] == "avgpool"
     net, data = checkpoint.load(run / "checkpoints" / "last.ckpt").net, Digits()
     data.setup()
     pooled = []
@@ -58,13 +58,13 @@ def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
         net(to_float(data.test[subset(data.test, TEST, "probe test")][0]))
     x = pooled[0].double().numpy()
     for name, centred in {
-        "watched_effective_rank": x - x.mean(axis=1, keepdims=True),
-        "watched_dimensions": x - x.mean(axis=0, keepdims=True),
+        "tracked_effective_rank": x - x.mean(axis=1, keepdims=True),
+        "tracked_dimensions": x - x.mean(axis=0, keepdims=True),
     }.items():
         variance = torch.linalg.svdvals(torch.from_numpy(centred)) ** 2
         p = variance / variance.sum()
         entropy = float(-(p * p.clamp(min=1e-300).log()).sum())
-        expected = entropy if name == "watched_effective_rank" else float(torch.tensor(entropy).exp())
+        expected = entropy if name == "tracked_effective_rank" else float(torch.tensor(entropy).exp())
         assert lines[-1]["values"][name] == pytest.approx(expected, rel=1e-4), name
 
 

@@ -10,9 +10,8 @@ from PIL import Image
 from run_folders import METADATA, a_run, compare, configuration, refused, shifted
 
 from uvit_decay import plots
-from uvit_decay.compare.report import remarks
-from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, ON_TEST, RANK, Run, find_option, grouped
-from uvit_decay.compare.table import pearson
+from uvit_decay.compare.report import pearson, remarks
+from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, ON_TEST, RANK, Run, find_option, grouped_by
 from uvit_decay.plots import _curves
 from uvit_decay.runtime.validation import flat
 
@@ -79,7 +78,7 @@ def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(tmp_path, mon
     assert "| share of the mean |" in shown.out.splitlines()[0]
     assert "| 0.990 |" in shown.out
     assert MEAN_SHARE in drawn
-    assert f"of the watched features more than 0.95 is their mean, which all images share: {runs[0]}\n" in shown.err
+    assert f"of the tracked features more than 0.95 is their mean, which all images share: {runs[0]}\n" in shown.err
 
 
 def test_pearson_is_numpys(four):
@@ -129,8 +128,8 @@ def test_any_option_compares(four, tmp_path):
     for by in ("alpha_min", "net.alpha_min", "model.init_args.net.init_args.alpha_min"):
         assert find_option(runs, by) == "model.net.alpha_min"
     assert find_option(runs, "net.schedule") == "model.net.schedule"
-    assert list(grouped(runs, "seed_everything")) == ["1", "0"]
-    assert list(grouped(runs, "model.net.schedule")) == ["linear"]
+    assert list(grouped_by(runs, ["seed_everything"])) == [("1",), ("0",)]
+    assert list(grouped_by(runs, ["model.net.schedule"])) == [("linear",)]
 
 
 DIFFERENT = {
@@ -146,6 +145,8 @@ DIFFERENT = {
     "FID is not of the step of the last evaluation in {1}": {"at": 100},
     "no generation.jsonl, so no FID, in {1}": {"metadata": None},
     "no probes.jsonl, so no curves, in {1}": {"evaluations": {}, "earlier": 60},
+    "trainer.callbacks.LinearProbes.times differs: [0.1, 0.2] in {0}; absent in {1}": {"probes": False},
+    "the pool of the rank differs: mean patch tokens in {0}; class tokens in {1}": {"pool": "cls"},
     "seed 0, model.net.alpha_min 0.7 occurs 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
 }
 
@@ -157,7 +158,7 @@ def test_what_differs_is_remarked(line, tmp_path):
     actual = list(remarks(runs, "model.net.alpha_min"))
     assert line.format(*folders) in actual
     assert all(remark.count("\n") == 0 for remark in actual)
-    assert len(actual) == 1 or "FID's samples" in line or "last evaluation" in line
+    assert len(actual) == 1 or "Probes" in line or "FID's samples" in line or "last evaluation" in line
 
 
 def test_a_remark_names_few_runs(four, tmp_path):
@@ -169,17 +170,13 @@ def test_a_remark_names_few_runs(four, tmp_path):
 
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
-    early, silent = (a_run(tmp_path, 1 + i, {}, metadata=None, probes=not i) for i in range(2))
-    older, broken = a_run(tmp_path, 3, {}, metadata=None), a_run(tmp_path, 4)
-    (older / "probes.json").write_text("{}")
+    early, broken = a_run(tmp_path, 1, {}, metadata=None), a_run(tmp_path, 4)
     (broken / "probes.jsonl").write_text("much")
     expected = {
         tmp_path / "nowhere": "is not there",
         good / "config.yaml": "is a file",
         good.parent: f"is no run folder: name one of its runs, such as {good}",
-        early: "has not evaluated anything yet",
-        silent: "logs no probes and no FID: add the callback LinearProbes or GenerationMetrics",
-        older: "is of an earlier version of this project, which wrote no probes.jsonl",
+        early: "has no measurement in probes.jsonl or generation.jsonl: wait for its first evaluation, or add",
         broken: "probes.jsonl, line 1: Expecting value",
     }
     for folder, words in expected.items():
@@ -213,10 +210,13 @@ DAMAGE = {
         line('{"best_accuracy": -0.5}'): "best_accuracy is -0.5",
         line('{"best_accuracy": 5}'): "best_accuracy is 5, not from 0 to 1",
         line('{"mine": 1e308}'): "at step 3, mine is 1e+308",
+        line("[]"): "values must be dict",
+        line(metadata="[]"): "metadata must be dict",
         line() + line(): "line 2: a second measurement of step 3",
     },
     "generation.jsonl": {
         "[]": "must be dict",
+        line('{"fid": "low"}'): "fid must be float, it is 'low'",
         line('{"fid": NaN}'): "fid must be float",
         line('{"fid": -3}'): "fid is -3, not from 0 to 1e+12",
         "[" * 3000: "cannot read",
@@ -265,5 +265,5 @@ def test_what_train_leaves_is_read(digit_runs):
     runs = [Run.read(folder) for folder in folders]
     assert [[point["step"] for point in run.evaluations] for run in runs] == [[20, 40, 60]] * 2
     assert runs[0].evaluations[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
-    assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "watched_accuracy", KNN, RANK, "fid", "is"))
+    assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "tracked_accuracy", KNN, RANK, "fid", "is"))
     assert [line for line in remarks(runs, "model.net.alpha_min") if "is their mean" not in line] == []  # so few steps

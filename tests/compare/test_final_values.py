@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 from run_folders import EVALUATIONS, a_run, compare, refused, shifted
 
+from uvit_decay.compare.report import pearson, remarks
 from uvit_decay.compare.runs import BEST, DIMENSIONS, Run, grouped_by
-from uvit_decay.compare.table import pearson
 from uvit_decay.plots import _final_curve
 
 
@@ -31,8 +31,8 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     shown = capsys.readouterr()
     lines = shown.out.splitlines()
     assert lines[0] == (
-        "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN | effective rank | dimensions "
-        "| r within runs | r over all evaluations |"
+        "| alpha_min | dim | runs | top-1 | best probe | best on test | kNN | effective rank of mean patch tokens "
+        "| dimensions of mean patch tokens | r within runs | r over all evaluations |"
     )
     places = [line.split(" | ")[:3] for line in lines[2:6]]
     assert places == [["| 1.0", "8", "2"], ["| 1.0", "16", "2"], ["| 0.7", "8", "2"], ["| 0.7", "16", "2"]]
@@ -43,7 +43,7 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     rows = list(csv.DictReader((tmp_path / "compare.csv").open()))
     assert [(row["alpha_min"], row["dim"]) for row in rows][:2] == [("1.0", "8"), ("1.0", "16")]
     assert float(rows[0]["val/top1_mean"]) == pytest.approx(0.85)
-    assert float(rows[0]["watched_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
+    assert float(rows[0]["tracked_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
     assert Image.open(tmp_path / "compare.png").size == (1520, 350)
 
 
@@ -74,11 +74,11 @@ def test_further_options_ascend(eight):
 def test_the_rank_that_is_drawn_is_that_which_is_correlated(eight, tmp_path, monkeypatch, capsys):
     points = [point for folder in eight for point in Run.read(folder).evaluations]
     expected = np.corrcoef([point[DIMENSIONS] for point in points], [point[BEST] for point in points])[0, 1]
-    assert pearson(points, "dimensions") == pytest.approx(expected)
-    assert pearson(points, "dimensions") == pytest.approx(-pearson(points))
+    assert pearson(points, DIMENSIONS) == pytest.approx(expected)
+    assert pearson(points, DIMENSIONS) == pytest.approx(-pearson(points))
     compare(monkeypatch, tmp_path, *eight, "--rank", "dimensions")
     shown = capsys.readouterr().out
-    assert "correlation of the dimensions and the accuracy" in shown
+    assert "correlation of the dimensions of mean patch tokens and the accuracy" in shown
     assert f" {expected:.2f} |" in shown.splitlines()[4]
 
 
@@ -107,10 +107,20 @@ def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):
     assert f"{run / 'metrics.csv'} is damaged" in refused(monkeypatch, capsys, tmp_path, run)
 
 
-def test_ranks_of_class_tokens_and_those_of_older_runs_are_read(tmp_path):
-    newer, older = (a_run(tmp_path, i, dimensions=True, metadata=None) for i in range(2))
-    history = newer / "probes.jsonl"
-    text = history.read_text().replace('_rank"', '_rank_of_cls"').replace('_dimensions"', '_dimensions_of_cls"')
-    history.write_text(text)
-    assert "watched_effective_rank_of_cls" in text
+def test_older_names_of_values_and_ranks_of_class_tokens_are_read(tmp_path):
+    older, newer = (a_run(tmp_path, i, dimensions=True, metadata=None) for i in range(2))
+    of_cls = {'_rank"': '_rank_of_cls"', '_dimensions"': '_dimensions_of_cls"'}
+    for run, names in ((older, {"tracked_": "watched_"}), (newer, of_cls)):
+        text = (run / "probes.jsonl").read_text()
+        for now, then in names.items():
+            text = text.replace(now, then)
+        (run / "probes.jsonl").write_text(text)
     assert Run.read(newer).last == Run.read(older).last
+    assert [Run.read(run).ranked for run in (older, newer)] == ["mean patch tokens", "class tokens"]
+
+
+def test_an_absent_option_of_an_older_run_is_its_default(tmp_path):
+    runs = [a_run(tmp_path, i, seed=i) for i in range(2)]
+    text = (runs[0] / "config.yaml").read_text()
+    (runs[0] / "config.yaml").write_text(text.replace("schedule: linear", "schedule: linear\n        newer: 3"))
+    assert list(remarks([Run.read(run) for run in runs], "model.net.alpha_min")) == []

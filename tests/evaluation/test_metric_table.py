@@ -12,7 +12,7 @@ class Named(Extractor):
 
     name, sha256 = "named", "0"
 
-    def __init__(self, family="usual", **widths) -> None:
+    def __init__(self, family="inception", **widths) -> None:
         self.family, self.widths = family, {"features": 64, **widths}
 
     def prepare(self, images, labels, device) -> None: ...

@@ -10,8 +10,9 @@ from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import Images
+from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import open_data, open_images, open_reference
+from uvit_decay.evaluation.open_by_name import open_data, open_images
 from uvit_decay.image_io import save_npz, save_pngs
 from uvit_decay.runtime.errors import UserError
 

@@ -42,6 +42,7 @@ def a_run(
     dimensions=False,
     top1=None,
     mean_share=None,
+    pool="mean",
     **options,
 ):
     """A run folder as train.py leaves it, with measurements of the samples at the steps `earlier` and `at`."""
@@ -49,10 +50,10 @@ def a_run(
     run.mkdir(parents=True)
     (run / "config.yaml").write_text("# lightning.pytorch==2.6\n" + yaml.safe_dump(configuration(**options)))
     for step, (accuracy, rank) in evaluations.items():
-        values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "watched_accuracy": accuracy / 2, KNN: accuracy / 4}
+        values = {BEST: accuracy, ON_TEST: accuracy + 0.01, "tracked_accuracy": accuracy / 2, KNN: accuracy / 4}
         values |= {RANK: rank, DIMENSIONS: 10 - rank} if dimensions else {RANK: rank}
         values |= {MEAN_SHARE: mean_share} if mean_share else {}
-        append(run / PROBES, measurement(step, values, {}))
+        append(run / PROBES, measurement(step, values, {"pool": pool}))
     if metadata is not None:
         append(run / GENERATION, measurement(earlier, {"fid": 99.0, "is": 1.0}, metadata))
         append(run / GENERATION, measurement(at, {"fid": fid, "is": 2.0}, metadata))

@@ -28,14 +28,14 @@ class LinearProbes(Periodic):
     Features are those of the EMA weights if the run keeps them. A denoiser has the null label and one fixed noise for
     each image and noise level; an encoder, as of an MAE, sees clean images, whose cells have t = 0. The l2 penalty and
     the best cell are chosen on a held-out part of the training images. Writes the newest cells to probes.csv and
-    probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means of the `watch`ed
-    layer over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
+    probes.png, and adds a line to probes.jsonl; logs the test accuracy of the best cell, and the means of the
+    tracked layer over the noise levels. On a CPU, cores that torch's threads leave idle compute further noise levels.
 
     Args:
         times: noise levels t in (0, 1) of a denoiser; null: 0.01, 0.03, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5. Leave them out
             for an encoder.
-        watch: number or name of the layer whose means are logged; null: U-ViT's middle block, SiT's last encoder block,
-            an encoder's last block; of chosen `layers` the last.
+        watch: number or name of the tracked layer, whose means are logged; null: U-ViT's middle block, SiT's last
+            encoder block, an encoder's last block; of chosen `layers` the last.
         layers: numbers or names of the layers that are probed; null: all.
         pool: `mean` of the patch tokens (null), of `all` tokens, or the class token (`cls`).
         max_train: largest number of training images, a fixed random choice.
@@ -74,16 +74,16 @@ class LinearProbes(Periodic):
         """Raise a UserError before training if network or data cannot be probed; a fast_dev_run does not probe."""
         if not trainer.fast_dev_run:
             check_probed(task.net, task.path, trainer.datamodule, self.probing)
-            self._watched(task)
+            self._tracked(task)
 
-    def _watched(self, task: Task) -> int:
-        """Return the number of the watched layer; raise a UserError if it is not probed."""
+    def _tracked(self, task: Task) -> int:
+        """Return the number of the tracked layer; raise a UserError if it is not probed."""
         layers = layer_indices(task.net.layers, self.probing.layers)
         if self.watch is not None:
-            (watched,) = layer_indices(task.net.layers, (str(self.watch),))
-            if watched not in layers:
+            (tracked,) = layer_indices(task.net.layers, (str(self.watch),))
+            if tracked not in layers:
                 raise UserError(f"watch {self.watch}: this layer is not among the layers that are probed")
-            return watched
+            return tracked
         return default_layer(task.net, task.path) if self.probing.layers is None else layers[-1]
 
     def evaluations(self, trainer: Trainer, task: Task) -> int:
@@ -106,22 +106,22 @@ class LinearProbes(Periodic):
             self._report(trainer, task, grid, weights)
 
     def _report(self, trainer: Trainer, task: Task, grid: Grid, weights: str) -> None:
-        best, number = grid.summary(), self._watched(task)
-        watched = grid.watched(number)
+        best, number = grid.summary(), self._tracked(task)
+        tracked = grid.tracked(number)
         values = {
             "best_accuracy": best["test_accuracy"],
             "best_on_test_accuracy": best["best_on_test_accuracy_of_all_cells"],
-            **{f"watched_{name}": value for name, value in watched.items()},
+            **{f"tracked_{name}": value for name, value in tracked.items()},
         }
-        metadata = {**grid.protocol, "weights": weights, "watched": grid.layers[number].name, "best": best}
+        metadata = {**grid.protocol, "weights": weights, "tracked": grid.layers[number].name, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
         record(trainer, self.folder / PROBES, values, metadata, logged)
-        others = {name: value for name, value in watched.items() if name not in ("accuracy", "knn")}
+        others = {name: value for name, value in tracked.items() if name not in ("accuracy", "knn")}
         over = "" if task.path is None else "mean over t: "
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
             f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "
-            f"{over}accuracy {watched['accuracy']:.3f}, "
+            f"{over}accuracy {tracked['accuracy']:.3f}, "
             + ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in others.items())
         )

@@ -10,25 +10,25 @@ X and Y are a folder, zip or tar of images, an .npz, a data set such as cifar100
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 
-from uvit_decay.commands.features import classify, features, probe, reconstruct
-from uvit_decay.commands.generation import generation, statistics
-from uvit_decay.compare.report import compare
 from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.program import localised
 
-COMMANDS = {
-    "generation": generation,
-    "statistics": statistics,
-    "probe": probe,
-    "classify": classify,
-    "features": features,
-    "reconstruct": reconstruct,
-    "compare": compare,
+COMMANDS = {  # the module of each command; only that of the command that is asked for is imported
+    "generation": "generation",
+    "statistics": "generation",
+    "probe": "features",
+    "classify": "features",
+    "features": "features",
+    "reconstruct": "features",
+    "compare": "compare",
 }
 DROPPED = {"likelihood": "no command any more, but a function: uvit_decay.diffusion.likelihood.log_likelihood"}
 
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of evaluate.py; exit with one line on a user's mistake."""
-    run(COMMANDS, __doc__, localised("evaluate.py"), words, DROPPED)
+    asked = [word for word in words[:1] if word in COMMANDS] or COMMANDS
+    commands = {name: getattr(import_module(f"uvit_decay.commands.{COMMANDS[name]}"), name) for name in asked}
+    run(commands, __doc__, localised("evaluate.py"), words, DROPPED)

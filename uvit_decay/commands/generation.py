@@ -71,9 +71,9 @@ def generation(
         _refuse_sampling(num, save_samples, sampling)
 
     from uvit_decay.commands.opened import opened
-    from uvit_decay.evaluation.generation import Comparison
+    from uvit_decay.evaluation.generation import Comparison, open_reference
     from uvit_decay.evaluation.image_sources import GeneratedImages
-    from uvit_decay.evaluation.open_by_name import open_images, open_reference
+    from uvit_decay.evaluation.open_by_name import open_images
     from uvit_decay.evaluation.report import write_reports
     from uvit_decay.metrics.extractors import prepare
     from uvit_decay.samples import Samples

@@ -1,104 +1,176 @@
-"""Comparison of runs: learning curves or final values against an option, and a table averaged over seeds."""
+"""Report of a comparison of runs: a table averaged over seeds, curves, and remarks on what else differs.
+
+The table has a row for each value of the options that runs are grouped by, in the form of the paper's Table 4. r is
+Pearson's correlation of the rank and the accuracy of the best probe: `within runs` is the mean of the correlations over
+the evaluations of single runs; `over all evaluations` pools those of all runs of a row.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import StatisticsError, correlation, fmean, stdev
+from typing import Any, NamedTuple
 
-from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, TOP1, Run, by_key, find_option, grouped_by, is_number
-from uvit_decay.compare.table import RANKS, Rank, last_steps, markdown, measured, pearson, rows, save_csv
+from uvit_decay.compare.runs import (
+    BEST,
+    DIMENSIONS,
+    KNN,
+    MEAN_SHARE,
+    ON_TEST,
+    RANK,
+    TOP1,
+    Run,
+    by_key,
+    is_number,
+)
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.history import GENERATION, PROBES
-from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed
+from uvit_decay.plots import final_values, learning_curves
+from uvit_decay.runtime.files import replacing
 
-TRAINING = ("step", "epoch", "images")  # values of --x that are no options
-FIGURES = (".png", ".pdf", ".svg")
-
-
-def compare(
-    runs: Sequence[Path],
-    by: str = "alpha_min",
-    x: str = "epoch",
-    rank: Rank = "entropy",
-    out: Path = Path("compare.png"),
-) -> None:
-    """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
-
-    Curves are those of the probes; of runs without probes, those of FID and the other metrics of their samples. Writes
-    the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
-
-    Args:
-        runs: run folders, such as runs/digits/version_0.
-        by: the option with a curve for each value, such as net.schedule.
-        x: the x axis: step, epoch or images of training, or a second option, such as net.depth, against which the
-            values of the last evaluation are drawn.
-        rank: the rank that is drawn and correlated: entropy, the paper's, of features centred over each sample; or
-            dimensions, its exponential, of features centred over the samples.
-        out: the figure, a .png, .pdf or .svg.
-    """
-    if out.suffix not in FIGURES:
-        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
-    spreadsheet = out.with_suffix(".csv")
-    for path in (out, spreadsheet):
-        check_writable(path)
-    loaded = _read(runs)
-    names, options = [by], [find_option(loaded, by)]
-    if x not in TRAINING:
-        names, options = [by, x], [*options, find_option(loaded, x, "--x")]
-    if len(set(options)) < len(options):
-        raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
-    groups = grouped_by(loaded, options)
-    table = rows(groups, rank)
-    with claimed(out, spreadsheet):
-        save_csv(spreadsheet, names, table)
-        if x in TRAINING:
-            save_curves(out, by, groups, x, rank)
-        else:
-            save_final_values(out, names, groups, options[1], rank)
-    print(f"{markdown(names, table)}\n")
-    print(f"Last evaluation at step {last_steps(loaded)}; mean +- standard deviation over runs.")
-    if any(run.probed for run in loaded):
-        print(f"r: Pearson's correlation of the {RANKS[rank][1]} and the accuracy of the best probe.")
-    if protocol := measured(loaded):
-        print(f"FID and IS: {protocol}.")
-    for remark in remarks(loaded, *options):
-        print(f"remark: {remark}", file=sys.stderr)
-    print(f"wrote {out} and {spreadsheet.name}")
+Groups = Mapping[tuple[str, ...], Sequence[Run]]  # runs by the values of one option or two
+RANKS = {"entropy": RANK, "dimensions": DIMENSIONS}  # by the names of --rank
+WITHIN, POOLED = "r_within_runs", "r_over_all_evaluations"
+FEWEST = 3  # evaluations; the correlation of two points is always 1 or -1
+COLUMNS = {  # value: title in the table, number of decimals; columns without any value are not shown
+    TOP1: ("top-1", 3),
+    BEST: ("best probe", 3),
+    ON_TEST: ("best on test", 3),
+    KNN: ("kNN", 3),
+    RANK: ("effective rank", 3),
+    DIMENSIONS: ("dimensions", 2),
+    MEAN_SHARE: ("share of the mean", 3),
+    **{key: (value.title, value.decimals) for key, value in displayed().items()},
+    WITHIN: ("r within runs", 2),
+    POOLED: ("r over all evaluations", 2),
+}
 
 
-def _read(folders: Sequence[Path]) -> list[Run]:
-    """Read the runs; raise a UserError if one is named twice."""
-    resolved = [folder.resolve() for folder in folders]
-    for folder in folders:
-        if resolved.count(folder.resolve()) > 1:
-            raise UserError(f"{folder} is named twice")
-    return [Run.read(folder) for folder in folders]
+class Spread(NamedTuple):
+    """Mean and standard deviation (n - 1) over runs; NaN where there are too few values."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Compute both from the finite ones of `values`."""
+        known = [value for value in values if math.isfinite(value)]
+        return cls(fmean(known) if known else math.nan, stdev(known) if len(known) > 1 else math.nan)
+
+    def format(self, decimals: int) -> str:
+        """Format as `mean +- std`, without a part that is NaN; `-` if the mean is."""
+        if math.isnan(self.mean):
+            return "-"
+        spread = "" if math.isnan(self.std) else f" +- {self.std:.{decimals}f}"
+        return f"{self.mean:.{decimals}f}{spread}"
 
 
-def save_curves(path: Path, by: str, groups: Mapping[tuple[str, ...], Sequence[Run]], x: str, rank: Rank) -> None:
+UNKNOWN = Spread(math.nan, math.nan)
+
+
+class Row(NamedTuple):
+    """A row of the table: a label for each of its options, and `cells` with keys of COLUMNS."""
+
+    labels: tuple[str, ...]
+    runs: Sequence[Run]
+    cells: Mapping[str, Spread]
+
+
+def rows(groups: Groups, rank: str = RANK) -> list[Row]:
+    """Return a row for each group, and a last one with the correlations over all runs."""
+    table = []
+    for labels, runs in groups.items():
+        cells = {key: Spread.of([run.last.get(key, math.nan) for run in runs]) for key in COLUMNS}
+        table.append(Row(labels, runs, {**cells, **_correlations(runs, rank)}))
+    every_run = [run for runs in groups.values() for run in runs]
+    empty = ("",) * (len(table[0].labels) - 1) if table else ()
+    return [*table, Row(("all", *empty), every_run, _correlations(every_run, rank))]
+
+
+def _correlations(runs: Sequence[Run], rank: str) -> dict[str, Spread]:
+    within = Spread.of([pearson(run.evaluations, rank) for run in runs])
+    pooled = pearson([point for run in runs for point in run.evaluations], rank)
+    return {WITHIN: within, POOLED: Spread(pooled, math.nan)}
+
+
+def pearson(points: Sequence[Mapping[str, float]], rank: str = RANK) -> float:
+    """Return the correlation of rank and accuracy; NaN with too few points, or if either is constant."""
+    pairs = [(point[rank], point[BEST]) for point in points]
+    known = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    try:
+        return correlation(*zip(*known, strict=True)) if len(known) >= FEWEST else math.nan
+    except StatisticsError:
+        return math.nan
+
+
+def title_of(value: str, runs: Sequence[Run]) -> str:
+    """Return the title of a value, of a rank with the tokens whose rank it is."""
+    tokens = sorted({run.ranked for run in runs if run.probed}) if value in RANKS.values() else ()
+    return COLUMNS[value][0] + (f" of {' or '.join(tokens)}" if tokens else "")
+
+
+def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
+    """Format the table as Markdown, without the columns in which no run has a value."""
+    shown = [key for key in COLUMNS if not all(math.isnan(row.cells.get(key, UNKNOWN).mean) for row in table)]
+    lines = [[*options, "runs", *(title_of(key, table[-1].runs) for key in shown)]]
+    lines.append(["---"] * len(lines[0]))
+    for row in table:
+        cells = (row.cells.get(key, UNKNOWN).format(COLUMNS[key][1]) for key in shown)
+        lines.append([*row.labels, str(len(row.runs)), *cells])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
+    """Write the table as CSV; each row includes the last step and the protocol of its FID."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    parts = (f"{key}_{part}" for key in COLUMNS for part in Spread._fields)
+    writer.writerow([*options, "runs", "step", *parts, "measured"])
+    for row in table:
+        numbers = (value for key in COLUMNS for value in row.cells.get(key, UNKNOWN))
+        plain = ("" if math.isnan(value) else f"{value:.6g}" for value in numbers)
+        writer.writerow([*row.labels, len(row.runs), last_steps(row.runs), *plain, measured(row.runs)])
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def last_steps(runs: Sequence[Run]) -> str:
+    """Format the steps of the runs' last evaluations: `2000`, or `1500 to 2000`."""
+    steps = sorted({run.last_step for run in runs})
+    return f"{steps[0]}" if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+
+
+def measured(runs: Sequence[Run]) -> str:
+    """Summarise the protocol of FID and IS in a line; empty if no run measured them."""
+    protocols = [run.protocol for run in runs if run.generation]
+    if not protocols:
+        return ""
+    if any(protocol != protocols[0] for protocol in protocols):
+        return "in different ways"
+    names = {"n": "samples", "samples.weights": "weights", "samples.sampler": "sampler", "samples.steps": "steps"}
+    names |= {"samples.guidance": "guidance", "reference.name": "against", "extractor": "features"}
+    return ", ".join(f"{word} {protocols[0][name]}" for name, word in names.items() if name in protocols[0])
+
+
+def save_curves(path: Path, by: str, groups: Groups, x: str, rank: str) -> None:
     """Draw rank and accuracies over training, and rank against best probe; without probes, the metrics of samples."""
-    from uvit_decay.plots import learning_curves  # imports torch, which the command line must not
-
     every_run = [run for runs in groups.values() for run in runs]
     probed = any(run.probed for run in every_run)
     histories = {label: [run.evaluations for run in runs if run.probed == probed] for (label,), runs in groups.items()}
     r = pearson([point for runs in histories.values() for run in runs for point in run], rank)
     title = "too few evaluations for r" if math.isnan(r) else f"Pearson's r = {r:.2f}"
-    against = {(RANKS[rank][0], BEST): title} if probed else {}
+    against = {(rank, BEST): title} if probed else {}
     learning_curves(path, histories, x, _drawn(every_run, rank), against, by)
 
 
-def save_final_values(
-    path: Path, names: Sequence[str], groups: Mapping[tuple[str, ...], Sequence[Run]], option: str, rank: Rank
-) -> None:
+def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: str, rank: str) -> None:
     """Draw rank and accuracies of the last evaluations against `option`, a curve for each value of the first option."""
-    from uvit_decay.plots import final_values
-
     every_run = [run for runs in groups.values() for run in runs]
     classifiers = any(run.top1 is not None for run in every_run)
     shown = _drawn(every_run, rank) | ({TOP1: "top-1 accuracy"} if classifiers else {})
@@ -109,12 +181,11 @@ def save_final_values(
     final_values(path, curves, names[1], shown, names[0])
 
 
-def _drawn(runs: Sequence[Run], rank: Rank) -> dict[str, str]:
+def _drawn(runs: Sequence[Run], rank: str) -> dict[str, str]:
     """Return the values that are drawn, and their titles: those of the probes, else those of the samples."""
     if not any(run.probed for run in runs):
         return {name: value.title for name, value in displayed().items() if any(name in run.last for run in runs)}
-    key, title = RANKS[rank]
-    shown = {key: title, BEST: "best probe accuracy", KNN: "kNN accuracy"}
+    shown = {rank: title_of(rank, runs), BEST: "best probe accuracy", KNN: "kNN accuracy"}
     known = any(math.isfinite(run.last.get(MEAN_SHARE, math.nan)) for run in runs)
     return shown | ({MEAN_SHARE: "share of the mean"} if known else {})
 
@@ -128,23 +199,23 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     """Yield a line for everything in which the runs differ besides the options and the seed."""
     for other in sorted({key for run in runs for key in run.options} - {*options, *ABOUT_ONE_RUN}):
         if not other.startswith("trainer.logger"):
-            yield from _differing(other, {run: run.options.get(other, "absent") for run in runs})
+            known = [run for run in runs if other in run.options or not run.has_part(other)]
+            yield from _differing(other, {run: run.options.get(other, "absent") for run in known})
+    yield from _differing("the pool of the rank", {run: run.ranked for run in runs if run.probed})
     # It does where a run was continued from a checkpoint whose history was not at hand.
     yield from _differing("the step of the first evaluation", {run: int(run.evaluations[0]["step"]) for run in runs})
     yield from _differing("the step of the last evaluation", {run: run.last_step for run in runs})
     if unprobed := [run for run in runs if not run.probed and any(other.probed for other in runs)]:
         yield f"no {PROBES}, so no curves, in {_names(unprobed)}"
     if collapsed := [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]:
-        what = f"of the watched features more than {COLLAPSED} is their mean, which all images share"
+        what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
     yield from _fid_remarks([run for run in runs if run.generation], [run for run in runs if not run.generation])
-    for what, same in by_key(runs, lambda run: _setting(run, options)).items():
+    named = {"seed": SEED, **{option: option for option in options}}
+    settings = by_key(runs, lambda run: ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items()))
+    for what, same in settings.items():
         if len(same) > 1:
             yield f"{what} occurs {len(same)} times, so the spread is not that of seeds: {_names(same)}"
-
-
-def _setting(run: Run, options: Sequence[str]) -> str:
-    return ", ".join([f"seed {run.options.get(SEED)}", *(f"{option} {run.options[option]}" for option in options)])
 
 
 def _fid_remarks(generated: Sequence[Run], others: Sequence[Run]) -> Iterator[str]:

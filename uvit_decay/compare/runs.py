@@ -6,24 +6,25 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.validation import flat, read_yaml
 
-BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "watched_knn"
-RANK, DIMENSIONS = "watched_effective_rank", "watched_dimensions"  # of features centred over samples: dimensions
-MEAN_SHARE = "watched_mean_share"
+BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "tracked_knn"
+RANK, DIMENSIONS = "tracked_effective_rank", "tracked_dimensions"  # of features centred over samples: dimensions
+MEAN_SHARE = "tracked_mean_share"
 OF_CLASS_TOKENS = "_of_cls"  # the ending of ranks of class tokens; others are of pooled features
+TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
 RANGES = {
-    **dict.fromkeys((BEST, ON_TEST, KNN, MEAN_SHARE, "watched_accuracy", TOP1, "precision", "recall"), (0.0, 1.0)),
+    **dict.fromkeys((BEST, ON_TEST, KNN, MEAN_SHARE, "tracked_accuracy", TOP1, "precision", "recall"), (0.0, 1.0)),
     **dict.fromkeys((RANK, DIMENSIONS, "fid", "sfid", "fdd", "mind", "is"), (0.0, MOST)),
 }
-EVALUATORS = tuple(f"trainer.callbacks.{name}" for name in ("LinearProbes", "GenerationMetrics"))
+Key = TypeVar("Key")
 OUTCOMES = ("measured_nfe", "remarks")  # metadata of samples that their metrics do not depend on
 
 
@@ -34,16 +35,16 @@ class Run:
     Args:
         folder: run folder, as the user named it.
         options: the configuration, flat: `model.net.alpha_min`, `trainer.callbacks.EMA.decay`.
-        probed: whether the evaluations are those of the probes; a run without probes has those of its samples.
-        evaluations: at least one, in the order of their steps; each has `step`, `epoch`, `images` and the values of the
-            history. Unknown values are NaN.
+        ranked: the tokens whose rank its probes measured; None without probes.
+        evaluations: those of the probes, or else of the samples, at least one, in the order of their steps; each has
+            `step`, `epoch`, `images` and the values of the history. Unknown values are NaN.
         generation: the last measurement of the samples; None if there is none.
         top1: a classifier's last validation accuracy; None for other networks.
     """
 
     folder: Path
     options: Mapping[str, Any]
-    probed: bool
+    ranked: str | None
     evaluations: Sequence[Mapping[str, float]]
     generation: Measurement | None
     top1: float | None = None
@@ -54,15 +55,16 @@ class Run:
         options = dict(flat(_configuration(folder)))
         probes, generation = _history(folder / PROBES), _history(folder / GENERATION)
         if not (probes or generation):
-            if (folder / "probes.json").exists():
-                raise UserError(f"{folder} is of an earlier version of this project, which wrote no {PROBES}")
-            evaluating = any(name.startswith(EVALUATORS) for name in options)
-            why = "has not evaluated anything yet: wait, or set every_n_steps of its LinearProbes or GenerationMetrics"
-            mend = "logs no probes and no FID: add the callback LinearProbes or GenerationMetrics"
-            raise UserError(f"{folder} {why if evaluating else mend}")
-        points = [_point(measurement) for measurement in probes or generation]
+            mend = "wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
+            raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {mend}")
         last = generation[-1] if generation else None
-        return cls(folder, options, bool(probes), points, last, _last_top1(folder / METRICS))
+        points = [_point(measurement) for measurement in probes or generation]
+        return cls(folder, options, _ranked(probes[-1]) if probes else None, points, last, _last_top1(folder / METRICS))
+
+    @property
+    def probed(self) -> bool:
+        """Whether the evaluations are those of probes."""
+        return self.ranked is not None
 
     @property
     def last_step(self) -> int:
@@ -75,6 +77,11 @@ class Run:
         generated = {} if self.generation is None else self.generation.values
         return {**self.evaluations[-1], **generated, **({} if self.top1 is None else {TOP1: self.top1})}
 
+    def has_part(self, option: str) -> bool:
+        """Return whether the run has the object that an option is of: its default holds where the option is absent."""
+        of = option.rpartition(".")[0]
+        return any(name.startswith(f"{of}.") or not of for name in self.options)
+
     @property
     def protocol(self) -> dict[str, Any]:
         """Everything that FID and IS depend on, flat; empty if they were not measured."""
@@ -82,18 +89,23 @@ class Run:
         return dict(flat({name: value for name, value in metadata.items() if name not in OUTCOMES}))
 
 
+def read_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read runs; raise a UserError if one is named twice."""
+    resolved = [folder.resolve() for folder in folders]
+    for folder in folders:
+        if resolved.count(folder.resolve()) > 1:
+            raise UserError(f"{folder} is named twice")
+    return [Run.read(folder) for folder in folders]
+
+
 def _configuration(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UserError(f"{folder} is not there" if not folder.exists() else f"{folder} is a file, no run folder")
     path = folder / "config.yaml"
     if not path.exists():
-        versions = sorted(child.name for child in folder.iterdir() if (child / "config.yaml").exists())
-        mend = (
-            f"name one of its runs, such as {folder / versions[0]}"
-            if versions
-            else localised("train.py writes a config.yaml")
-        )
-        raise UserError(f"{folder} is no run folder: {mend}")
+        versions = sorted(child for child in folder.iterdir() if (child / "config.yaml").exists())
+        mend = f"name one of its runs, such as {versions[0]}" if versions else "train.py writes a config.yaml"
+        raise UserError(localised(f"{folder} is no run folder: {mend}"))
     return read_yaml(path)
 
 
@@ -110,6 +122,13 @@ def _check_range(name: str, value: float, where: str) -> None:
     least, most = RANGES.get(name, (-MOST, MOST))
     if value < least or value > most:
         raise UserError(f"{where}{name} is {value:g}, not from {least:g} to {most:g}")
+
+
+def _ranked(measurement: Measurement) -> str:
+    """Return the tokens whose rank probes measured."""
+    of_class_tokens = any(name.endswith(OF_CLASS_TOKENS) for name in measurement.values)
+    pool = "cls" if of_class_tokens else str(measurement.metadata.get("pool", "mean"))
+    return TOKENS.get(pool, pool)
 
 
 def _point(measurement: Measurement) -> dict[str, float]:
@@ -144,27 +163,20 @@ def find_option(runs: Sequence[Run], name: str, flag: str = "--by") -> str:
 
 
 def grouped_by(runs: Sequence[Run], options: Sequence[str]) -> dict[tuple[str, ...], list[Run]]:
-    """Group runs by the values of one option or several, in the order of `grouped`, of the further ones ascending."""
-    if not options:
-        return {(): list(runs)}
-    *outer, last = options
-    return {
-        (*labels, label): members
-        for labels, group in grouped_by(runs, outer).items()
-        for label, members in grouped(group, last, ascending=bool(outer)).items()
-    }
+    """Group runs by the values of options.
+
+    Those of the first one descend, as the paper's tables begin with the plain network, others ascend; words come last.
+    """
+    ordered = list(runs)
+    for i, option in reversed(list(enumerate(options))):
+        ordered.sort(key=lambda run, option=option, i=i: _place(run.options[option], descending=i == 0))
+    return by_key(ordered, lambda run: tuple(str(run.options[option]) for option in options))
 
 
-def grouped(runs: Sequence[Run], option: str, ascending: bool = False) -> dict[str, list[Run]]:
-    """Group runs by the value of an option, in descending order: the paper's tables begin with the plain network."""
-
-    def place(run: Run) -> tuple[bool, float | int, str]:
-        value = run.options[option]
-        if not is_number(value):
-            return True, 0.0, str(value)
-        return False, value if ascending else -value, ""
-
-    return by_key(sorted(runs, key=place), lambda run: str(run.options[option]))
+def _place(value: Any, descending: bool) -> tuple[bool, float | int, str]:
+    if not is_number(value):
+        return True, 0, str(value)
+    return False, -value if descending else value, ""
 
 
 def is_number(value: object) -> bool:
@@ -172,9 +184,9 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float)
 
 
-def by_key(runs: Iterable[Run], key: Callable[[Run], str]) -> dict[str, list[Run]]:
+def by_key(runs: Iterable[Run], key: Callable[[Run], Key]) -> dict[Key, list[Run]]:
     """Group runs by a key, in the order of their first occurrence."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[Key, list[Run]] = {}
     for run in runs:
         groups.setdefault(key(run), []).append(run)
     return groups

@@ -13,11 +13,26 @@ import torch
 
 from uvit_decay.evaluation.extract import Extraction
 from uvit_decay.evaluation.feature_store import FeatureStore, Reference, StatisticsFile
-from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.evaluation.image_sources import ArrayImages, ImageSource
 from uvit_decay.evaluation.metric_table import METRICS, Inputs, MetricOptions
+from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.metrics.extractors import Extractor
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import at_home
+
+
+def open_reference(
+    name: str, channels: int, image_size: int | None = None
+) -> tuple[StatisticsFile | None, ImageSource | None]:
+    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_images`."""
+    path = at_home(name)
+    if path.suffix.lower() != ".npz" or not path.exists():
+        return None, open_images(name, channels, image_size)
+    file = StatisticsFile(path)
+    if not file.has("features"):
+        return None, ArrayImages(path, channels)
+    return file, ArrayImages(path, channels) if file.has_images else None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall
 PROJECTIONS = 1024  # directions of MIND
-USUAL, DINOV2 = "usual", "dinov2"  # families of extractors, of which FID and KID, and FDD and KDD, are the names
+INCEPTION, DINOV2 = (
+    "inception",
+    "dinov2",
+)  # families of extractors: of FID and KID, and of FDD and KDD
 
 
 class Value(NamedTuple):
@@ -120,7 +123,7 @@ METRICS = {
         partial(_frechet, "fid", "features"),
         least=_full_rank,
         advice=FULL_RANK,
-        family=USUAL,
+        family=INCEPTION,
     ),
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
@@ -129,7 +132,7 @@ METRICS = {
         compares_with="nothing",
         least=lambda options, width: SPLITS,
         settings=lambda options: {"is_splits": SPLITS},
-        family=USUAL,
+        family=INCEPTION,
     ),
     "kid": Metric(
         {"kid": Value("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best")},
@@ -138,7 +141,7 @@ METRICS = {
         least=lambda options, width: options.kid_subset,
         advice="--kid-subset {n} or less",
         settings=lambda options: {"kid_subset": options.kid_subset},
-        family=USUAL,
+        family=INCEPTION,
     ),
     "prc": Metric(
         {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from uvit_decay.data import CIFAR10, CIFAR100, AugmentedImages, Digits, ImageData, Images
-from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.image_sources import ArrayImages, DatasetImages, FileImages, ImageSource
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -39,19 +38,6 @@ def open_images(name: str, channels: int, image_size: int | None = None) -> Imag
     if path.suffix.lower() == ".npz":
         return ArrayImages(path, channels)
     return FileImages(path, channels, image_size)
-
-
-def open_reference(
-    name: str, channels: int, image_size: int | None = None
-) -> tuple[StatisticsFile | None, ImageSource | None]:
-    """Open a reference: statistics, images, or both for ADM's reference files; arguments as of `open_images`."""
-    path = at_home(name)
-    if path.suffix.lower() != ".npz" or not path.exists():
-        return None, open_images(name, channels, image_size)
-    file = StatisticsFile(path)
-    if not file.has("features"):
-        return None, ArrayImages(path, channels)
-    return file, ArrayImages(path, channels) if file.has_images else None
 
 
 def open_data(name: str, test: str | None, image_size: int, channels: int, clean: bool = False) -> ImageData:

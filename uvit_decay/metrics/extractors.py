@@ -57,7 +57,7 @@ class Extractor(ABC):
     channels: int | None = 3
     needs_labels = False
     tf32 = False
-    family: Literal["usual", "dinov2"] = "usual"
+    family: Literal["inception", "dinov2"] = "inception"
     sha256: str
 
     @abstractmethod

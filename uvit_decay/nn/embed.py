@@ -138,12 +138,12 @@ class PixelScale:
             raise UserError(f"pixels imagenet is a scale of 3 channels, the network has {channels}: set pixels unit")
         return cls((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
-    def enter(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
+    def normalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of [-1, 1] in this scale."""
         return self._map(x, [(0.5 / std, (0.5 - mean) / std) for mean, std in self._channels()])
 
-    def leave(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
-        """Return images of this scale in [-1, 1], the inverse of `enter`."""
+    def denormalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
+        """Return images of this scale in [-1, 1], the inverse of `normalise`."""
         return self._map(x, [(2.0 * std, 2.0 * mean - 1.0) for mean, std in self._channels()])
 
     def _channels(self) -> list[tuple[float, float]]:

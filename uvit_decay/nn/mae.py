@@ -198,7 +198,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
 
     def targets(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b n k"]:
         """Return the patches that the network predicts, each with mean 0 and variance 1 if `norm_pix`."""
-        patches = patchify(self.scale.enter(x), self.patch_size)
+        patches = patchify(self.scale.normalise(x), self.patch_size)
         if not self.config["norm_pix"]:
             return patches
         mean, std = _moments(patches)
@@ -214,9 +214,9 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
     def reconstruct(self, x: Float[Tensor, "b c h w"], prediction: Float[Tensor, "b n k"]) -> Float[Tensor, "b c h w"]:
         """Return predicted patches as images of about [-1, 1]; normalised ones get mean and variance of those of x."""
         if self.config["norm_pix"]:
-            mean, std = _moments(patchify(self.scale.enter(x), self.patch_size))
+            mean, std = _moments(patchify(self.scale.normalise(x), self.patch_size))
             prediction = prediction * std + mean
-        return self.scale.leave(unpatchify(prediction, self.channels))
+        return self.scale.denormalise(unpatchify(prediction, self.channels))
 
 
 def visible_patches(patches: int, mask_ratio: float) -> int:

@@ -82,7 +82,7 @@ class Encoder(DecayedNet):
 
     def embed(self, x: Float[Tensor, "b c h w"]) -> Tokens:
         """Return the embedded tokens [class, patches] with their positions."""
-        patches = self.patch_embed(self.scale.enter(x)) + self.pos_embed[:, 1:]
+        patches = self.patch_embed(self.scale.normalise(x)) + self.pos_embed[:, 1:]
         return torch.cat([(self.cls_token + self.pos_embed[:, :1]).expand(len(x), -1, -1), patches], dim=1)
 
 

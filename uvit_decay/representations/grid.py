@@ -62,7 +62,7 @@ class Grid:
         """Return (level, column) of the best cell, by a score or by `chosen_by`."""
         return divmod(int(self.scores[name or self.chosen_by].argmax()), len(self.layers))
 
-    def watched(self, number: int) -> dict[str, float]:
+    def tracked(self, number: int) -> dict[str, float]:
         """Return the scores of layer `number`, averaged over the noise levels."""
         column = list(self.layers).index(number)
         names = {"accuracy": "test_accuracy", "knn": "knn_accuracy"}

@@ -172,7 +172,7 @@ class TimmViT(nn.Module):
         `timm.forward_intermediates` gives the same, but holds all of them at once and leaves out the embeddings.
         """
         model = self.model
-        tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(self.scale.enter(x)))))
+        tokens = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(self.scale.normalise(x)))))
         yield tokens
         for block in model.blocks:
             tokens = block(tokens)

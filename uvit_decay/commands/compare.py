@@ -1,0 +1,67 @@
+"""`evaluate.py compare`; what it computes with is imported after --help."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import check_writable, claimed
+
+TRAINING = ("step", "epoch", "images")  # values of --x that are no options
+FIGURES = (".png", ".pdf", ".svg")
+
+
+def compare(
+    runs: Sequence[Path],
+    by: str = "alpha_min",
+    x: str = "epoch",
+    rank: Literal["entropy", "dimensions"] = "entropy",
+    out: Path = Path("compare.png"),
+) -> None:
+    """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
+
+    Curves are those of the probes; of runs without probes, those of FID and the other metrics of their samples. Writes
+    the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
+
+    Args:
+        runs: run folders, such as runs/digits/version_0.
+        by: the option with a curve for each value, such as net.schedule.
+        x: the x axis: step, epoch or images of training, or a second option, such as net.depth, against which the
+            values of the last evaluation are drawn.
+        rank: the rank that is drawn and correlated: entropy, the paper's, of features centred over each sample; or
+            dimensions, its exponential, of features centred over the samples.
+        out: the figure, a .png, .pdf or .svg.
+    """
+    if out.suffix not in FIGURES:
+        raise UserError(f"--out {out}: the figure is a {', '.join(FIGURES)}")
+    spreadsheet = out.with_suffix(".csv")
+    for path in (out, spreadsheet):
+        check_writable(path)
+
+    from uvit_decay.compare import report
+    from uvit_decay.compare.runs import find_option, grouped_by, read_runs
+
+    loaded, names = read_runs(runs), [by] if x in TRAINING else [by, x]
+    options = [find_option(loaded, name, flag) for name, flag in zip(names, ("--by", "--x"), strict=False)]
+    if len(set(options)) < len(options):
+        raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")
+    groups, ranked = grouped_by(loaded, options), report.RANKS[rank]
+    table = report.rows(groups, ranked)
+    with claimed(out, spreadsheet):
+        report.save_csv(spreadsheet, names, table)
+        if x in TRAINING:
+            report.save_curves(out, by, groups, x, ranked)
+        else:
+            report.save_final_values(out, names, groups, options[1], ranked)
+    print(f"{report.markdown(names, table)}\n")
+    print(f"Last evaluation at step {report.last_steps(loaded)}; mean +- standard deviation over runs.")
+    if any(run.probed for run in loaded):
+        print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
+    if protocol := report.measured(loaded):
+        print(f"FID and IS: {protocol}.")
+    for remark in report.remarks(loaded, *options):
+        print(f"remark: {remark}", file=sys.stderr)
+    print(f"wrote {out} and {spreadsheet.name}")
