@@ -20,7 +20,7 @@ bench:  ## speed beside plain references: a table, and runs/bench.json
 	python -m benchmarks
 faults:  ## kills, faults and hostile files by the hundred, and their tables: half an hour on 2 cores
 	pytest --exhaustive -n auto tests/faults tests/fuzz tests/test_machines.py tests/test_scripts.py tests/runtime \
-		tests/evaluation
+		tests/evaluation tests/tasks/test_sharding.py
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit
 	python -m uvit_decay.checkpoint export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import os
 import runpy
-import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tables
 import torch
-import yaml
 from disks import Disk
 from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
@@ -47,9 +44,10 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(8, len(os.sched_getaffinity(0))) if whole else 0
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if terminalreporter.config.getoption("--exhaustive"):
-        tables.report(terminalreporter)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests, so that no core waits for the last of them."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session")
@@ -181,18 +179,23 @@ def encoder(tmp_path_factory) -> Path:
     return folder / "checkpoints" / "last.ckpt"
 
 
-def run_script(*args: str, cwd: Path, **options) -> subprocess.CompletedProcess:
-    """A script of the project in a process of its own, as a user runs it."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(ROOT / args[0]), *args[1:]]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, **options)
-
-
 def train(monkeypatch, folder, *args):
     """`python train.py ...` in this process, in `folder`."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *args])
     runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+
+
+def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: object) -> str:
+    """The line with which a command refuses what its user wants."""
+    with pytest.raises(SystemExit) as stop:
+        command(*args)
+    assert stop.value.code == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    line = error.strip().splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:
@@ -206,26 +209,6 @@ def trained_once(patch: pytest.MonkeyPatch) -> None:
         return copy.deepcopy(CLASSIFIERS[key])
 
     patch.setattr(SmallClassifier, "_trained", remembered)
-
-
-@pytest.fixture(scope="session")
-def digit_runs(tmp_path_factory) -> Path:
-    """A folder with runs/digits/version_0 and _1: two seeds of the default, tiny, evaluated at steps 20, 40 and 60."""
-    folder = tmp_path_factory.mktemp("digit_runs")
-    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    for callback in content["trainer"]["callbacks"]:
-        if callback["class_path"].endswith("LinearProbes"):
-            callback["init_args"] = {"every_n_steps": 20, "times": [0.1], "max_train": 200, "max_test": 100}
-        if callback["class_path"].endswith("GenerationMetrics"):
-            callback["init_args"]["num"] = 100
-    (folder / "small.yaml").write_text(yaml.safe_dump(content))
-    small = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3", "--trainer.max_steps=60"]
-    for seed in (0, 1):
-        with pytest.MonkeyPatch.context() as patch:
-            trained_once(patch)
-            options = [*small, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1"]
-            train(patch, folder, "fit", "--config=small.yaml", *options)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -19,13 +19,10 @@ def random_images(n, channels, side, seed=0):
     return torch.randint(256, (n, channels, side, side), generator=generator, dtype=torch.uint8)
 
 
-def test_all_values_survive_the_round_trip():
-    assert torch.equal(to_uint8(to_float(ALL)), ALL)
-    assert torch.equal(to_uint8(to_float(ALL).double()), ALL)
-
-
-def test_float_images_span_minus_one_to_one():
+def test_float_images_span_minus_one_to_one_and_are_converted_back():
     x = to_float(ALL)
+    assert torch.equal(to_uint8(x), ALL)
+    assert torch.equal(to_uint8(x.double()), ALL)
     assert x.dtype == torch.float32
     assert x[0] == -1.0
     assert x[255] == 1.0
@@ -76,22 +73,15 @@ def test_a_grid_holds_the_right_pixels_at_the_right_places(channels, n, columns,
     assert (grid[top:] == 255).all(), "gaps and empty cells are white"
 
 
-def test_names_stand_above_their_columns():
+def test_names_stand_above_their_columns_and_surplus_ones_are_left_out():
     images = random_images(8, 1, 8)
-    grid = np.asarray(labelled_grid(images, 4, ["cat", "", "a name far too long for its column", "dog"]))
+    grid = np.asarray(labelled_grid(images, 4, ["cat", "", "a name far too long for its column", "dog", "extra"]))
     ink = (grid[:HEADER] < 128).any(axis=(0, 2))
     ends = [GAP + column * (64 + GAP) for column in range(5)]
     inked = [ink[a : b - GAP].any() for a, b in zip(ends[:-1], ends[1:], strict=True)]
     assert inked == [True, False, True, True]
     gaps = [ink[a - GAP : a] for a in ends]
     assert not np.concatenate(gaps).any(), "long names are cut to their columns"
-
-
-def test_names_differ_and_surplus_names_are_left_out():
-    images = random_images(2, 1, 8)
-    cat, dog = (np.asarray(labelled_grid(images, 2, [name, name])) for name in ("cat", "dog"))
-    assert not np.array_equal(cat, dog)
-    assert np.array_equal(cat, np.asarray(labelled_grid(images, 2, ["cat", "cat", "extra"])))
 
 
 @pytest.mark.parametrize(
@@ -102,19 +92,10 @@ def test_a_grid_has_whole_turns_of_classes(classes, wanted, columns):
     assert grid_columns(classes, wanted) == columns
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_npz_files_have_the_layout_of_the_evaluation_suite(tmp_path, channels):
-    images = random_images(5, channels, 8)[:, :, :6]
-    save_npz(tmp_path / "samples.npz", images.split(2), 5)
-    with np.load(tmp_path / "samples.npz") as file:
-        assert file.files == ["arr_0"]
-        array = file["arr_0"]
-    assert (array.dtype, array.shape) == (np.uint8, (5, 6, 8, channels))
-    assert np.array_equal(array, images.permute(0, 2, 3, 1).numpy())
-
-
-def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
-    images, labels, alive = random_images(40, 3, 8), [*range(40)], []
+@pytest.mark.parametrize(("channels", "labels"), [(1, None), (3, [*range(40)])])
+def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path, channels, labels):
+    """The layout of the evaluation suite: uint8 (n, h, w, c), then the labels."""
+    images, alive = random_images(40, channels, 8)[:, :, :6], []
 
     def batches():
         for i in range(0, 40, 2):
@@ -124,7 +105,7 @@ def test_an_npz_is_read_as_savez_wrote_it_and_needs_a_batch_of_memory(tmp_path):
             assert sum(ref() is not None for ref in alive) <= 3
 
     save_npz(tmp_path / "ours.npz", batches(), 40, labels)
-    arrays = images.permute(0, 2, 3, 1).numpy(), np.array(labels)
+    arrays = [images.permute(0, 2, 3, 1).numpy(), *([np.array(labels)] if labels else [])]
     np.savez(tmp_path / "theirs.npz", *arrays)
     assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()
 
@@ -140,42 +121,28 @@ def test_an_npz_is_whole_or_not_there(tmp_path):
         assert not (tmp_path / "samples.npz").exists()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_pngs_are_numbered_in_order_and_lossless(tmp_path, channels):
-    images = random_images(11, channels, 8)
-    save_pngs(tmp_path, images.split(4))
-    files = sorted(tmp_path.iterdir())
-    assert [file.name for file in files] == [f"{i:06d}.png" for i in range(11)]
-    for file, image in zip(files, images, strict=True):
-        read = torch.from_numpy(np.asarray(Image.open(file)).copy()).reshape(8, 8, channels)
-        assert torch.equal(read.permute(2, 0, 1), image)
-
-
-def test_pngs_keep_the_numbers_that_are_given_and_a_batch_is_whole_when_the_next_one_fails(tmp_path):
-    images = random_images(4, 1, 8)
+@pytest.mark.parametrize(("channels", "numbers"), [(1, None), (3, [7, 3, 5, 12])])
+def test_pngs_are_numbered_and_lossless_and_a_batch_is_whole_when_the_next_one_fails(tmp_path, channels, numbers):
+    images = random_images(4, channels, 8)
 
     def stops():
-        yield images
+        yield from images.split(2)
         raise UserError("stopped")
 
     with pytest.raises(UserError, match="stopped"):
-        save_pngs(tmp_path, stops(), [7, 3, 5, 12])
-    written = {f"{number:06d}.png": image for number, image in zip([7, 3, 5, 12], images, strict=True)}
-    assert {path.name for path in tmp_path.iterdir()} == written.keys()
-    assert all(np.array_equal(np.asarray(Image.open(tmp_path / name)), image[0]) for name, image in written.items())
-
-
-def test_a_png_that_cannot_be_written_is_a_line(tmp_path):
+        save_pngs(tmp_path, stops(), *filter(None, [numbers]))
+    names = [f"{number:06d}.png" for number in numbers or range(4)]
+    assert {path.name for path in tmp_path.iterdir()} == {*names}
+    for name, image in zip(names, images, strict=True):
+        read = torch.from_numpy(np.asarray(Image.open(tmp_path / name)).copy()).reshape(8, 8, channels)
+        assert torch.equal(read.permute(2, 0, 1), image)
     with pytest.raises(UserError, match="cannot write .*000000.png: No such file"):
-        save_pngs(tmp_path / "gone", [random_images(2, 1, 8)])
+        save_pngs(tmp_path / "gone", [images])
 
 
-def test_a_name_is_written_smaller_before_it_is_cut():
+def test_a_name_is_written_smaller_before_it_is_cut_and_one_of_many_letters_is_cut_at_once(monkeypatch):
     whole, cut = (labelled_grid(random_images(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))
-
-
-def test_a_name_of_many_letters_is_cut_at_once(monkeypatch):
     measured, getlength = [], ImageFont.FreeTypeFont.getlength
     monkeypatch.setattr(
         ImageFont.FreeTypeFont, "getlength", lambda font, text: measured.append(len(text)) or getlength(font, text)

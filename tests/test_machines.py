@@ -19,6 +19,7 @@ from conftest import ROOT
 from two_nodes import TwoNodes, can_isolate, two_nodes
 
 PAGE = (ROOT / "docs" / "machines.md").read_text()
+QUICK = ["tests/shared/surroundings.py", "quick"]
 CONFIG = "configs/imagenet100_uvit_m.yaml"
 KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
 
@@ -51,15 +52,16 @@ def work(tmp_path_factory) -> Path:
     (folder / "configs").mkdir()
     (folder / CONFIG).write_text(yaml.safe_dump(content))
     for script in ("train.py", "evaluate.py", "sample.py"):
-        quick = ROOT / "tests" / "shared" / "quick.py"
-        started = f"sys.argv[:1] = ['quick.py', '{script}']; runpy.run_path('{quick}', run_name='__main__')"
-        (folder / script).write_text(f"import runpy, sys\n{started}\n")
+        quick = ROOT / "tests" / "shared" / "surroundings.py"
+        started = f"sys.argv[:1] = ['{quick}', os.environ['TEST_HOW'], '{script}']"
+        started += f"; runpy.run_path('{quick}', run_name='__main__')"
+        (folder / script).write_text(f"import os, runpy, sys\n{started}\n")
     return folder
 
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory, work) -> TwoNodes:
-    """Two nodes whose clocks differ by an hour; python, torchrun, accelerate and srun are those of this environment."""
+    """Two nodes, one with a clock that jumps; python, torchrun, accelerate and srun are those of this environment."""
     programs = tmp_path_factory.mktemp("programs")
     (programs / "srun").write_text(
         f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "shared" / "fake_srun.py"} "$@"\n'
@@ -70,8 +72,8 @@ def two(tmp_path_factory, work) -> TwoNodes:
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
     with two_nodes(tmp_path_factory.mktemp("nodes")) as nodes:
         for node in nodes.nodes:
-            node.environment |= {"PATH": path, "PYTHONPATH": str(ROOT)}
-        nodes.nodes[1].shift_clock(3600)
+            how = "quick,jumping-clock" if node.number else "quick"
+            node.environment |= {"PATH": path, "PYTHONPATH": str(ROOT), "TEST_HOW": how}
         yield nodes
 
 
@@ -79,7 +81,7 @@ def two(tmp_path_factory, work) -> TwoNodes:
 def alone(work, programs, tmp_path_factory) -> Path:
     """The run folder of the same training on one process."""
     folder = tmp_path_factory.mktemp("alone")
-    program = programs.run("tests/shared/quick.py", "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
+    program = programs.start(*QUICK, "train.py", "fit", f"--config={work / CONFIG}", cwd=folder)
     assert program.wait() == 0, program.stderr
     return folder / "runs" / "digits" / "version_0"
 
@@ -117,11 +119,11 @@ def assert_same_run(one: Path, two: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["torchrun", "variables", "accelerate"], ids=lambda name: f"{name}-{KIND}")
 def test_two_nodes_train_as_one_process_does(two, work, alone, name, exhaustive):
-    if name != "torchrun" and not exhaustive:
-        pytest.skip("a sample: --exhaustive tries all launchers")
+    if not exhaustive:
+        pytest.skip("a sample: see the batch script; --exhaustive tries all launchers")
     script = f"{command(name).strip()} --trainer.logger.init_args.experiment {name}"
     for result in two.run(["bash", "-c", script], work):
-        assert result.code == 0, result.err
+        assert result.returncode == 0, result.stderr
     assert_same_run(alone, work / "runs" / name / "version_0")
 
 
@@ -137,8 +139,8 @@ def batch_script(work: Path, *options: str) -> Path:
 @pytest.mark.parametrize("kind", [KIND])
 def test_a_batch_script_trains_as_one_process_does(two, work, alone, kind):
     (result,) = two.wait([two.batch(batch_script(work), work)])
-    assert result.code == 0, result.err
-    assert "MEMBER: 2/2" in result.err
+    assert result.returncode == 0, result.stderr
+    assert "MEMBER: 2/2" in result.stderr
     assert_same_run(alone, work / "runs" / "slurm" / "version_0")
 
 
@@ -163,7 +165,7 @@ def test_a_batch_job_that_is_warned_saves_and_is_put_into_the_queue_again(two, w
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"python\0train.py"):  # not srun
                 os.kill(pid, signal.SIGUSR1)
     (result,) = two.wait([running])
-    assert result.code == 85, result.err
+    assert result.returncode == 85, result.stderr
     assert (work / "requeued").read_text().split() == ["requeue", "14500"]
     assert list(work.glob("runs/slurm/*/checkpoints/last.ckpt"))
 
@@ -178,12 +180,12 @@ def test_two_nodes_make_what_one_process_makes(two, work, trained, image_dir, va
             (work / link).symlink_to(source)
     script = f"{command(f'torchrun-{name}').strip()} {TINY[name]}"
     for result in two.run(["bash", "-c", script], work):
-        assert result.code == 0, result.err
+        assert result.returncode == 0, result.stderr
     words = shlex.split(script.partition("$MASTER_PORT")[2].replace("\\\n", " "))
     made = work / MADE[name]
     both = made.rename(made.with_stem(f"both-{name}"))
-    words = words if words[0] == "-m" else ["tests/shared/quick.py", *words[1:]]
-    program = programs.run(*words, cwd=work)
+    words = words if words[0] == "-m" else [*QUICK, *words[1:]]
+    program = programs.start(*words, cwd=work)
     assert program.wait() == 0, program.stderr
     one, two = contents(made), contents(both)
     # Metrics differ by the rounding of features, whose batches depend on how many processes share a small set.

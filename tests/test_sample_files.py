@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from conftest import refused
 from PIL import Image
 from sample_script import pixels, sample
 
@@ -30,13 +31,6 @@ def half(trained, tmp_path, monkeypatch):
         (tmp_path / "p" / f"{i:06d}.png").unlink()
     (tmp_path / "p" / ".000003.png.01234567.partial").touch()
     return args
-
-
-def refused(capsys, *args):
-    with pytest.raises(SystemExit) as stop:
-        sample(*args)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
@@ -76,7 +70,7 @@ def test_what_is_no_whole_picture_is_made_again(half, tmp_path, monkeypatch, cap
 )
 def test_images_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, capsys, change, reason):
     before = {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
-    error = refused(capsys, monkeypatch, tmp_path, *half, "--num", 10, *change)
+    error = refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10, *change)
     assert error == f"error: --out p: {reason}: choose another folder"
     assert before == {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
 
@@ -95,10 +89,12 @@ def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_
     sample(monkeypatch, tmp_path, "--ckpt", moved, *half[2:], "--num", 10)
     about = tmp_path / "p" / "sampling.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
-    assert f"its images have sha256 {'0' * 64}, not" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+    assert f"its images have sha256 {'0' * 64}, not" in refused(
+        capsys, sample, monkeypatch, tmp_path, *half, "--num", 10
+    )
     for damage in ("{", "[1]", ""):
         about.write_text(damage)
-        assert "p/sampling.json" in refused(capsys, monkeypatch, tmp_path, *half, "--num", 10)
+        assert "p/sampling.json" in refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
 
 
 @pytest.mark.parametrize("out", ["p", "s.npz", "s.png"])
@@ -107,7 +103,7 @@ def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkey
         (tmp_path / out).mkdir()
     with claimed(tmp_path / out):
         before = {*tmp_path.rglob("*")}
-        error = refused(capsys, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
+        error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
         assert error == f"error: another program is writing {out}: wait for its end, or choose another name"
         assert {*tmp_path.rglob("*")} == before
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from conftest import refused
 from PIL import Image
 from sample_script import sample
 
@@ -131,10 +132,9 @@ def test_a_protocol_is_in_the_name_with_what_was_changed(trained, options, flags
 
 
 def test_a_protocol_for_other_networks_is_refused(trained, tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        sample(monkeypatch, tmp_path, "--ckpt", trained, "--sampling-protocol", "sit", "--out", "a.npz")
-    assert stopped.value.code == 2
-    assert "protocol sit samples networks on the path Linear or GVP, not on VP" in capsys.readouterr().err
+    words = ["--ckpt", trained, "--sampling-protocol", "sit", "--out", "a.npz"]
+    error = refused(capsys, sample, monkeypatch, tmp_path, *words)
+    assert "protocol sit samples networks on the path Linear or GVP, not on VP" in error
 
 
 def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, options):

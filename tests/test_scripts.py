@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, save_tiny_vae, train, trained_once
+from conftest import ROOT, save_tiny_vae
 from PIL import Image
 from sample_script import sample
 
@@ -25,9 +25,10 @@ SMALL = [
 
 
 @pytest.mark.slow
-def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
-    result = run_script("tests/shared/quick.py", "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+def test_the_default_trains_looks_and_names_the_command_that_samples(programs, tmp_path):
+    quick = ["tests/shared/surroundings.py", "quick"]
+    trained = programs.start(*quick, "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
+    assert trained.wait() == 0, trained.stderr
     run = tmp_path / "runs" / "digits" / "version_0"
     wanted = [
         "config.yaml",
@@ -45,9 +46,9 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(tmp_path):
     header = (run / "metrics.csv").read_text().splitlines()[0]
     for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fid"):
         assert column in header
-    command = re.search(r"sample from it: python (sample\.py .*)", result.stdout + result.stderr)[1]
-    sampled = run_script(*shlex.split(command), "--num", "10", cwd=tmp_path)
-    assert sampled.returncode == 0, sampled.stderr
+    command = re.search(r"sample from it: python (sample\.py .*)", trained.stdout + trained.stderr)[1]
+    sampled = programs.start(*shlex.split(command), "--num", "10", cwd=tmp_path)
+    assert sampled.wait() == 0, sampled.stderr
     assert Image.open(tmp_path / "samples.png").size[0] > 600
 
 
@@ -56,69 +57,45 @@ def _events(run):
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-TWO = ["--trainer.devices=2", "--trainer.strategy=ddp"]
 
 
-def interrupted(folder, launcher, flags, signum, to_all=False):
-    """A long training that gets a signal once it has logged: the finished process, its errors and its checkpoint."""
-    flags = ["--trainer.max_steps=100000", "--trainer.limit_val_batches=0", "--trainer.val_check_interval=null", *flags]
-    command = [sys.executable, *launcher, str(ROOT / "train.py"), "fit", *flags, *SMALL]
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [[], TORCHRUN], ids=["to the first", "torchrun, to all"])
+def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launcher, exhaustive):
+    """A scheduler signals every process, and torchrun passes on its own; that is not a second wish."""
+    if not exhaustive:
+        pytest.skip("a sample: faults/test_struck_training.py warns a rank; --exhaustive tries launchers, too")
+    flags = ["--trainer.max_steps=100000", "--trainer.limit_val_batches=0", "--trainer.val_check_interval=null"]
+    flags += ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    command = [sys.executable, *launcher, str(ROOT / "train.py"), "fit", *SMALL, *flags]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(command, cwd=folder, env=environment, **pipe)
-    run = folder / "runs" / "digits" / "version_0"
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **pipe)
+    run = tmp_path / "runs" / "digits" / "version_0"
     deadline = time.monotonic() + 120
     while not (run / "metrics.csv").exists() and time.monotonic() < deadline:
         time.sleep(0.2)
-    (os.killpg if to_all else os.kill)(process.pid, signum)
+    (os.killpg if launcher else os.kill)(process.pid, signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
-    return process, errors, run / "checkpoints" / "last.ckpt"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_a_whole_checkpoint_and_the_run_goes_on_from_it(tmp_path, monkeypatch, signum, code, exhaustive):
-    if not exhaustive:
-        pytest.skip("a sample: see the preemption; --exhaustive tries signals on real starts of one process, too")
-    process, errors, path = interrupted(tmp_path, [], [], signum)
-    assert process.returncode == code, errors
-    assert "Traceback" not in errors
-    step = torch.load(path, weights_only=True)["global_step"]
-    assert f"stopped at step {step}; resume with: python train.py fit ... --ckpt_path" in errors
-    assert not list(path.parent.glob(".*"))
-    more = [f"--ckpt_path={path}", f"--trainer.max_steps={step + 5}", *SMALL]
-    trained_once(monkeypatch)
-    train(monkeypatch, tmp_path, "fit", *more)
-    last = torch.load(tmp_path / "runs" / "digits" / "version_1" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert last["global_step"] == step + 5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("launcher", "flags"), [([], TWO), (TORCHRUN, TWO)], ids=["to the first", "torchrun, to all"])
-def test_a_preemption_stops_all_processes_at_the_same_step_saved(tmp_path, launcher, flags, exhaustive):
-    """A scheduler signals every process, and torchrun passes on its own; that is not a second wish."""
-    if not launcher and not exhaustive:
-        pytest.skip("a sample: --exhaustive warns the first of Lightning's own processes, too")
-    process, errors, path = interrupted(tmp_path, launcher, flags, signal.SIGTERM, to_all=bool(launcher))
-    step = torch.load(path, weights_only=True)["global_step"]
+    step = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
     assert f"stopped at step {step}" in errors
     assert step % 10 == 0
     assert process.returncode == 143 or launcher
 
 
 @pytest.mark.slow
-def test_images_become_latents_a_network_and_images_again(image_dir, tmp_path, monkeypatch, capsys):
+def test_images_become_latents_a_network_and_images_again(programs, image_dir, tmp_path, monkeypatch, capsys):
     vae = save_tiny_vae(tmp_path / "vae")
     encode = ["-m", "uvit_decay.data.latents", "encode", str(image_dir), "latents", "--vae", "vae"]
     encode += ["--image-size", "64"]
-    encoded = subprocess.run([sys.executable, *encode], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert encoded.returncode == 0, encoded.stderr
+    encoded = programs.start(*encode, cwd=tmp_path)
+    assert encoded.wait() == 0, encoded.stderr
     assert "latents: 22 images, 2 classes" in encoded.stdout
     config = str(ROOT / "configs" / "imagenet100_uvit_m_cond.yaml")
     small = ["--model.net.image_size=8", "--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2"]
     small += ["--model.net.num_classes=2", "--data.path=latents", "--data.classes=null", "--data.batch_size=8"]
-    trained = run_script("train.py", "fit", "--config", config, *small, "--trainer.max_steps=3", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    trained = programs.start("train.py", "fit", "--config", config, *small, "--trainer.max_steps=3", cwd=tmp_path)
+    assert trained.wait() == 0, trained.stderr
     checkpoint = str(tmp_path / "runs" / "imagenet100_uvit_m_cond" / "version_0" / "checkpoints" / "last.ckpt")
     for out, options in (("own.npz", []), ("other.npz", ["--vae", str(save_tiny_vae(tmp_path / "other", seed=1))])):
         flags = ["--ckpt", checkpoint, "--num", "3", "--steps", "3", "--out", out]

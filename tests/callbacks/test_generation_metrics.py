@@ -4,7 +4,6 @@ import gc
 import weakref
 
 import pytest
-import quick
 import torch
 from PIL import Image
 from runs import fit, latent_task
@@ -42,7 +41,7 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
 
 
 def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
-    metrics = GenerationMetrics(SmallClassifier(*quick.STEPS), num=20, max_reference=50, metrics=["mind"])
+    metrics = GenerationMetrics(SmallClassifier(20), num=20, max_reference=50, metrics=["mind"])
     fit(tmp_path, metrics, max_steps=2)
     (line,) = history.read(tmp_path / "generation.jsonl")
     assert set(line.values) == {"mind", "label_consistency"}

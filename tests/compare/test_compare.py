@@ -11,7 +11,7 @@ from run_folders import METADATA, a_run, compare, configuration, refused, shifte
 
 from uvit_decay import plots
 from uvit_decay.compare.report import pearson, remarks
-from uvit_decay.compare.runs import BEST, KNN, MEAN_SHARE, ON_TEST, RANK, Run, find_option, grouped_by
+from uvit_decay.compare.runs import BEST, MEAN_SHARE, RANK, Run, find_option, grouped_by
 from uvit_decay.plots import _curves
 from uvit_decay.runtime.validation import flat
 
@@ -256,14 +256,3 @@ def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
 def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
     run = a_run(tmp_path)
     assert words in refused(monkeypatch, capsys, tmp_path, run, *args)
-
-
-@pytest.mark.slow
-def test_what_train_leaves_is_read(digit_runs):
-    """Real files of real runs."""
-    folders = [digit_runs / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
-    runs = [Run.read(folder) for folder in folders]
-    assert [[point["step"] for point in run.evaluations] for run in runs] == [[20, 40, 60]] * 2
-    assert runs[0].evaluations[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
-    assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "tracked_accuracy", KNN, RANK, "fid", "is"))
-    assert [line for line in remarks(runs, "model.net.alpha_min") if "is their mean" not in line] == []  # so few steps

@@ -13,7 +13,7 @@ from inception_files import random_weights
 from uvit_decay.image_io import save_pngs
 from uvit_decay.metrics import Inception
 
-COUNT, SUBSET = 12, 8
+COUNT, SUBSET = 10, 8
 THEIRS = {
     "fid": "frechet_inception_distance",
     "is": "inception_score_mean",

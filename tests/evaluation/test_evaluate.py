@@ -1,19 +1,14 @@
 """evaluate.py as a user runs it, on digits: the same numbers from every form, on any number of processes."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-import time
 import zipfile
 
 import numpy as np
 import pytest
-import quick
-from conftest import run_script
 from evaluations import digit_images, evaluate, refused
 from PIL import Image
+from surroundings import FEW_STEPS
 
 from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.image_io import save_npz, save_pngs
@@ -119,17 +114,14 @@ def test_a_report_says_how_labels_were_drawn(trained, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [2, 3])
-def test_several_processes_find_what_one_finds(trained, tmp_path, monkeypatch, processes, exhaustive):
+def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monkeypatch, processes, exhaustive):
     if processes > 2 and not exhaustive:
         pytest.skip("a sample: --exhaustive tries three processes, too")
-    options = ["--ckpt", trained, "--num", 97, "--steps", 3, "--metrics", "fid,is", *DIGITS]
-    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(*quick.STEPS))
+    options = ["--ckpt", str(trained), "--num", "97", "--steps", "3", "--metrics", "fid,is", *DIGITS]
+    monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(FEW_STEPS))
     evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "one.json")
-    command = ["-m", "torch.distributed.run", "--nproc_per_node", processes, "--", quick.__file__, "evaluate.py"]
-    start = [sys.executable, *command, "generation", *options, "--out", "many.json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    ended = subprocess.run([*map(str, start)], cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+    command = ["tests/shared/surroundings.py", "quick", "evaluate.py", "generation", *options, "--out", "many.json"]
+    programs.run_ranks(processes, *command, cwd=tmp_path, environment={"XDG_CACHE_HOME": str(tmp_path / "cache")})
     assert values(tmp_path, "many.json") == pytest.approx(values(tmp_path, "one.json"), rel=1e-9)
 
 
@@ -226,18 +218,10 @@ def no_network(*args, **kwargs):
     raise OSError("no network")
 
 
-def test_help_is_quick_and_whole(tmp_path):
-    start = time.monotonic()
-    shown = run_script("evaluate.py", "generation", "--help", cwd=tmp_path)
-    assert time.monotonic() - start < 10
-    assert shown.returncode == 0
-    for option in (
-        "--samples",
-        "--ckpt",
-        "--reference",
-        "--metrics",
-        "--protocol",
-        "--inception-weights",
-        "--guidance",
-    ):
-        assert option in shown.stdout
+def test_help_is_whole(tmp_path, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as end:
+        evaluate(monkeypatch, tmp_path, "generation", "--help")
+    assert not end.value.code
+    shown = capsys.readouterr().out
+    for option in ("samples", "ckpt", "reference", "metrics", "protocol", "inception-weights", "guidance"):
+        assert f"--{option} " in shown

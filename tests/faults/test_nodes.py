@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from programs import Launcher, Program
+from programs import Program
 from two_nodes import TwoNodes, can_isolate, two_nodes
 
 KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
@@ -26,24 +26,20 @@ def two(tmp_path_factory) -> Iterator[TwoNodes]:
         yield nodes
 
 
-@pytest.fixture(scope="module")
-def launchers(two) -> list[Launcher]:
-    return [node.launcher() for node in two.nodes]
-
-
 @pytest.fixture
-def start(two, launchers, tmp_path) -> Start:
+def start(two, programs, tmp_path) -> Start:
     """Starts a command on both nodes, or on some, with variables of the environment."""
 
     def started(*words: object, only: tuple[int, ...] = (0, 1), seconds: float = 0, **variables: str) -> list[Program]:
-        impatient = ["tests/shared/impatient.py", seconds] if seconds else []
+        impatient = ["tests/shared/surroundings.py", f"impatient={seconds}"] if seconds else []
         command = [str(word) for word in (*impatient, *words)]
         ranks = [{"RANK": str(i), "WORLD_SIZE": "2", "LOCAL_RANK": "0"} if "fit" not in command else {} for i in (0, 1)]
         return [
-            launchers[i].start(
+            programs.start(
                 *command,
                 cwd=tmp_path,
                 environment={**{k: str(v) for k, v in two.variables(two.nodes[i]).items()}, **ranks[i], **variables},
+                inside=two.nodes[i].pid,
             )
             for i in only
         ]

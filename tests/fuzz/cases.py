@@ -16,8 +16,6 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -38,60 +36,34 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 CHANGED = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "shutil.rmtree")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a case led to: `same`, `other`, `refused` or `failed`, with the reason, and what it cost."""
-
-    number: int
-    result: str
-    reason: str = ""
-    milliseconds: float = 0.0
-    megabytes: float = 0.0
-
-
-def run(kind: Kind, name: str, template: Path, seed: int, numbers: range) -> list[Outcome]:
-    """Run cases one after the other; a process that dies or hangs fails its case, and another goes on."""
-    waiting, outcomes = list(numbers), []
+def run(kind: Kind, name: str, template: Path, seed: int, count: int) -> list[str]:
+    """Run cases and return what went wrong; a process that dies or hangs fails its case, and another goes on."""
+    waiting, failures, context = [*range(count)], [], get_context("fork")
     while waiting:
-        parent, child = get_context("fork").Pipe()
-        process = get_context("fork").Process(
-            target=_cases, args=(kind, name, template, seed, waiting, child), daemon=True
-        )
+        parent, child = context.Pipe()
+        process = context.Process(target=_cases, args=(kind, f"{name} {seed}", template, waiting, child), daemon=True)
         process.start()
         child.close()
-        answered = list(_answers(parent))
-        outcomes += answered
-        waiting = waiting[len(answered) :]
+        with contextlib.suppress(EOFError):
+            while waiting and parent.poll(PATIENCE):
+                problem = parent.recv()
+                number = waiting.pop(0)
+                failures += [f"{name} {number}: {problem}"] if problem else []
         process.kill()
         process.join()
         if waiting:
-            outcomes.append(
-                Outcome(waiting.pop(0), "failed", f"no answer, or a process that died ({process.exitcode})")
-            )
-    return outcomes
+            failures.append(f"{name} {waiting.pop(0)}: no answer, or a process that died ({process.exitcode})")
+    return failures
 
 
-def _answers(connection: Connection) -> Iterator[Outcome]:
-    with contextlib.suppress(EOFError):
-        while connection.poll(PATIENCE):
-            yield connection.recv()
-
-
-def _cases(kind: Kind, name: str, template: Path, seed: int, numbers: list[int], connection: Connection) -> None:
-    """Run cases in this process, which is a fork with limits, and send their outcomes."""
+def _cases(kind: Kind, words: str, template: Path, numbers: list[int], connection: Connection) -> None:
+    """Run cases in this process, which is a fork with limits, and send what went wrong in each."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESSES, used + ADDRESSES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    here = template.parent / f"case{os.getpid()}"
-    (here / "out").mkdir(parents=True)
-    log = (here.parent / f"{here.name}.log").open("w")
-    for stream in (1, 2):
-        os.dup2(log.fileno(), stream)
-    sys.stdout = sys.stderr = log
-    _Watch(here)
-    originals: dict[str, Any] = {}
+    cases = _Cases(kind, template)
     for number in numbers:
-        connection.send(Case(kind, f"{name} {seed} {number}", template, here, originals, log.name).outcome(number))
+        connection.send(cases.problem(Random(f"{words} {number}")))
     connection.close()
     os._exit(0)
 
@@ -99,56 +71,61 @@ def _cases(kind: Kind, name: str, template: Path, seed: int, numbers: list[int],
 class _Watch:
     """An audit hook that notes processes, connections, and changes of files outside a folder."""
 
-    noted: list[str] = []
-
     def __init__(self, folder: Path) -> None:
         self.inside = (str(folder), "/dev/null", "/proc/self/clear_refs", str(folder.parent / "cache"))
+        self.noted: list[str] = []
         sys.addaudithook(self)
 
     def __call__(self, event: str, args: tuple) -> None:
         if event in STARTED + CONNECTED:
             self.noted.append(f"{event} {args!r}"[:200])
-        elif event == "open" and isinstance(args[0], str | bytes | os.PathLike) and args[2] & WRITING:
-            self._change(event, args[0])
-        elif event in CHANGED:
-            self._change(event, args[1] if event in ("os.symlink", "os.link") else args[0])
-
-    def _change(self, event: str, path: Any) -> None:
-        if isinstance(path, str | bytes | os.PathLike) and not os.path.abspath(os.fsdecode(path)).startswith(
-            self.inside
-        ):
-            self.noted.append(f"{event} {os.fsdecode(path)}"[:200])
+        elif event in CHANGED or (event == "open" and args[2] & WRITING):
+            path = args[1] if event in ("os.symlink", "os.link") else args[0]
+            if isinstance(path, str | bytes | os.PathLike):
+                path = os.fsdecode(path)
+                if not os.path.abspath(path).startswith(self.inside):
+                    self.noted.append(f"{event} {path}"[:200])
 
 
-@dataclass
-class Case:
-    """One case; `originals` keeps what the unchanged files hold."""
+class _Cases:
+    """The cases of a process, in a folder beside the valid files of `template`."""
 
-    kind: Kind
-    words: str  # what its random numbers depend on
-    template: Path
-    here: Path
-    originals: dict[str, Any]
-    log: str
+    def __init__(self, kind: Kind, template: Path) -> None:
+        self.kind, self.template = kind, template
+        self.here = template.parent / f"case{os.getpid()}"
+        (self.here / "out").mkdir(parents=True)
+        self.log = self.here.with_suffix(".log")
+        sys.stdout = sys.stderr = self.log.open("w")
+        for stream in (1, 2):
+            os.dup2(sys.stdout.fileno(), stream)
+        self.watch = _Watch(self.here)
+        self.originals: dict[Path, Any] = {}  # what the unchanged files hold
 
-    def outcome(self, number: int) -> Outcome:
-        random = Random(self.words)
-        files = sorted(self.template.glob(self.kind.files))
-        target = random.choice(files).relative_to(self.template)
-        if str(target) not in self.originals:
-            self.originals[str(target)] = self._read(self._fresh(), target)
+    def problem(self, random: Random) -> str:
+        """Change a file, read it, and return what went wrong, or nothing."""
+        target = random.choice(sorted(self.template.glob(self.kind.files))).relative_to(self.template)
+        if target not in self.originals:
+            folder = self._fresh()
+            self.originals[target] = self.kind.read(folder, folder / target)
         folder = self._fresh()
         how = _changed(self.kind, folder / target, random)
         before, memory = self._listing(), _memory(reset=True)
-        start, (result, reason) = time.process_time(), self._result(folder, target)
-        milliseconds, megabytes = 1000 * (time.process_time() - start), _memory() - memory
-        written = self._listing() - before
-        if result != "refused":
-            written = {name for name in written if not name.startswith("files/out")}  # of an import
-        problem = reason if result == "failed" else self._problem(written, milliseconds, megabytes)
-        if problem:
-            result, reason = "failed", f"{how}: {problem}"
-        return Outcome(number, result, f"{target} {reason}", milliseconds, megabytes)
+        self.watch.noted.clear()
+        start = time.process_time()
+        reason, refused = self._read(folder, target)
+        seconds, megabytes = time.process_time() - start, _memory() - memory
+        left = self._listing() - before
+        if not refused:
+            left = {name for name in left if not name.startswith("files/out")}  # of an import
+        problems = [reason, *self.watch.noted[:1]]
+        if left - {"files/out"}:
+            problems.append(f"it wrote {sorted(left)}")
+        if seconds > SECONDS or megabytes > MEGABYTES:
+            problems.append(f"it took {seconds:.1f} s and {megabytes:.0f} MB")
+        if "Traceback" in self.log.read_text(errors="replace"):
+            problems.append(f"a traceback on stderr, see {self.log}")
+        found = "; ".join(filter(None, problems))
+        return f"{target}, {how}: {found}" if found else ""
 
     def _fresh(self) -> Path:
         """Return a new copy of the valid files, where programs run; its name is the same for all cases."""
@@ -159,41 +136,23 @@ class Case:
         os.chdir(folder)
         return folder
 
-    def _read(self, folder: Path, target: Path) -> Any:
-        return self.kind.read(folder, folder / target)
-
-    def _result(self, folder: Path, target: Path) -> tuple[str, str]:
-        _Watch.noted.clear()
+    def _read(self, folder: Path, target: Path) -> tuple[str, bool]:
+        """Read the changed file; return what went wrong, or nothing, and whether it was refused."""
         try:
-            value = self._read(folder, target)
+            value = self.kind.read(folder, folder / target)
         except UserError as error:
             message = str(error)
             named = target.name in message or str(folder) in message or re.search(self.kind.named, message)
             if "\n" in message or len(message) > LONGEST or not named:
-                return "failed", f"a message that does not name the file, or is too long: {message[:300]}"
-            return "refused", message
+                return f"a message that does not name the file, or is too long: {message[:300]}", True
+            return "", True
         except BaseException as error:  # whatever it is, it is no UserError
             place = traceback.extract_tb(error.__traceback__)[-3:]
             where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(place))
-            return "failed", f"{type(error).__name__}: {str(error)[:200]} ({where})"
-        original = self.originals[str(target)]
-        if digest(value) == digest(original):
-            return "same", ""
-        if self.kind.allowed(original, value, folder / target):
-            return "other", ""
-        return "failed", "another value than was written"
-
-    def _problem(self, written: set[str], milliseconds: float, megabytes: float) -> str:
-        """Return what else went wrong, or nothing."""
-        if _Watch.noted:
-            return f"it did {_Watch.noted[0]}"
-        if left := written - {"files/out"}:
-            return f"it wrote {sorted(left)}"
-        if milliseconds > 1000 * SECONDS or megabytes > MEGABYTES:
-            return f"it took {milliseconds:.0f} ms and {megabytes:.0f} MB"
-        if "Traceback" in Path(self.log).read_text(errors="replace"):
-            return f"a traceback on stderr, see {self.log}"
-        return ""
+            return f"{type(error).__name__}: {str(error)[:200]} ({where})", False
+        original = self.originals[target]
+        same = digest(value) == digest(original) or self.kind.allowed(original, value, folder / target)
+        return "" if same else "another value than was written", False
 
     def _listing(self) -> set[str]:
         return {str(path.relative_to(self.here)) for path in self.here.rglob("*")}

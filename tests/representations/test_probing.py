@@ -1,14 +1,11 @@
 """The grid of probes: planted signals are found where they are, and many processes find what one does."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
-from conftest import ROOT, tiny_net
+from conftest import tiny_net
 from evaluations import evaluate, refused
 from small_mae import mae_task
 
@@ -146,13 +143,9 @@ def test_the_folder_of_another_precision_has_another_name(trained, tmp_path, mon
 
 
 @pytest.mark.slow
-def test_two_processes_find_the_same_grid(trained, tmp_path, monkeypatch):
-    options = ["--ckpt", trained, "--times", "0.05,0.1,0.3", "--max-train", 300, "--max-test", 100]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", 2, "--", ROOT / "evaluate.py", "probe"]
-    command = [sys.executable, *launcher, *options, "--out", tmp_path / "2"]
-    ended = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
+def test_two_processes_find_the_same_grid(programs, trained, tmp_path, monkeypatch):
+    options = ["--ckpt", str(trained), "--times", "0.05,0.1,0.3", "--max-train", "300", "--max-test", "100"]
+    programs.run_ranks(2, "evaluate.py", "probe", *options, "--out", "2", cwd=tmp_path)
     evaluate(monkeypatch, tmp_path, "probe", *options, "--out", tmp_path / "1")
     one, two = ((tmp_path / str(processes) / "probes.csv").read_text() for processes in (1, 2))
     assert one == two

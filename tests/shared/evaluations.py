@@ -3,7 +3,7 @@
 import runpy
 import sys
 
-import pytest
+import conftest
 import torch
 from conftest import ROOT, trained_once
 from sklearn.datasets import load_digits
@@ -20,12 +20,7 @@ def evaluate(monkeypatch, folder, *args):
 
 def refused(monkeypatch, folder, capsys, *args) -> str:
     """The one line that it ends with."""
-    with pytest.raises(SystemExit) as end:
-        evaluate(monkeypatch, folder, *args)
-    assert end.value.code == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("error: ")
-    return line
+    return conftest.refused(capsys, evaluate, monkeypatch, folder, *args)
 
 
 def digit_images(count: int, noise: float = 0.0) -> torch.Tensor:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -39,23 +40,32 @@ class Program:
     folder: Path
     pid: int
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether there is an exit code."""
+        return (self.folder / "returncode").exists()
+
     def wait(self, timeout: float = 120.0) -> int:
         """Return the exit code; raise a TimeoutError, after killing the program, if it does not end in time."""
         end = time.monotonic() + timeout
-        while not (self.folder / "returncode").exists():
+        while not self.has_ended:
             if time.monotonic() > end:
                 self.send(signal.SIGKILL)
                 raise TimeoutError(f"still runs after {timeout:g} s:\n{self.stdout}\n{self.stderr}")
             time.sleep(POLL)
         return int((self.folder / "returncode").read_text())
 
-    def wait_until_stopped(self, timeout: float = 60.0) -> None:
-        """Wait until SIGSTOP has stopped it; raise a TimeoutError if that takes longer."""
-        end = time.monotonic() + timeout
-        while " (stopped)" not in Path(f"/proc/{self.pid}/status").read_text():
+    def stopped(self, timeout: float = 100.0) -> Program:
+        """Wait until SIGSTOP has stopped it at its moment, or it has ended, and return it."""
+        state, end = Path(f"/proc/{self.pid}/status"), time.monotonic() + timeout
+        while not self.has_ended:
+            with suppress(OSError):  # it ends just now
+                if " (stopped)" in state.read_text():
+                    break
             if time.monotonic() > end:
                 raise TimeoutError(f"not stopped after {timeout:g} s:\n{self.stderr}")
             time.sleep(POLL)
+        return self
 
     def send(self, number: int) -> None:
         """Send a signal to the program and the processes that it has started."""
@@ -88,17 +98,13 @@ class Program:
 
 
 class Launcher:
-    """Starts programs by the zygote; `folder` takes their output.
+    """Starts programs by the zygote; `folder` takes their output."""
 
-    The words of `before` precede the command of the zygote: they may put it and its programs on another node.
-    """
-
-    def __init__(self, folder: Path, before: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self._number = folder, count()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        command = [*before, sys.executable, str(HERE / "zygote.py")]
         self._zygote = subprocess.Popen(
-            command,
+            [sys.executable, str(HERE / "zygote.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -115,6 +121,7 @@ class Launcher:
         number: int = signal.SIGKILL,
         watched: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        inside: int = 0,
     ) -> Program:
         """Start a script (or -m and a module) with its arguments and return at once.
 
@@ -125,6 +132,7 @@ class Launcher:
             number: that signal.
             watched: functions in which calls are counted, for `Program.calls`.
             environment: environment variables beside those of this process.
+            inside: the first process of a node that the program runs on; 0 leaves it here.
         """
         folder = self.folder / f"program_{next(self._number)}"
         folder.mkdir(parents=True)
@@ -133,7 +141,7 @@ class Launcher:
         trap: dict[str, Any] | None = {"functions": list(watched)} if watched else None
         if at is not None:
             trap = {"functions": [at.function], "number": number, "entry": at.entry, "call": at.call}
-        order = {"argv": argv, "cwd": str(cwd), "folder": str(folder), "trap": trap}
+        order = {"argv": argv, "cwd": str(cwd), "folder": str(folder), "trap": trap, "inside": inside}
         order["environment"] = dict(environment or {})
         self._zygote.stdin.write(json.dumps(order) + "\n")
         self._zygote.stdin.flush()
@@ -144,11 +152,12 @@ class Launcher:
             time.sleep(POLL)
         return Program(folder, int((folder / "pid").read_text()))
 
-    def run(self, *argv: str, timeout: float = 120.0, **options: Any) -> Program:
-        """Start a program, see `start`, and return it when it has ended."""
-        program = self.start(*argv, **options)
-        program.wait(timeout)
-        return program
+    def run_ranks(self, size: int, *argv: str, environment: Mapping[str, str] | None = None, **options: Any) -> None:
+        """Run a program on several ranks, which find what torchrun sets; all must end well."""
+        common = environment or {}
+        started = [self.start(*argv, environment={**common, **own}, **options) for own in ranks(size)]
+        for program in started:
+            assert program.wait() == 0, program.stderr
 
     def end(self) -> None:
         """End the zygote and all programs that still run, stopped ones, too."""

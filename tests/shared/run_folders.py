@@ -1,6 +1,6 @@
 """Run folders to compare, and the command that does."""
 
-import pytest
+import evaluations
 import yaml
 from evaluations import evaluate
 
@@ -77,11 +77,5 @@ def compare(monkeypatch, folder, *args):
 
 
 def refused(monkeypatch, capsys, folder, *args):
-    """The one line that it ends with."""
-    with pytest.raises(SystemExit) as end:
-        compare(monkeypatch, folder, *args)
-    assert end.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    return lines[0]
+    """The line that it ends with."""
+    return evaluations.refused(monkeypatch, folder, capsys, "compare", *args)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from uvit_decay.data import Digits
 from uvit_decay.image_io import save_npz, save_pngs
 
 FEW = ["--times", "0.1", "--max-train", "60", "--max-test", "40"]
-QUICK = ["tests/shared/quick.py", "evaluate.py"]
+QUICK = ["tests/shared/surroundings.py", "quick", "evaluate.py"]
 DIGITS = ["--features", "digits", "--metrics", "fid,is"]
 SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "--steps", "2"]
 COMMANDS: dict[str, list[str]] = {
@@ -62,21 +60,18 @@ class SmallPrograms:
     def undisturbed(self, name: str, folder: Path) -> tuple[dict[str, bytes], dict[str, list[int]]]:
         """What a program leaves, by file, and its calls within `WATCHED`; it runs once, in `folder`."""
         if name not in self._undisturbed:
-            program = self.run(name, folder, watched=WATCHED)
+            program = self.start(name, folder, watched=WATCHED)
             assert program.wait() == 0, program.stderr
             self._undisturbed[name] = contents(folder), program.calls
         return self._undisturbed[name]
 
-    def run(self, name: str, folder: Path, **options: Any) -> Program:
-        """Run a program to its end in `folder`, which also gets its caches; see `Launcher.start`."""
-        program = self.start(name, folder, **options)
-        program.wait()
-        return program
-
     def start(
         self, name: str, folder: Path, *, more: Sequence[str] = (), before: Sequence[str] = (), **options: Any
     ) -> Program:
-        """Start a program, with `more` options and `before` its script another one that runs it; return at once."""
+        """Start a program in `folder`, which also gets its caches, with `more` options; see `Launcher.start`.
+
+        The words of `before` are another script, which runs it, and its options.
+        """
         folder.mkdir(exist_ok=True)
         environment = {"XDG_CACHE_HOME": str(folder / "cache"), **options.pop("environment", {})}
         argv = [word.format_map(self.inputs) for word in COMMANDS[name]]
@@ -108,20 +103,3 @@ def drawn(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Mo
     An import takes more calls when it compiles a module, or looks into a folder for the first time.
     """
     return [replace(moment, call=moment.call * 9 // 10) for moment in moments(calls, number, seed)]
-
-
-def ended(program: Program) -> bool:
-    """Whether a program has ended, without having come to its moment: imports took fewer calls than before."""
-    return (program.folder / "returncode").exists() and program.wait() == 0
-
-
-def stopped(program: Program) -> Program:
-    """The program, once it has come to its moment and stands still, or has ended."""
-    state, end = Path(f"/proc/{program.pid}/stat"), time.monotonic() + 100
-    while not (program.folder / "returncode").exists():
-        with suppress(OSError):  # it ends just now
-            if state.read_text().rpartition(")")[2].split()[0] == "T":
-                break
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return program

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,9 @@ FLAGS = [
     *(f"--trainer.max_steps={STEPS}", "--trainer.val_check_interval=4", "--trainer.limit_val_batches=2"),
     *("--trainer.enable_progress_bar=false", "--ckpt_path=auto"),
 ]
+STEP = "Task.optimizer_step"
 PLACES = {  # functions in which runs are struck
-    "in a step": "Task.optimizer_step",
+    "in a step": STEP,
     "in the loss": "DiffusionTask.loss",
     "in the EMA": "EMA.on_train_batch_end",
     "in a checkpoint": "LastCheckpoint._save",
@@ -57,18 +59,12 @@ class SmallTraining:
             callback["init_args"] = {**callback.get("init_args", {}), **EVERY.get(name, {})}
         self.config.write_text(yaml.safe_dump(content))
 
-    def start(self, folder: Path, *more: str, **options: Any) -> Program:
-        """Start it in `folder`, with `more` flags, and return at once; see `Launcher.start`."""
+    def start(self, folder: Path, *more: str, before: Sequence[str] = (), **options: Any) -> Program:
+        """Start it in `folder`, with `more` flags, and return at once; `before` is a script that runs it."""
         folder.mkdir(exist_ok=True)
         environment = {"XDG_CACHE_HOME": str(self.config.parent), **options.pop("environment", {})}
         command = ["train.py", "fit", f"--config={self.config}", *FLAGS, *more]
-        return self.launcher.start(*command, cwd=folder, environment=environment, **options)
-
-    def run(self, folder: Path, *more: str, **options: Any) -> Program:
-        """Run it to its end."""
-        program = self.start(folder, *more, **options)
-        program.wait()
-        return program
+        return self.launcher.start(*before, *command, cwd=folder, environment=environment, **options)
 
     def ranks(self, folder: Path, *more: str, **options: Any) -> list[Program]:
         """Start two ranks, with the variables of torchrun; `options` are of the second one."""
@@ -83,7 +79,7 @@ class SmallTraining:
     def undisturbed(self) -> tuple[Path, dict[str, list[int]]]:
         """The run folder of a run that nothing disturbs, and the calls within each run of the functions of PLACES."""
         folder = self.config.parent / "undisturbed"
-        program = self.run(folder, watched=[*PLACES.values()])
+        program = self.start(folder, watched=[*PLACES.values()])
         assert program.wait() == 0, program.stderr
         return runs(folder)[-1], program.calls
 

@@ -1,16 +1,19 @@
-"""A script of the project under odd circumstances: python surroundings.py <circumstance> <script> ... ."""
+"""A script of the project under odd circumstances: python surroundings.py <circumstance>[=<value>],... <script> ..."""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import runpy
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 YEARS = 30 * 365 * 86400  # seconds
+FEW_STEPS = 20
 
 
 def jumping_clock() -> None:
@@ -41,16 +44,40 @@ def full_output() -> None:
     sys.stdout = os.fdopen(1, "w")
 
 
+def small_files(size: str) -> None:
+    """Let no file grow beyond `size` bytes, as on a full disk: Python ignores the signal."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(size), int(size)))
+
+
+def impatient(seconds: str) -> None:
+    """Wait less for other processes."""
+    from uvit_decay.runtime import distributed
+
+    distributed.TIMEOUT = timedelta(seconds=float(seconds))
+
+
+def quick() -> None:
+    """Let the classifier of digits train for few steps, not 300."""
+    from uvit_decay.metrics import SmallClassifier
+
+    SmallClassifier.__init__.__defaults__ = (FEW_STEPS,)
+
+
 CIRCUMSTANCES = {
     "jumping-clock": jumping_clock,
     "no-reader": no_reader,
     "closed": closed,
     "full-output": full_output,
+    "small-files": small_files,
+    "impatient": impatient,
+    "quick": quick,
 }
 
 if __name__ == "__main__":
-    sys.path[0] = str(ROOT)
-    CIRCUMSTANCES[sys.argv[1]]()
+    sys.path[0] = str(ROOT)  # as if the script itself were started
+    for circumstance in sys.argv[1].split(","):
+        name, _, value = circumstance.partition("=")
+        CIRCUMSTANCES[name](*filter(None, [value]))
     sys.argv = sys.argv[2:]
     script, *args = sys.argv
     if script == "-m":

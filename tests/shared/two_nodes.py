@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from subprocess import CompletedProcess
 
-from programs import Launcher, ranks
+from programs import ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = "TEST_NODE"  # environment variable of all processes of a node
@@ -29,20 +30,6 @@ NEW = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child"
 HOLD = (
     'read pid rest < /proc/self/stat; echo $pid; mount -t proc proc /proc; hostname "$0"; ip link set lo up; exec cat'
 )
-SHIFTED = """import os, time
-true_time, true_ns, shift = time.time, time.time_ns, float(os.environ["TEST_SHIFT"])
-time.time = lambda: true_time() + shift
-time.time_ns = lambda: true_ns() + int(shift * 1e9)
-"""
-
-
-@dataclass
-class Ended:
-    """What a command did: exit code and output."""
-
-    code: int
-    out: str
-    err: str
 
 
 @dataclass
@@ -52,10 +39,10 @@ class Running:
     process: subprocess.Popen
     output: tuple[Path, Path]
 
-    def wait(self, timeout: float) -> Ended:
+    def wait(self, timeout: float) -> CompletedProcess:
         """Return what it did; raise subprocess.TimeoutExpired if it does not end."""
-        self.process.wait(max(0.1, timeout))
-        return Ended(self.process.returncode, *self.texts())
+        code = self.process.wait(max(0.1, timeout))
+        return CompletedProcess(self.process.args, code, *self.texts())
 
     def texts(self) -> tuple[str, str]:
         """Return what it has printed so far."""
@@ -103,11 +90,6 @@ class Node:
         """Run `ip` in this node's network."""
         subprocess.run(["nsenter", "-t", str(self.pid), "--net", "ip", *words], check=True)
 
-    def launcher(self) -> Launcher:
-        """Return what starts programs of the project here without their imports; it ends with the node."""
-        before = [*self.inside(), "env", f"{TAG}={self.tag}"]
-        return Launcher(self.folder / f"programs{self.number}", before)
-
     def mount(self, *words: object) -> None:
         """Mount something for this node alone: `mount("-t", "tmpfs", "none", path)`."""
         subprocess.run([*self.inside(), "mount", *map(str, words)], check=True)
@@ -115,15 +97,6 @@ class Node:
     def unmount(self, path: Path) -> None:
         """Undo a `mount`."""
         subprocess.run([*self.inside(), "umount", str(path)], check=True)
-
-    def shift_clock(self, seconds: float) -> None:
-        """Let Python's clock of this node be ahead; monotonic clocks are those of a machine in any case."""
-        folder = self.folder / f"clock{self.number}"
-        folder.mkdir()
-        (folder / "sitecustomize.py").write_text(SHIFTED)
-        before = self.environment.get("PYTHONPATH") or os.environ.get("PYTHONPATH", "")
-        path = os.pathsep.join([str(folder), *filter(None, [before])])
-        self.environment |= {"PYTHONPATH": path, "TEST_SHIFT": str(seconds)}
 
     def processes(self) -> list[int]:
         """Return the processes that its commands have started, and that have not ended."""
@@ -172,14 +145,16 @@ class TwoNodes:
         common = {"MASTER_ADDR": self.nodes[0].address, "MASTER_PORT": self.port, "NODES": 2, "GPUS": 1}
         return {**common, "NODE_RANK": node.number}
 
-    def run(self, command: Sequence[object], cwd: Path, timeout: float = 200, **variables: object) -> list[Ended]:
+    def run(self, command: Sequence[object], cwd: Path, **variables: object) -> list[CompletedProcess]:
         """Return what a command did on both nodes; see `wait`."""
-        return self.wait(self.start(command, cwd, **variables), timeout)
+        return self.wait(self.start(command, cwd, **variables))
 
     def batch(self, script: Path, cwd: Path) -> Running:
         """Start a script of sbatch that runs on both nodes; tests/shared/fake_srun.py starts its tasks there."""
         count, names = len(self.nodes), ",".join(f"node{node.number}" for node in self.nodes)
-        inside = [[*node.inside(), "env", "-C", str(cwd), f"{TAG}={node.tag}"] for node in self.nodes]
+        own = [{TAG: node.tag, **node.environment} for node in self.nodes]
+        words = [[f"{name}={value}" for name, value in variables.items()] for variables in own]
+        inside = [[*node.inside(), "env", "-C", str(cwd), *words[node.number]] for node in self.nodes]
         job = {"JOB_ID": 14500, "JOB_NAME": script.name, "NNODES": count, "JOB_NUM_NODES": count, "NTASKS": count}
         job |= {"NTASKS_PER_NODE": 1, "NODELIST": names, "JOB_NODELIST": names, "TASKS_PER_NODE": f"1(x{count})"}
         variables = {f"SLURM_{name}": str(value) for name, value in job.items()} | {"TEST_NODES": json.dumps(inside)}
@@ -188,7 +163,7 @@ class TwoNodes:
         outside = replace(self.nodes[0], holder=None)  # srun itself reaches all nodes
         return outside.start(["bash", script], cwd, **variables)
 
-    def wait(self, running: Sequence[Running], timeout: float = 200) -> list[Ended]:
+    def wait(self, running: Sequence[Running], timeout: float = 200) -> list[CompletedProcess]:
         """Return what the commands did; after `timeout` seconds kill all processes, and fail with what they printed."""
         end = time.monotonic() + timeout
         try:

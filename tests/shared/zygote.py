@@ -46,6 +46,8 @@ def serve() -> dict[str, Any] | None:
         if os.fork() == 0:
             end_with_parent()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            if order["inside"]:
+                enter(order["inside"])
             pid = os.fork()
             if pid == 0:
                 end_with_parent()
@@ -99,6 +101,15 @@ def become(order: dict[str, Any]) -> None:
     except BaseException as error:
         END["code"] = 130 if isinstance(error, KeyboardInterrupt) else 1
         raise
+
+
+def enter(pid: int) -> None:
+    """Let the next process that is forked be on the node of another one: in its namespaces."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for kind in ("net", "uts", "pid", "mnt"):
+        with open(f"/proc/{pid}/ns/{kind}") as namespace:
+            if libc.setns(namespace.fileno(), 0):
+                raise OSError(ctypes.get_errno(), f"setns {kind}")
 
 
 def leave() -> None:

@@ -1,17 +1,17 @@
 """Two processes that hold half of everything train, look, save and resume as two, or one, that hold it all."""
 
-import os
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import Losses, run_script, same, tiny_task, tiny_trainer
-from gloo import on_two_processes
+from conftest import Losses, same, tiny_task, tiny_trainer
+from gloo import lightning_rank, on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
 from runs import StopAt
+from sample_script import sample
 from small_mae import mae_task
 from small_vit import fine_tuning
 
@@ -24,7 +24,8 @@ from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.nn import SiT
 from uvit_decay.tasks.sharding import Sharded, local
 
-STEPS, HALF = 6, 3
+STEPS, HALF = 4, 2
+pytestmark = pytest.mark.slow
 
 
 def sit_task(depth=4, compile=False, **options):
@@ -33,6 +34,7 @@ def sit_task(depth=4, compile=False, **options):
     return tiny_task(net, path=Linear(), prediction="velocity", compile=compile)
 
 
+SOME = ("uvit-bf16", "sit-bf16")  # with --exhaustive alone
 # How the task of shards, and if that is another the task of DDP, is made, and options of the run.
 VARIANTS = {
     "uvit": ([tiny_task], {"gradient_clip_val": 0.05}),
@@ -78,7 +80,9 @@ class SaveInValidation(Callback):
 def fit(folder, task, *callbacks, device_batch_size=None, ckpt_path=None, **options):
     losses, held, data = Losses(), Held(), Digits(32)
     data.device_batch_size = device_batch_size
-    trainer = tiny_trainer(folder, losses, EMA(0.9), held, *callbacks, max_steps=STEPS, **options)
+    trainer = tiny_trainer(
+        folder, losses, EMA(0.9), held, *callbacks, max_steps=STEPS, log_every_n_steps=HALF, **options
+    )
     trainer.fit(task, data, ckpt_path=ckpt_path)
     norm = float(trainer.callback_metrics.get("train/grad_norm", 0.0))
     return {"losses": losses.values, "held": held.bytes, "norm": norm}
@@ -91,14 +95,11 @@ def looking():
     return Preview(rows=1, columns=1, **every), generation, probes, SaveInValidation()
 
 
-LOOKING = {"limit_val_batches": 2, "val_check_interval": 3, "check_val_every_n_epoch": None}
+LOOKING = {"limit_val_batches": 2, "val_check_interval": HALF, "check_val_every_n_epoch": None}
 
 
-def work(folder: Path, rank: int) -> dict[str, dict]:
-    torch.set_num_threads(1)
-    variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
-    variables |= {"RANK": rank, "LOCAL_RANK": rank}
-    os.environ |= {name: str(value) for name, value in variables.items()}
+def work(folder: Path, exhaustive: bool, rank: int) -> dict[str, dict]:
+    lightning_rank(rank)
     found = {}
 
     def run(name, task, *callbacks, strategy="fsdp", **options) -> None:
@@ -107,6 +108,8 @@ def work(folder: Path, rank: int) -> dict[str, dict]:
         found[place] = fit(folder / place, task, *callbacks, devices=2, strategy=kind, **options)
 
     for name, (makers, options) in VARIANTS.items():
+        if name in SOME and not exhaustive:
+            continue
         run(name, makers[0](), **options)
         run(name, makers[-1](), strategy="ddp", **options)
     for strategy in ("fsdp", "ddp"):
@@ -121,11 +124,11 @@ def work(folder: Path, rank: int) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(tmp_path_factory, exhaustive):
     """The folder of all runs, and what each rank saw of them."""
     folder = tmp_path_factory.mktemp("runs")
     fit(folder / "half of one", sit_task(), StopAt(HALF))
-    return folder, on_two_processes(partial(work, folder), folder)
+    return folder, on_two_processes(partial(work, folder, exhaustive), folder)
 
 
 def checkpoint(folder):
@@ -158,8 +161,14 @@ def assert_close(found, wanted, atol):
             assert found[name] == value, name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.fixture(params=VARIANTS)
+def name(request, exhaustive) -> str:
+    """One of the variants that were run."""
+    if request.param in SOME and not exhaustive:
+        pytest.skip("with --exhaustive")
+    return request.param
+
+
 def test_shards_train_the_network_that_ddp_trains(runs, name):
     folder, ranks = runs
     atol = 2e-3 if "bf16" in name else 2e-5
@@ -171,8 +180,6 @@ def test_shards_train_the_network_that_ddp_trains(runs, name):
     assert_close(checkpoint(folder / f"{name} fsdp"), checkpoint(folder / f"{name} ddp"), atol)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", VARIANTS)
 def test_each_process_holds_half(runs, name):
     _, ranks = runs
     for part, count in ranks[0][f"{name} ddp"]["held"].items():
@@ -181,7 +188,6 @@ def test_each_process_holds_half(runs, name):
         assert max(shares) < 0.6 * count
 
 
-@pytest.mark.slow
 def test_shards_train_the_network_that_one_process_trains(runs, tmp_path):
     _, ranks = runs
     one = fit(tmp_path, sit_task())["losses"]
@@ -189,7 +195,6 @@ def test_shards_train_the_network_that_one_process_trains(runs, tmp_path):
     assert mean == pytest.approx(np.array(one), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_the_checkpoint_is_one_that_is_sampled_from(runs):
     folder, _ = runs
     loaded = load(folder / "sit fsdp" / "checkpoints" / "last.ckpt")
@@ -198,7 +203,6 @@ def test_the_checkpoint_is_one_that_is_sampled_from(runs):
     assert same(dict(loaded.net.named_parameters()), checkpoint(folder / "sit fsdp")["callbacks"]["EMA"]["shadow"])
 
 
-@pytest.mark.slow
 def test_a_resumed_run_is_the_run_that_was_not_stopped(runs):
     folder, ranks = runs
     for rank in ranks:
@@ -207,7 +211,6 @@ def test_a_resumed_run_is_the_run_that_was_not_stopped(runs):
     assert_close(trained(folder / "rest fsdp"), trained(folder / "sit fsdp"), 0)
 
 
-@pytest.mark.slow
 def test_shards_go_on_where_one_process_stopped_and_one_where_shards_did(runs, tmp_path):
     folder, ranks = runs
     for rank in ranks:
@@ -218,7 +221,6 @@ def test_shards_go_on_where_one_process_stopped_and_one_where_shards_did(runs, t
     assert_close(trained(tmp_path), wanted, 2e-5)
 
 
-@pytest.mark.slow
 def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):
     folder, ranks = runs
     for rank in ranks:
@@ -238,21 +240,16 @@ def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):
     assert_close(*saved, 2e-5)
 
 
-@pytest.mark.slow
 def test_weights_start_as_process_0_has_them(runs):
     _, ranks = runs
     for rank in ranks:
         assert rank["half fsdp"]["losses"] == rank["sit fsdp"]["losses"][:HALF]
 
 
-@pytest.mark.slow
-def test_fsdp_is_a_flag_and_leaves_a_checkpoint_that_is_sampled_from(tmp_path):
+def test_fsdp_is_a_flag_and_leaves_a_checkpoint_that_is_sampled_from(programs, tmp_path, monkeypatch):
     flags = ["--trainer.strategy=fsdp", "--trainer.devices=2", "--trainer.max_steps=3", "--trainer.limit_val_batches=0"]
     small = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint"]
-    trained = run_script("train.py", "fit", *flags, *small, cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    programs.run_ranks(2, "train.py", "fit", *flags, *small, cwd=tmp_path)
     run = tmp_path / "runs" / "digits" / "version_0"
     assert "strategy: fsdp\n" in (run / "config.yaml").read_text()
-    last = str(run / "checkpoints" / "last.ckpt")
-    sampled = run_script("sample.py", "--ckpt", last, "--num", "2", "--steps", "2", cwd=tmp_path)
-    assert sampled.returncode == 0, sampled.stderr
+    sample(monkeypatch, tmp_path, "--ckpt", run / "checkpoints" / "last.ckpt", "--num", "2", "--steps", "2")

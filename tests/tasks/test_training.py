@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_script, same, tiny_net, tiny_task, tiny_trainer
+from conftest import same, tiny_net, tiny_task, tiny_trainer
 from gloo import lightning_rank, on_two_processes
 from lightning.pytorch import Callback
 from PIL import Image
@@ -16,10 +16,8 @@ from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
-from uvit_decay.nn import ResNet, SiT, UViT
+from uvit_decay.nn import ResNet, SiT
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.samples import Samples
-from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.sharding import register_ddp
 
 
@@ -62,14 +60,6 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
         fit(tmp_path / "b", max_steps=3, data=Renamed(32), ckpt_path=checkpoint)
 
 
-TWO = f"""
-import sys; sys.path[:0] = {[str(ROOT / "tests" / folder) for folder in ("", "shared", "tasks")]!r}
-from test_training import fit_and_evaluate
-if __name__ == "__main__":
-    fit_and_evaluate(sys.argv[1], devices=2, strategy="ddp")
-"""
-
-
 def fit_and_evaluate(folder, **options):
     metrics = GenerationMetrics(SmallClassifier(steps=20), num=71)
     probes = LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50)
@@ -77,25 +67,28 @@ def fit_and_evaluate(folder, **options):
     tiny_trainer(folder, *callbacks, max_steps=8, **options).fit(tiny_task(), Digits(32))
 
 
+def rank_of_two(folder, rank):
+    lightning_rank(rank)
+    fit_and_evaluate(folder, devices=2, strategy="ddp")
+
+
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(tmp_path):
-    fit_and_evaluate(tmp_path / "1")
-    (tmp_path / "ddp.py").write_text(TWO)
-    result = run_script(str(tmp_path / "ddp.py"), str(tmp_path / "2"), cwd=ROOT)
-    assert result.returncode == 0, result.stderr
+    fit_and_evaluate(tmp_path / "on 1")
+    on_two_processes(partial(rank_of_two, tmp_path / "on 2"), tmp_path)
     one, two = (
-        torch.load(tmp_path / str(devices) / "checkpoints" / "last.ckpt", weights_only=True) for devices in (1, 2)
+        torch.load(tmp_path / f"on {devices}" / "checkpoints" / "last.ckpt", weights_only=True) for devices in (1, 2)
     )
     for name, value in one["state_dict"].items():
         torch.testing.assert_close(two["state_dict"][name], value, rtol=0, atol=2e-5)
     for name, value in one["callbacks"]["EMA"]["shadow"].items():
         torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
-    scores = [history.read(tmp_path / str(devices) / "generation.jsonl")[0].values for devices in (1, 2)]
+    scores = [history.read(tmp_path / f"on {devices}" / "generation.jsonl")[0].values for devices in (1, 2)]
     for name in ("fid", "is", "label_consistency"):
         assert scores[1][name] == pytest.approx(scores[0][name], rel=1e-3)
-    images = [np.asarray(Image.open(tmp_path / str(devices) / "samples.png")).astype(int) for devices in (1, 2)]
+    images = [np.asarray(Image.open(tmp_path / f"on {devices}" / "samples.png")).astype(int) for devices in (1, 2)]
     assert abs(images[0] - images[1]).max() <= 1
-    assert (tmp_path / "2" / "probes.csv").exists()
+    assert (tmp_path / "on 2" / "probes.csv").exists()
 
 
 def test_compiled_training_is_eager_training_and_its_checkpoint_is_the_same(tmp_path, monkeypatch):
@@ -121,22 +114,10 @@ def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
     assert all(p.dtype == torch.float32 for p in task.parameters())
 
 
-def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_path):
-    task, trainer = tiny_task(prediction="velocity"), tiny_trainer(tmp_path, max_steps=3)
-    trainer.fit(task, Digits(32))
-    loaded = DiffusionTask.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt", seed=3)
-    images = [Samples(each.source(), each.sampling, "raw", range(10)).images(range(4)) for each in (task, loaded)]
-    assert torch.equal(*images)
-    assert (loaded.seed, loaded.training) == (3, False)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: tiny_task(UViT(16, 2, 1, dim=16, depth=2, heads=2, num_classes=7)),
-            "the data have image_size 8, num_classes 10, the network 16, 7: set --model.net.image_size 8 --model.net.n",
-        ),
+        (lambda: tiny_task(tiny_net(num_classes=7)), "the data have num_classes 10, the network 7"),
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
         (lambda: tiny_task(lr=-1.0), "lr must be positive"),
         (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),

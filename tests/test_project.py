@@ -1,0 +1,47 @@
+"""pyproject.toml: the versions that it allows and those that are installed; CITATION.cff says what it says."""
+
+import re
+import tomllib
+from importlib.metadata import version
+
+import pytest
+import yaml
+from conftest import ROOT
+from packaging.requirements import Requirement
+
+from uvit_decay.doctor.environment import COMPROMISED
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NEEDED = [Requirement(line) for line in PROJECT["dependencies"]]
+FOR_TESTS = [Requirement(line) for line in PROJECT["optional-dependencies"]["test"]]
+
+
+def test_compromised_uploads_of_lightning_are_excluded_and_not_installed():
+    (lightning,) = (needed for needed in NEEDED if needed.name == "lightning")
+    for number in COMPROMISED:
+        assert number not in lightning.specifier
+    for name in ("lightning", "pytorch-lightning"):
+        assert version(name) not in COMPROMISED
+
+
+@pytest.mark.parametrize("needed", [*NEEDED, *FOR_TESTS], ids=lambda needed: needed.name)
+def test_every_dependency_has_a_lowest_version_and_the_installed_one_is_allowed(needed):
+    assert any(clause.operator == ">=" for clause in needed.specifier)
+    assert needed.specifier.contains(version(needed.name), prereleases=True)
+
+
+def test_the_citation_is_of_this_package_and_of_the_paper_of_the_readme():
+    citation, readme = yaml.safe_load((ROOT / "CITATION.cff").read_text()), (ROOT / "README.md").read_text()
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["message"]  # which the format requires
+    assert citation["authors"]
+    for key, name in (("title", "name"), ("version", "version"), ("license", "license"), ("abstract", "description")):
+        assert citation[key] == PROJECT[name]
+    paper = citation["preferred-citation"]
+    entry = re.search(r"^```bibtex\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)[1]
+    authors = " and ".join(f"{author['family-names']}, {author['given-names']}" for author in paper["authors"])
+    for value in (paper["title"], str(paper["year"]), paper["collection-title"], authors):
+        assert f"{{{value}}}" in entry
+    assert paper["type"]
+    assert paper["url"] == PROJECT["urls"]["Paper"]
+    assert paper["url"] in readme
