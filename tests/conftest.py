@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import runpy
 import sys
@@ -29,6 +30,8 @@ from uvit_decay.tasks.base import Optimization
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFIERS: dict[tuple, torch.nn.Module] = {}  # of `trained_once`
+# Lightning stops this where nobody listens when it is imported, as in pytest 8.0: `caplog` would be empty.
+logging.getLogger("lightning.pytorch").propagate = True
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # what is not there must fail at once, not after a timeout
 
 

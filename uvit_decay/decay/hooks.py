@@ -70,10 +70,11 @@ class HookedBranches:
         # The innermost enclosing module clears the state too, even after an error: a checkpointed block stops its
         # recomputation halfway, and x would keep its whole graph alive.
         around = model.get_submodule(_common_parent(*self.norms, self.end))
-        # prepend: these hooks run first, so that other hooks receive the values of the decayed network.
+        # prepend: these hooks run first, so that other hooks receive the values of the decayed network. `forget`, which
+        # changes none, is not prepended: torch 2.9 does not compile two such hooks of a module.
         self.handles = [model.get_submodule(n).register_forward_pre_hook(self.enter, prepend=True) for n in self.norms]
-        self.handles.append(around.register_forward_pre_hook(self.forget, prepend=True))
-        self.handles.append(around.register_forward_hook(self.forget, prepend=True, always_call=True))
+        self.handles.append(around.register_forward_pre_hook(self.forget))
+        self.handles.append(around.register_forward_hook(self.forget, always_call=True))
         self.handles.append(model.get_submodule(self.end).register_forward_hook(self.leave, prepend=True))
 
     def remove(self) -> None:

@@ -41,4 +41,5 @@ class Pretrained(
         """Return the network of a folder or of a repository; arguments of the constructor replace those stored."""
         # Any error is explained: a damaged file may raise anything.
         with explained(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
-            return super().from_pretrained(pretrained_model_name_or_path, **{**options, "strict": True})
+            loaded = super().from_pretrained(pretrained_model_name_or_path, **{**options, "strict": True})
+            return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
