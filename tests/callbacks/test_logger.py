@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from conftest import ROOT, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 
 from uvit_decay.callbacks import RunLogger
 from uvit_decay.commands import cli
@@ -54,8 +54,8 @@ class Foreign(Logger):
     def log_metrics(self, *_) -> None:
         """Take none."""
 
-    def log_hyperparams(self, *_) -> None:
-        """Take none."""
+    def log_hyperparams(self, settings, *_) -> None:
+        self.settings = settings
 
     def log_image(self, key, images, step) -> None:
         self.pictures.append((key, len(images), step))
@@ -76,11 +76,35 @@ class WithExperiment(Foreign):
     log_image, experiment = None, Pictures()
 
 
+class Client:
+    """A logger's `experiment` as MLflow's."""
+
+    def __init__(self) -> None:
+        self.pictures: list[tuple[str, str, int]] = []
+
+    def log_image(self, run_id, image, *, key, step) -> None:
+        assert image.mode == "RGB"
+        self.pictures.append((run_id, key, step))
+
+
+class WithClient(Foreign, MLFlowLogger):
+    """MLflow's logger without MLflow."""
+
+    experiment, run_id = Client(), "7"
+
+    def __init__(self) -> None:
+        Logger.__init__(self)
+
+    after_save_checkpoint, finalize = Logger.after_save_checkpoint, Logger.finalize
+
+
 def fit(monkeypatch, folder, *loggers):
-    """Run two steps of a tiny network that previews; the loggers are added to those of the flags."""
+    """Run two steps of a tiny network with previews, probes and branches; the loggers are added to those of flags."""
     net = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
     few = {"class_path": "Preview", "init_args": {"rows": 1, "columns": 2}}
-    callbacks = [few, {"class_path": "LastCheckpoint"}, {"class_path": "Summary"}]
+    probes = {"class_path": "LinearProbes", "init_args": {"times": [0.1], "max_train": 100, "max_test": 50}}
+    branches = {"class_path": "BranchNorms", "init_args": {"every_n_steps": 1}}
+    callbacks = [few, probes, branches, {"class_path": "LastCheckpoint"}, {"class_path": "Summary"}]
     flags = [*net, "--trainer.logger=false", f"--trainer.callbacks={json.dumps(callbacks)}", "--model.sampling.steps=1"]
 
     class Added(cli.CLI):
@@ -93,16 +117,20 @@ def fit(monkeypatch, folder, *loggers):
 
 def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text("mine")
-    logger, other = Foreign(), WithExperiment()
-    for loggers in ((), (), (logger, other)):
+    logger, other, mlflow = Foreign(), WithExperiment(), WithClient()
+    for loggers in ((), (), (logger, other, mlflow)):
         fit(monkeypatch, tmp_path, *loggers)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "runs"]
     assert (tmp_path / "config.yaml").read_text() == "mine"
     for number in range(3):
         names = {path.name for path in (tmp_path / "runs" / "digits_uvit" / f"version_{number}").iterdir()}
-        assert names == {"checkpoints", "config.yaml", "samples", "samples.png"}
-    assert logger.pictures == [("samples", 1, 2)]
-    assert other.experiment.added == [("samples", 2)]
+        pictures = {"samples", "samples.png", "probes.png", "branches.png"}
+        assert names - {"probes.csv", "probes.jsonl", "branches.jsonl"} == pictures | {"checkpoints", "config.yaml"}
+    shown = ("branches", "samples", "probes")
+    assert logger.pictures == [(name, 1, 2) for name in shown]
+    assert other.experiment.added == [(name, 2) for name in shown]
+    assert mlflow.experiment.pictures == [("7", name, 2) for name in shown]
+    assert logger.settings["model.net.dim"] == 16
 
 
 def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, monkeypatch):

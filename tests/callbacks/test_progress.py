@@ -205,3 +205,9 @@ def test_a_run_without_test_images_does_not_warn_of_an_empty_list(tmp_path, recw
 
     tiny_trainer(tmp_path, max_steps=1, limit_val_batches=1.0).fit(tiny_task(), Untested(32))
     assert not [warning for warning in recwarn if "Total length of `list`" in str(warning.message)]
+
+
+def test_the_bar_of_lightning_shows_loss_and_speed_of_the_last_logged_step(tmp_path):
+    bar = TQDMProgressBar()
+    trainer, task = fit(tmp_path, bar)
+    assert {"train/loss", "train/images_per_second"} <= bar.get_metrics(trainer, task).keys()

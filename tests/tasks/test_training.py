@@ -16,8 +16,10 @@ from uvit_decay import history
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.metrics.extractors import SmallClassifier
-from uvit_decay.nn import ResNet, SiT
+from uvit_decay.nn import ResNet, SiT, UViT
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.samples import Samples
+from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.sharding import register_ddp
 
 
@@ -114,10 +116,22 @@ def test_bf16_training_logs_finite_figures_in_float32(tmp_path):
     assert all(p.dtype == torch.float32 for p in task.parameters())
 
 
+def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_path):
+    task, trainer = tiny_task(prediction="velocity"), tiny_trainer(tmp_path, max_steps=3)
+    trainer.fit(task, Digits(32))
+    loaded = DiffusionTask.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt", seed=3)
+    images = [Samples(each.source(), each.sampling, "raw", range(10)).images(range(4)) for each in (task, loaded)]
+    assert torch.equal(*images)
+    assert (loaded.seed, loaded.training) == (3, False)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: tiny_task(tiny_net(num_classes=7)), "the data have num_classes 10, the network 7"),
+        (
+            lambda: tiny_task(UViT(16, 2, 1, dim=16, depth=2, heads=2, num_classes=7)),
+            "the data have image_size 8, num_classes 10, the network 16, 7: set --model.net.image_size 8 --model.net.n",
+        ),
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
         (lambda: tiny_task(lr=-1.0), "lr must be positive"),
         (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),

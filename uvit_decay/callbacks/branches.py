@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from uvit_decay import history
+from uvit_decay.callbacks.periodic import log_picture
 from uvit_decay.callbacks.run_log import continue_history, record, run_folder
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.branches import BranchNorms as Observed
@@ -42,6 +43,7 @@ class BranchNorms(Callback):
     def __init__(self, every_n_steps: int = 100) -> None:
         check_whole(1, every_n_steps=every_n_steps)
         self.every_n_steps = every_n_steps
+        self._observed: Observed | None = None
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
         if not isinstance(task.net, DecayedNet):
@@ -80,9 +82,11 @@ class BranchNorms(Callback):
             path = run_folder(trainer) / FILE
             if measured := history.read(path):
                 draw(measured, path.with_name(FIGURE))
+                log_picture(trainer, path.with_name(FIGURE))
 
     def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
-        self._observed.stop()
+        if self._observed is not None:  # else the run never began
+            self._observed.stop()
 
     def _weights(self, task: Task) -> list[Tensor]:
         return [task.net.get_submodule(end).weight for end in self._ends]

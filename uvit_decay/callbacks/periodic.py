@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_info
-from PIL.Image import Image
+from PIL import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
@@ -125,20 +126,28 @@ def picture_path(folder: Path, name: str, step: int) -> Path:
     return folder / name / f"step_{step:08d}.png"
 
 
-def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image) -> None:
-    """Save <name>.png, the newest, and <name>/step_N.png in the run folder; for rank 0 alone.
-
-    They go to every logger, too, that takes images: by `log_image`, as W&B's, or as TensorBoard's.
-    """
+def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image.Image) -> None:
+    """Save <name>.png, the newest, and <name>/step_N.png in the run folder, and log it; for rank 0 alone."""
     path = picture_path(folder, name, trainer.global_step)
     check_writable(path)
     save_image(folder / f"{name}.png", picture)
-    for logger in trainer.loggers:
-        if log_image := getattr(logger, "log_image", None):
-            log_image(key=name, images=[picture], step=trainer.global_step)
-        elif add_image := getattr(logger.experiment, "add_image", None):
-            add_image(name, np.asarray(picture), trainer.global_step, dataformats="HWC")
+    log_picture(trainer, folder / f"{name}.png")
     save_image(path, picture)  # last: a resumed run takes it as the sign that all is done
+
+
+def log_picture(trainer: Trainer, path: Path) -> None:
+    """Send the picture of a file to every logger that takes images, under its name; for rank 0 alone.
+
+    They are W&B's and others with `log_image`, MLflow's, and TensorBoard's.
+    """
+    name, step, picture = path.stem, trainer.global_step, Image.open(path).convert("RGB")
+    for logger in trainer.loggers:
+        if isinstance(logger, MLFlowLogger):
+            logger.experiment.log_image(logger.run_id, picture, key=name, step=step)
+        elif log_image := getattr(logger, "log_image", None):
+            log_image(key=name, images=[picture], step=step)
+        elif add_image := getattr(logger.experiment, "add_image", None):
+            add_image(name, np.asarray(picture), step, dataformats="HWC")
 
 
 class PeriodicSampling(Periodic):

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.periodic import Periodic, log_picture
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices
@@ -116,6 +116,7 @@ class LinearProbes(Periodic):
         metadata = {**grid.protocol, "weights": weights, "tracked": grid.layers[number].name, "best": best}
         logged = {f"probe/{name}": value for name, value in values.items()}
         grid.save(self.folder, f"step {trainer.global_step}")
+        log_picture(trainer, self.folder / "probes.png")
         record(trainer, self.folder / PROBES, values, metadata, logged)
         others = {name: value for name, value in tracked.items() if name not in ("accuracy", "knn")}
         over = "" if task.path is None else "mean over t: "

@@ -69,7 +69,9 @@ class SaveConfig(SaveConfigCallback):
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
         check_same_start(trainer)  # Lightning names the checkpoint only when it has read it
 
-    def save_config(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
+    def save_config(self, trainer: Trainer, task: Task, stage: str) -> None:
+        for logger in trainer.loggers:
+            logger.log_hyperparams(task.settings)
         self.parser.save(self.config, str(self._folder / CONFIG), skip_none=False, overwrite=True)
 
 

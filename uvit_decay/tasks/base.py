@@ -128,10 +128,11 @@ class Task(LightningModule):
         required = {"image_size": data.image_size, "channels": data.channels}
         if self.net.num_classes:
             required["num_classes"] = len(data.class_names)
-        for key, value in required.items():
-            actual = getattr(self.net, key)
-            if actual != value:
-                raise UserError(f"the data have {key} {value}, the network {actual}: set --model.net.{key} {value}")
+        if other := {key: value for key, value in required.items() if getattr(self.net, key) != value}:
+            of_data = ", ".join(f"{key} {value}" for key, value in other.items())
+            of_net = ", ".join(str(getattr(self.net, key)) for key in other)
+            flags = " ".join(f"--model.net.{key} {value}" for key, value in other.items())
+            raise UserError(f"the data have {of_data}, the network {of_net}: set {flags}")
         if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
         if stage == "fit" and data.test is None:

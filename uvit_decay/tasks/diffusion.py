@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from uvit_decay.checkpoint.io import load
 from uvit_decay.data.batches import Batch
 from uvit_decay.diffusion.noise_path import VP, NoisePath
 from uvit_decay.diffusion.prediction import (
@@ -26,6 +29,7 @@ from uvit_decay.nn.vit import Encoder
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
+from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
@@ -63,7 +67,7 @@ class DiffusionTask(Task):
         init_from: str | None = None,
     ) -> None:
         super().__init__(net, optim, compile, seed)
-        self.init_from = init_from
+        self.init_from, self.pixels = init_from, True  # the data say whether it sees pixels or latents
         if isinstance(net, Encoder | ResNet):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if getattr(net, "learned_variance", False):
@@ -84,8 +88,26 @@ class DiffusionTask(Task):
         self.path, self.prediction, self.weighting = path, prediction, weighting
         self.times, self.label_dropout, self.sampling = times, label_dropout, sampling
 
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | Path, weights: Weights | None = None, trusted: Sequence[str] = (), **given: Any
+    ) -> Self:
+        """Return a task with the network of a checkpoint and all that sampling from it needs.
+
+        `weights` and `trusted` are those of `uvit_decay.checkpoint.load`; `given` are further arguments, as `optim`. To
+        resume the run of a checkpoint, give it to `Trainer.fit` as `ckpt_path`.
+        """
+        found = load(Path(checkpoint_path), weights, trusted)
+        found.check_denoiser()
+        card = found.card
+        options = {"path": found.path, "prediction": card.prediction, "sampling": card.sampling}
+        task = cls(found.net, **{**options, "weighting": card.weighting or "none", **given})
+        task.pixels = card.latents is None
+        return task.eval()
+
     def setup(self, stage: str) -> None:
         """Raise a UserError if the network does not fit the sampling or the data."""
+        self.pixels = self.trainer.datamodule.latents is None
         source = self.source()
         source.check(source.unguided(self.sampling))
         super().setup(stage)
@@ -109,9 +131,7 @@ class DiffusionTask(Task):
 
     def source(self) -> DiffusionModel:
         """Return the network with its current weights as a `DiffusionModel` for the samplers."""
-        return DiffusionModel.from_net(
-            self.net, self.path, self.prediction, self.device, self.trainer.datamodule.latents is None
-        )
+        return DiffusionModel.from_net(self.net, self.path, self.prediction, self.device, self.pixels)
 
     def function_spec(self) -> dict[str, Any]:
         """Return network, path, prediction and weighting."""
