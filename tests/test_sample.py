@@ -24,7 +24,7 @@ def test_help_imports_no_torch(words):
 
 
 def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path)
+    sample(monkeypatch, tmp_path, "--num", 20)
     sampled, shown = (np.asarray(Image.open(path), float) for path in ("samples.png", ROOT / "docs/digits_samples.png"))
     assert abs(sampled - shown).mean() < 0.1
 
