@@ -55,10 +55,10 @@ def test_pil_images_hold_the_same_pixels(channels, mode):
     assert np.array_equal(array, image.permute(1, 2, 0).numpy())
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize(("n", "columns", "rows"), [(6, 3, 2), (7, 3, 3), (2, 5, 1), (1, 1, 1)])
-@pytest.mark.parametrize(("cell", "scale"), [(64, 8), (17, 2), (8, 1), (3, 1)])
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "n", "columns", "rows", "cell", "scale", "named"),
+    [(1, 6, 3, 2, 64, 8, False), (3, 7, 3, 3, 17, 2, True), (3, 2, 5, 1, 8, 1, False), (1, 1, 1, 1, 3, 1, True)],
+)
 def test_a_grid_holds_the_right_pixels_at_the_right_places(channels, n, columns, rows, cell, scale, named):
     images = random_images(n, channels, 8)
     names = [str(i) for i in range(columns)] if named else ()

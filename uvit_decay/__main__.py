@@ -14,71 +14,28 @@ and evaluate.py are the commands of these names.
 """
 
 import sys
-from collections.abc import Sequence
+from importlib import import_module
 
 from uvit_decay.runtime.command_line import did_you_mean
 from uvit_decay.runtime.errors import UserError, user_errors
 
-
-def train(words: Sequence[str]) -> None:
-    """Run `train ...`."""
-    from uvit_decay.commands.train import main
-
-    main(words[1:])
-
-
-def doctor(words: Sequence[str]) -> None:
-    """Run `doctor ...`, a subcommand of train."""
-    from uvit_decay.commands.train import main
-
-    main(words)
-
-
-def sample(words: Sequence[str]) -> None:
-    """Run `sample ...`."""
-    from uvit_decay.commands.sample import main
-
-    main(words[1:])
-
-
-def evaluate(words: Sequence[str]) -> None:
-    """Run `evaluate ...`."""
-    from uvit_decay.commands.evaluate import main
-
-    main(words[1:])
-
-
-def convert(words: Sequence[str]) -> None:
-    """Run a subcommand of uvit_decay.checkpoint."""
-    from uvit_decay.commands.convert import main
-
-    with user_errors():
-        main(words)
-
-
-def encode(words: Sequence[str]) -> None:
-    """Run `encode ...`, a subcommand of uvit_decay.data.latents."""
-    from uvit_decay.commands.encode import main
-
-    main(words)
-
-
-COMMANDS = {
-    "train": train,
-    "doctor": doctor,
-    "sample": sample,
-    "evaluate": evaluate,
-    "export": convert,
-    "import": convert,
-    "encode": encode,
+COMMANDS = {  # the module in `commands` that runs it
+    "train": "train",
+    "doctor": "train",
+    "sample": "sample",
+    "evaluate": "evaluate",
+    "export": "convert",
+    "import": "convert",
+    "encode": "encode",
 }
+PROGRAMS = ("train", "sample", "evaluate")  # whose modules read what follows the name; others read the name, too
 
 
 def main() -> None:
     """Run the command that sys.argv names; exit with one line on a user's mistake."""
     words = sys.argv[1:] or ["--help"]
-    if words[0] in COMMANDS:
-        COMMANDS[words[0]](words)
+    if module := {**COMMANDS, "push": "convert"}.get(words[0]):  # which says what to do in place of push
+        import_module(f"uvit_decay.commands.{module}").main(words[1:] if words[0] in PROGRAMS else words)
         return
     with user_errors():
         if words[0] in ("-h", "--help"):
@@ -87,8 +44,6 @@ def main() -> None:
             import uvit_decay
 
             print(f"uvit_decay {uvit_decay.__version__}")
-        elif words[0] == "push":
-            convert(words)  # which says what to do instead
         else:
             hint = did_you_mean(words[0], COMMANDS)
             raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}{hint}")

@@ -6,18 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float, Int64, UInt8
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from uvit_decay.runtime.files import replacing
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.container import ErrorbarContainer
-    from matplotlib.figure import Figure
 
 History = Sequence[Mapping[str, float]]  # evaluations of one run, each with its `step`, in the order of steps
 # Petroff's ten colours (arXiv:2107.02270), distinct with any colour vision and in print; so are the marker shapes.
@@ -35,9 +35,6 @@ def heat_map(
     marked: tuple[int, int],
 ) -> None:
     """Save an annotated heat map of `values` (rows, columns), with axis `labels` (x, y) and a frame around `marked`."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
-
     figure = Figure(
         figsize=(max(3.2, 1.8 + 0.75 * len(columns)), 1.4 + 0.42 * len(rows)), layout="constrained", dpi=120
     )
@@ -72,8 +69,6 @@ def learning_curves(
     Each group of runs has a colour, each of its runs a thin line, and their mean a thick line. The values of `against`
     are the titles of the scatter plots, `legend` is that of the legend of groups.
     """
-    from matplotlib.figure import Figure
-
     count = len(names) + len(against)
     figure = Figure(figsize=(2 + 2.5 * count, 3.5), layout="constrained", dpi=100)
     axes_of = figure.subplots(1, count, squeeze=False)[0]
@@ -107,8 +102,6 @@ def final_values(
     `groups` has, for each curve, the runs at each value of the option. A run is a point; the curve goes through their
     means, with a bar of one standard deviation (n - 1) where there are several. `legend` is the legend's title.
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(2 + 3.3 * len(names), 3.5), layout="constrained", dpi=100)
     panels = figure.subplots(1, len(names), squeeze=False)[0]
     places = list(dict.fromkeys(place for runs_at in groups.values() for place in runs_at))
@@ -147,8 +140,6 @@ def _final_curve(
 
 def _sequence(count: int) -> list[tuple[float, ...]]:
     """Return colours of a sequential map, legible with any colour vision, without its yellow end, faint on white."""
-    from matplotlib import colormaps
-
     return [colormaps["plasma"](0.8 * i / max(count - 1, 1)) for i in range(count)]
 
 
@@ -181,8 +172,6 @@ def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple
 
 def distinct(count: int) -> UInt8[Tensor, "count 3"]:
     """Return RGB colours for `count` groups; beyond ten, neighbouring colours are hard to distinguish."""
-    from matplotlib import colormaps
-
     if count <= len(TEN):
         return torch.tensor([list(bytes.fromhex(colour)) for colour in TEN[:count]], dtype=torch.uint8)
     return torch.tensor(colormaps["turbo"](torch.linspace(0, 1, count).numpy(), bytes=True)[:, :3])
@@ -190,8 +179,6 @@ def distinct(count: int) -> UInt8[Tensor, "count 3"]:
 
 def image_table(path: Path, columns: Mapping[str, UInt8[Tensor, "n h w 3"]], rows: Sequence[str], title: str) -> None:
     """Save a table of RGB images of any sizes, drawn equally large without smoothing, with headings of `columns`."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(0.5 + 1.7 * len(columns), 0.8 + 1.7 * len(rows)), layout="constrained", dpi=120)
     table = figure.subplots(len(rows), len(columns), squeeze=False)
     for j, (name, images) in enumerate(columns.items()):
@@ -213,8 +200,6 @@ def scatter(
     title: str,
 ) -> None:
     """Save scatter plots of points, one panel each, with a colour and a marker for each of at most ten classes."""
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(1.6 + 4.6 * len(panels), 4.8), layout="constrained", dpi=120)
     row = figure.subplots(1, len(panels), squeeze=False)[0]
     colours = distinct(len(names)) / 255
@@ -236,9 +221,6 @@ def scatter(
 
 def heat_maps(path: Path, panels: Mapping[str, Tensor], columns: Sequence[float], labels: tuple[str, str]) -> None:
     """Save a heat map with logarithmic colours of each of `panels` (title: values (rows, columns))."""
-    from matplotlib.colors import LogNorm
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(1 + 3.4 * len(panels), 3.6), layout="constrained", dpi=100)
     for axes, (title, values) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         shown = values.where(values > 0, torch.nan)

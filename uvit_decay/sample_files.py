@@ -6,21 +6,22 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from PIL.Image import Image
+from torch import Tensor
+from tqdm import tqdm
+
+from uvit_decay import image_io
 from uvit_decay.class_names import in_words
+from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, remove_remains
 from uvit_decay.runtime.validation import read_json, write_json
+from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
-    from torch import Tensor
-
-    from uvit_decay.runtime.distributed import Processes
-    from uvit_decay.samples import Samples
 
 METADATA = "sampling.json"  # in a folder of samples
 RENAMED = {"evaluations": "nfe"}  # keys of folders written before
@@ -47,10 +48,6 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
 
     Batches are written as they come, except those of a grid. Rank 0 must have claimed `out`.
     """
-    from tqdm import tqdm
-
-    from uvit_decay.runtime.distributed import batches
-
     if processes.size > 1:
         about = samples.metadata()
         about.pop("checkpoint")  # its path
@@ -83,8 +80,6 @@ def _counted(parts: Iterator[Tensor], bar: Any) -> Iterator[Tensor]:
 
 
 def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator[Tensor]) -> None:
-    from uvit_decay import image_io
-
     if not out.suffix:
         image_io.save_pngs(out, images, numbers)
     elif out.suffix.lower() == ".npz":
@@ -95,15 +90,11 @@ def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator
 
 def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
     """Return a picture of samples, given in batches from the first one on; classes in turn have a column each."""
-    import torch
-
-    from uvit_decay.image_io import grid_columns, labelled_grid
-
     images = torch.cat(list(batches))
-    columns = min(grid_columns(len(samples.classes)), len(images))
+    columns = min(image_io.grid_columns(len(samples.classes)), len(images))
     labels = [] if samples.at_random else samples.labels(range(columns)) or []
     words = in_words(samples.checkpoint.card.class_names) if labels else ()
-    return labelled_grid(images, columns, [words[label] for label in labels])
+    return image_io.labelled_grid(images, columns, [words[label] for label in labels])
 
 
 def _check_folder(folder: Path) -> None:
@@ -117,8 +108,6 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     Raises:
         UserError: the folder holds other files, samples made otherwise, or more of them.
     """
-    from uvit_decay.image_io import is_png, png_name
-
     _check_folder(folder)
     metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
     if (folder / METADATA).exists():
@@ -128,10 +117,10 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
         remove_remains(folder, METADATA)
         write_json(folder / METADATA, metadata)
     existing = {path.name for path in folder.glob("*.png")}
-    names = [png_name(i) for i in range(num)]
+    names = [image_io.png_name(i) for i in range(num)]
     if more := existing.difference(names):
         raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
-    return [i for i, name in enumerate(names) if not (name in existing and is_png(folder / name))]
+    return [i for i, name in enumerate(names) if not (name in existing and image_io.is_png(folder / name))]
 
 
 def _check_same(folder: Path, metadata: dict[str, Any]) -> None:

@@ -170,24 +170,17 @@ def test_a_remark_names_few_runs(four, tmp_path):
 
 def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
-    early, broken = a_run(tmp_path, 1, {}, metadata=None), a_run(tmp_path, 4)
-    (broken / "probes.jsonl").write_text("much")
+    early = a_run(tmp_path, 1, {}, metadata=None)
     expected = {
         tmp_path / "nowhere": "is not there",
         good / "config.yaml": "is a file",
         good.parent: f"is no run folder: name one of its runs, such as {good}",
         early: "has no measurement in probes.jsonl or generation.jsonl: wait for its first evaluation, or add",
-        broken: "probes.jsonl, line 1: Expecting value",
     }
     for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)
         assert words in line
         assert str(folder) in line
-    (broken / "config.yaml").write_text("a: [")
-    assert "cannot read" in refused(monkeypatch, capsys, tmp_path, broken)
-    (good / "generation.jsonl").write_text("[]")
-    assert "generation.jsonl" in refused(monkeypatch, capsys, tmp_path, good)
-    assert not (tmp_path / "compare.csv").exists()
 
 
 def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoch": 0.1, "images_seen": 96'):
@@ -200,25 +193,20 @@ DAMAGE = {
         "- 1": "must be dict",
     },
     "probes.jsonl": {
+        "much": "line 1: Expecting value",
         "{}": "lacks epoch",
-        line(rest=""): "lacks epoch",
         line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "has the unknown field more",
         line() + line('{"best_accuracy": "much"}'): "line 2: values: best_accuracy must be float, it is 'much'",
         line(step='"x"'): "step must be int, it is 'x'",
         line(step="-3"): "step is -3, below 0",
         line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
-        line('{"best_accuracy": -0.5}'): "best_accuracy is -0.5",
-        line('{"best_accuracy": 5}'): "best_accuracy is 5, not from 0 to 1",
         line('{"mine": 1e308}'): "at step 3, mine is 1e+308",
         line("[]"): "values must be dict",
         line(metadata="[]"): "metadata must be dict",
         line() + line(): "line 2: a second measurement of step 3",
     },
     "generation.jsonl": {
-        "[]": "must be dict",
         line('{"fid": "low"}'): "fid must be float, it is 'low'",
-        line('{"fid": NaN}'): "fid must be float",
-        line('{"fid": -3}'): "fid is -3, not from 0 to 1e+12",
         "[" * 3000: "cannot read",
     },
 }
@@ -247,8 +235,10 @@ def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
     ("args", "words"),
     [
         (["--by", "alpha"], "have no such option"),
+        (["--x", "depth"], "--x depth: the configurations have no such option"),
+        (["--x", "alpha_min"], "--x alpha_min is the option of --by"),
+        (["--rank", "mean"], "--rank"),
         (["--by", "schedule"], "may be model.net.schedule, model.optim.schedule: name one"),
-        (["--by", "model.net.heads"], "have no such option"),
         (["--out", "x.csv"], "the figure is a .png"),
         (["digits/version_0/../version_0"], "is named twice"),
     ],

@@ -45,9 +45,6 @@ def test_the_table_has_a_row_for_both_options_and_no_empty_columns(eight, tmp_pa
     assert float(rows[0]["val/top1_mean"]) == pytest.approx(0.85)
     assert float(rows[0]["tracked_dimensions_mean"]) == pytest.approx(10 - (4.0 + 0.105))
     assert Image.open(tmp_path / "compare.png").size == (1520, 350)
-
-
-def test_an_option_of_words_is_an_axis_too(eight, tmp_path, monkeypatch):
     compare(monkeypatch, tmp_path, *eight, "--x", "net.schedule", "--out", "words.svg")
     assert "linear" in (tmp_path / "words.svg").read_text()
 
@@ -87,19 +84,6 @@ def test_without_dimensions_their_correlation_is_unknown(tmp_path, monkeypatch, 
     header = capsys.readouterr().out.splitlines()[0]
     assert "dimensions" not in header
     assert "r within" not in header
-
-
-@pytest.mark.parametrize(
-    ("args", "words"),
-    [
-        (["--x", "depth"], "--x depth: the configurations have no such option"),
-        (["--x", "alpha_min"], "--x alpha_min is the option of --by"),
-        (["--x", "model.net.alpha_min"], "is the option of --by"),
-        (["--rank", "mean"], "--rank"),
-    ],
-)
-def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
-    assert words in refused(monkeypatch, capsys, tmp_path, a_run(tmp_path), *args)
 
 
 def test_a_damaged_log_is_named(tmp_path, monkeypatch, capsys):

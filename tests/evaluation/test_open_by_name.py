@@ -123,12 +123,6 @@ def test_wrong_arrays(tmp_path, arrays, message):
         open_images(str(broken_npz(tmp_path, **arrays)), 3)
 
 
-def test_a_damaged_array_is_one_line(tmp_path):
-    (tmp_path / "a.npz").write_bytes(b"PK\x03\x04 and no more")
-    with pytest.raises(UserError, match=r"a\.npz cannot be read"):
-        open_images(str(tmp_path / "a.npz"), 3)
-
-
 def test_references_are_statistics_images_or_both(tmp_path):
     numbers = {"mu": np.zeros(4), "sigma": np.eye(4)}
     images = {"arr_0": np.zeros((2, 4, 4, 3), np.uint8)}

@@ -13,7 +13,6 @@ from PIL import Image
 
 from uvit_decay.evaluation.metric_table import displayed
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
-from uvit_decay.runtime.errors import UserError
 
 
 def random_images(*shape, seed=0):
@@ -25,7 +24,15 @@ NEIGHBOURS = Neighbours(
 )
 REPORT = Report(
     title="Digits, step 2000",
-    metrics={"fid": 3.1149, "is": 9.2, "is_std": 0.104, "kid": -0.000123, "precision": 0.71234, "odd one": 12.34567},
+    metrics={
+        "mind": float("nan"),
+        "fid": 3.1149,
+        "is": 9.2,
+        "is_std": 0.104,
+        "kid": -0.000123,
+        "precision": 0.71234,
+        "odd one": 12.34567,
+    },
     protocol={"n": 2500, "samples": 50_000, "guidance": 1.5, "weights": "EMA", "seed": 2020, "cfg": None, "ok": True},
     remarks=("n = 2,500 is below 10,000: not comparable with published numbers",),
     samples=random_images(12, 3, 8, 8),
@@ -75,7 +82,16 @@ def decoded(text):
 def test_everything_is_there(tmp_path):
     texts = Page(written(tmp_path, REPORT)).texts
     headings = {"Digits, step 2000", *REPORT.remarks, "Samples", "Memorisation", "Coverage of the classes", "Protocol"}
-    metrics = {"3.11", "9.20 ± 0.10", "−0.00012", "0.712", "12.35", "lower is better", "higher is better"}
+    metrics = {
+        "3.11",
+        "9.20 ± 0.10",
+        "−0.00012",
+        "0.712",
+        "12.35",
+        "not a finite number",
+        "lower is better",
+        "higher is better",
+    }
     assert headings | metrics | {"8.25", "25.0 %", "100.0 %", "1.5", "50,000", "2020", "–", "yes"} <= set(texts)
     assert "is_std" not in texts
 
@@ -94,9 +110,6 @@ def test_the_images_are_inside(tmp_path):
     assert len(others) == 2 * (1 + 4)
     first = torch.from_numpy(np.array(others[0])).permute(2, 0, 1)
     assert torch.equal(first, NEIGHBOURS.samples[1])
-
-
-def test_grey_and_large_images(tmp_path):
     large = Neighbours(random_images(1, 1, 300, 300), random_images(1, 2, 1, 300, 300), torch.rand(1, 2))
     images = decoded(written(tmp_path, replace(REPORT, samples=random_images(4, 1, 8, 8), neighbours=large)))
     assert [image.size for image in images[1:]] == [(128, 128)] * 3
@@ -137,24 +150,16 @@ def names(page):
 
 
 def test_up_to_a_hundred_classes_have_a_bar_each(tmp_path):
-    coverage = {f"class {i}": (i * 37 % 100) / 100 for i in range(100)}
+    coverage = {f"class {i}": (i * 37 % 99) / 99 for i in range(99)} | {"n01440764": 1.0}
     page = Page(written(tmp_path, replace(REPORT, coverage=coverage)))
-    assert names(page) == sorted(coverage, key=coverage.get)
-    assert "Classes by coverage" not in page.texts
-
-
-def test_classes_of_imagenet_are_named_in_words(tmp_path):
-    page = Page(written(tmp_path, replace(REPORT, coverage={"n01440764": 0.5, "cat": 0.2})))
-    assert names(page) == ["cat", "n01440764, tench, Tinca tinca"]
+    assert names(page)[:99] == sorted(coverage, key=coverage.get)[:99]
+    assert names(page)[99] == "n01440764, tench, Tinca tinca"
     assert "tench" in page.texts
 
 
-def test_a_thousand_classes_are_both_ends_and_a_histogram(tmp_path):
-    coverage = {f"class {i}": i / 999 for i in range(1000)}
-    text = written(tmp_path, replace(REPORT, coverage=coverage))
-    page = Page(text)
-    assert names(page) == [f"class {i}" for i in [*range(20), *range(999, 979, -1)]]
-    assert page.texts.count("100") == 10  # classes in each bin
+def test_of_a_thousand_classes_both_ends_are_shown(tmp_path):
+    text = written(tmp_path, replace(REPORT, coverage={f"class {i}": i / 999 for i in range(1000)}))
+    assert names(Page(text)) == [f"class {i}" for i in [*range(20), *range(999, 979, -1)]]
     assert len(text) < 2_000_000
 
 
@@ -162,18 +167,3 @@ def test_what_was_not_measured_is_left_out(tmp_path):
     full = Page(written(tmp_path, REPORT)).texts
     texts = Page(written(tmp_path, replace(REPORT, neighbours=None, coverage=None, remarks=()))).texts
     assert {"Memorisation", "Coverage of the classes", *REPORT.remarks} <= set(full) - set(texts)
-
-
-def test_a_value_that_is_no_number_is_said(tmp_path):
-    assert "not a finite number" in Page(written(tmp_path, replace(REPORT, metrics={"fid": float("nan")}))).texts
-
-
-def test_an_old_report_is_replaced_and_nothing_else_is_left(tmp_path):
-    (tmp_path / "report.html").write_text("old")
-    assert written(tmp_path, REPORT).startswith("<!DOCTYPE html>")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_place_that_cannot_be_written_is_a_user_error(tmp_path):
-    with pytest.raises(UserError, match="^cannot write .*no/report.html: "):
-        write_html(tmp_path / "no" / "report.html", REPORT)

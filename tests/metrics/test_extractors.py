@@ -55,13 +55,12 @@ def test_features_are_float32_rows_of_the_promised_width(classifier, digits):
     assert outputs.logits.shape == (7, 10)
     assert outputs.features.dtype == outputs.logits.dtype == torch.float32
     assert not outputs.features.requires_grad
-
-
-def test_features_of_an_image_do_not_depend_on_its_batch(classifier, digits):
-    images = digits[2][:20]
-    whole = classifier(images).features
-    parts = torch.cat([classifier(part).features for part in images.split(7)])
-    assert torch.allclose(parts, whole, atol=1e-5)
+    parts = torch.cat([classifier(part).features for part in digits[2][:7].split(3)])
+    assert torch.allclose(parts, outputs.features, atol=1e-5)
+    assert (SmallClassifier().channels, classifier.channels, classifier.widths["logits"]) == (None, 1, 10)
+    rgb = SmallClassifier(steps=5)
+    rgb.prepare(digits[0].expand(-1, 3, -1, -1), digits[1], CPU)
+    assert rgb(digits[0][:4].expand(-1, 3, -1, -1)).features.shape == (4, 64)
 
 
 def test_training_is_deterministic_and_leaves_the_global_stream_alone(digits):
@@ -81,30 +80,14 @@ def test_preparing_twice_costs_nothing_and_changes_nothing(classifier, digits):
     classifier.prepare(digits[2], digits[3].flip(0), CPU)
     assert classifier.net is net
     assert same(classifier(digits[2]), before)
-
-
-def test_the_classifier_is_frozen_in_eval_mode(classifier):
-    assert not any(p.requires_grad for p in classifier.net.parameters())
-    assert not any(module.training for module in classifier.net.modules())
+    assert not any(p.requires_grad for p in net.parameters())
+    assert not any(module.training for module in net.modules())
 
 
 def test_autocast_around_the_classifier_changes_nothing(classifier, digits):
     expected = classifier(digits[2])
     with torch.autocast("cpu", torch.bfloat16):
         assert same(classifier(digits[2]), expected)
-
-
-def test_the_classifier_takes_rgb_images(digits):
-    rgb = digits[0].expand(-1, 3, -1, -1)
-    classifier = SmallClassifier(steps=5)
-    classifier.prepare(rgb, digits[1], CPU)
-    assert classifier(rgb[:4]).features.shape == (4, 64)
-
-
-def test_channels_are_those_of_the_training_set(classifier):
-    assert SmallClassifier().channels is None
-    assert classifier.channels == 1
-    assert classifier.widths["logits"] == 10
 
 
 def test_the_identity_tells_weights_apart(digits):

@@ -12,7 +12,7 @@ from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorIncepti
 
 from uvit_decay.metrics import Inception
 from uvit_decay.metrics.extractors import Features
-from uvit_decay.metrics.resize import RESIZE, SIZE
+from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
@@ -106,15 +106,17 @@ def test_spatial_features_are_seven_channels_of_6d_channels_last(theirs, photogr
     assert outputs.spatial.min() == 0
 
 
-def test_features_tell_images_apart(outputs, inception):
+def test_features_tell_images_apart_and_the_network_is_frozen_and_loaded_once(outputs, inception):
     assert outputs.features.shape == (2, inception.widths["features"]) == (2, 2048)
     assert outputs.logits.shape == (2, 1008)
     assert {x.dtype for x in outputs} == {torch.float32}
     assert not any(x.requires_grad or x.is_inference() for x in outputs)
     assert (outputs.features[0] - outputs.features[1]).norm() > 0.01 * outputs.features[0].norm() > 0
-    assert not inception.needs_labels
-    assert inception.widths["logits"] == 1008
-    assert inception.channels == 3
+    net = inception.net
+    inception.prepare(NO_IMAGES, NO_LABELS, CPU)
+    assert inception.net is net
+    assert not any(p.requires_grad for p in net.parameters())
+    assert not any(module.training for module in net.modules())
 
 
 def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photographs):
@@ -162,21 +164,9 @@ def test_tf32_is_of_gpus(weights):
         prepared(weights, precision="tf32")
 
 
-def test_it_is_frozen_in_eval_mode_and_loaded_once(inception):
-    net = inception.net
-    inception.prepare(NO_IMAGES, NO_LABELS, CPU)
-    assert inception.net is net
-    assert not any(p.requires_grad for p in net.parameters())
-    assert not any(module.training for module in net.modules())
-
-
 def test_the_identity_is_that_of_the_file(weights, inception, tmp_path):
     copy = tmp_path / "elsewhere.pth"
     copy.write_bytes(weights.read_bytes())
     other = random_weights(tmp_path / "other.pth", seed=1)
     assert prepared(copy).fingerprint() == inception.fingerprint() != prepared(other).fingerprint()
     assert re.fullmatch(r"inception-v3-adm-[0-9a-f]{12}", inception.fingerprint())
-
-
-def test_the_size_is_that_of_torch_fidelity():
-    assert SIZE == FeatureExtractorInceptionV3.INPUT_IMAGE_SIZE

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.linalg
 import torch
 from gloo import on_two_processes
 
@@ -45,19 +44,6 @@ def statistics(x):
     return x.mean(0), np.cov(x, rowvar=False)
 
 
-def by_matrix_root(real, fake):
-    """The formula, with scipy's root of the product."""
-    (m1, s1), (m2, s2) = statistics(real), statistics(fake)
-    return ((m1 - m2) ** 2).sum() + np.trace(s1 + s2 - 2 * scipy.linalg.sqrtm(s1 @ s2).real)
-
-
-def by_eigenvalues(real, fake):
-    """The formula, with the roots of the eigenvalues of the product, which is not symmetric."""
-    (m1, s1), (m2, s2) = statistics(real), statistics(fake)
-    roots = np.sqrt(np.linalg.eigvals(s1 @ s2).astype(complex)).real
-    return ((m1 - m2) ** 2).sum() + np.trace(s1 + s2) - 2 * roots.sum()
-
-
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize(
     ("stds1", "stds2", "shift"),
@@ -77,22 +63,6 @@ def test_gaussians_with_common_axes_have_a_closed_form(stds1, stds2, shift, rota
     assert actual == pytest.approx(shift**2 + (s1 - s2).square().sum().item(), rel=1e-8, abs=1e-12)
 
 
-def test_gaussians_of_a_known_root_have_a_closed_form():
-    """S_2 = T S_1 T is what x -> T x makes of S_1, T is optimal, and tr (S_1 S_2)^(1/2) = tr S_1 T."""
-    cov = rotation(5) * torch.tensor([0.1, 0.5, 1, 2, 9.0]) @ rotation(5).T
-    shear = torch.eye(5).double() + 0.4 * torch.tril(torch.ones(5, 5)).double()
-    plan = shear @ shear.T
-    expected = cov.trace() + (plan @ cov @ plan).trace() - 2 * (cov @ plan).trace()
-    actual = frechet_distance(gaussian([0.0] * 5, cov), gaussian([0.0] * 5, plan @ cov @ plan))
-    assert actual == pytest.approx(expected.item(), rel=1e-10)
-
-
-@pytest.mark.parametrize(("n1", "n2", "d"), [(80, 53, 6), (500, 400, 32), (40, 40, 2)])
-def test_it_is_the_formula_with_a_matrix_root(n1, n2, d):
-    real, fake = features(n1, d, seed=1), features(n2, d, seed=2, shift=0.4)
-    assert distance(real, fake) == pytest.approx(by_matrix_root(real, fake), rel=1e-6)
-
-
 @pytest.mark.parametrize("batch_size", [1, 7, 50])
 def test_streaming_is_one_batch(batch_size):
     assert distance(REAL, FAKE, batch_size) == pytest.approx(distance(REAL, FAKE), rel=1e-10)
@@ -106,7 +76,6 @@ def test_fewer_images_than_features_need_no_regularisation(n1, n2, d):
     cross = torch.linalg.svdvals(a1 @ a2.T).sum()
     expected = (m1 - m2).square().sum() + a1.square().sum() + a2.square().sum() - 2 * cross
     assert distance(real, fake) == pytest.approx(expected.item(), rel=1e-10)
-    assert distance(real, fake) == pytest.approx(by_eigenvalues(real, fake), rel=1e-5)
 
 
 @pytest.mark.parametrize(("n", "d"), [(80, 6), (10, 64), (500, 64)])
@@ -114,12 +83,6 @@ def test_equal_sets_have_no_distance(n, d):
     x = features(n, d)
     scale = x.double().var(dim=0).sum().item()
     assert 0 <= distance(x, x.flip(0)) < 1e-10 * scale
-
-
-def test_a_large_common_offset_costs_no_accuracy():
-    """Sums of squares lose digits to the mean; float64 has them to spare."""
-    real, fake = features(2000, seed=1).double(), features(2000, seed=2, shift=0.4).double()
-    assert distance(real + 1000, fake + 1000) == pytest.approx(distance(real, fake), rel=1e-6)
 
 
 def test_features_like_those_of_inception_lose_no_digits():
@@ -131,12 +94,14 @@ def test_features_like_those_of_inception_lose_no_digits():
     assert (np.abs(moments(x, 100).cov.numpy() - cov) / scale).max() < 1e-10
 
 
-def test_it_is_the_one_of_torch_fidelity():
+@pytest.mark.parametrize(("n1", "n2", "d"), [(80, 53, 6), (500, 400, 32), (40, 40, 2)])
+def test_it_is_the_one_of_torch_fidelity(n1, n2, d):
     from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 
-    theirs = [fid_features_to_statistics(x.double()) for x in (FAKE, REAL)]
+    real, fake = features(n1, d, seed=1), features(n2, d, seed=2, shift=0.4)
+    theirs = [fid_features_to_statistics(x.double()) for x in (fake, real)]
     expected = fid_statistics_to_metric(*theirs, verbose=False)["frechet_inception_distance"]
-    assert distance(REAL, FAKE) == pytest.approx(expected, rel=1e-8)
+    assert distance(real, fake) == pytest.approx(expected, rel=1e-8)
 
 
 def test_two_processes_find_what_one_finds(tmp_path):
@@ -201,22 +166,12 @@ def test_statistics_that_are_none_are_a_user_error(a, b, reason):
         frechet_distance(a, b)
 
 
-def test_autocast_changes_nothing():
-    expected = distance(REAL, FAKE)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert distance(REAL, FAKE) == expected
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_sums_of_any_features_are_kept_in_float64(dtype):
     metric = Moments(DIM).half()
-    metric.update(REAL.to(dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        metric.update(REAL.to(dtype).clone().requires_grad_())
+    assert not metric.outer.requires_grad
     assert {metric.sum.dtype, metric.outer.dtype} == {torch.float64}
     assert torch.equal(metric.sum, REAL.to(dtype).double().sum(0))
     assert metric.n.dtype == torch.int64
-
-
-def test_updates_do_not_keep_the_graph():
-    metric = Moments(DIM)
-    metric.update(REAL.clone().requires_grad_())
-    assert not metric.outer.requires_grad

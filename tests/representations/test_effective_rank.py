@@ -34,46 +34,19 @@ def with_spectrum(sigma, n=12, d=9, centre="sample"):
     return left * torch.tensor(sigma, dtype=torch.float64) @ right.T
 
 
-@pytest.mark.parametrize("n", [2, 5, 16])
 @pytest.mark.parametrize("centre", ["sample", "feature"])
-def test_the_identity_has_all_directions_but_the_mean(n, centre):
-    assert effective_rank(torch.eye(n), centre) == pytest.approx(math.log(n - 1), abs=1e-10)
-    assert effective_rank(torch.eye(n), centre, exp=True) == pytest.approx(n - 1, abs=1e-8)
-
-
-@pytest.mark.parametrize("centre", ["sample", "feature"])
-def test_rank_one_has_no_entropy(centre):
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(10, 1, generator=g, dtype=torch.float64) * torch.randn(1, 7, generator=g, dtype=torch.float64)
-    assert effective_rank(x, centre) == pytest.approx(0, abs=1e-10)
-    assert effective_rank(x, centre, exp=True) == pytest.approx(1, abs=1e-10)
-
-
-@pytest.mark.parametrize("centre", ["sample", "feature"])
-@pytest.mark.parametrize("sigma", [(1.0, 1.0, 1.0), (3.0, 2.0, 1.0), (5.0, 0.5), (1e3, 1.0, 1e-3, 1e-3)])
+@pytest.mark.parametrize("sigma", [(2.0,), (1.0, 1.0, 1.0), (3.0, 2.0, 1.0), (1e3, 1.0, 1e-3, 1e-3)])
 def test_a_known_spectrum_gives_its_entropy(sigma, centre):
     x = with_spectrum(sigma, centre=centre)
-    assert effective_rank(x, centre) == pytest.approx(entropy(np.square(sigma)), rel=1e-9)
+    assert effective_rank(x, centre) == pytest.approx(entropy(np.square(sigma)), rel=1e-9, abs=1e-10)
+    assert effective_rank(x, centre, exp=True) == pytest.approx(math.exp(entropy(np.square(sigma))), rel=1e-9)
 
 
 @pytest.mark.parametrize(("n", "d"), SIZES)
 def test_it_is_the_definition_on_the_covariance_between_samples(n, d):
     x = features(n, d)
     spectrum = torch.linalg.svdvals(torch.cov(x))
-    assert torch.cov(x).shape == (n, n)
     assert effective_rank(x) == pytest.approx(entropy(spectrum), abs=1e-8)
-    assert effective_rank(x, exp=True) == pytest.approx(math.exp(entropy(spectrum)), rel=1e-8)
-
-
-@pytest.mark.parametrize("centre", ["sample", "feature"])
-def test_scale_and_order_do_not_matter(centre):
-    x = features(15, 8)
-    expected = effective_rank(x, centre)
-    g = torch.Generator().manual_seed(1)
-    shuffled = x[torch.randperm(15, generator=g)][:, torch.randperm(8, generator=g)]
-    assert effective_rank(shuffled, centre) == pytest.approx(expected, abs=1e-10)
-    assert effective_rank(1e-4 * x, centre) == pytest.approx(expected, abs=1e-10)
-    assert effective_rank(x + 5, centre) == pytest.approx(expected, abs=1e-10)
 
 
 def test_float32_and_bfloat16_features_are_computed_in_float64():

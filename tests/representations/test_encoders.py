@@ -70,8 +70,9 @@ def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
 
 def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     assert prober(digits, VP(), tiny_net()).times == TIMES
-    with pytest.raises(UserError, match="times are of denoisers, this network is an encoder"):
-        check_probed(Encoder(), None, digits, Probing(times=(0.1,)))
+    for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}):
+        with pytest.raises(UserError, match="of denoisers, this network is an encoder"):
+            check_probed(Encoder(), None, digits, Probing(**options))
     with pytest.raises(UserError, match="--time is of denoisers"):
         chosen_level(0.1, encoder=True)
     assert (chosen_level(None, encoder=False), chosen_level(None, encoder=True)) == (0.1, 0.0)

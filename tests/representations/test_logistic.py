@@ -68,7 +68,9 @@ def overlapping():
     return train, y, test, y2
 
 
-def test_weights_are_scikit_learns(overlapping):
+@pytest.mark.parametrize("logits", [logistic.LOGITS, 7 * 3 * 3 * CLASSES])  # seven samples at a time
+def test_weights_are_scikit_learns(overlapping, monkeypatch, logits):
+    monkeypatch.setattr(logistic, "LOGITS", logits)
     train, y, test, y2 = overlapping
     actual = converged(train, y, L2_GRID)
     for m in range(3):
@@ -80,28 +82,13 @@ def test_weights_are_scikit_learns(overlapping):
             assert (ours - expected).norm() < 0.01 * expected.norm()
 
 
-@pytest.mark.parametrize("distance", [3.0, 30.0])
-def test_the_minimum_is_found_from_anywhere(overlapping, distance):
+def test_the_minimum_is_found_from_far_off(overlapping):
     """There, far off, the curvature has nothing to do with the one that preconditions."""
     train, y, _, _ = overlapping
     problem = logistic.Logistic(train, logistic.Frame.of(train), y, torch.tensor([1.0, 10.0]), CLASSES)
     expected = logistic.minimise(problem, problem.start, 300, 1e-6)
-    actual = logistic.minimise(problem, distance * noise(*expected.shape), 300, 1e-6)
+    actual = logistic.minimise(problem, 30 * noise(*expected.shape), 300, 1e-6)
     assert (actual - expected)[..., :-1].norm() < 0.01 * expected[..., :-1].norm()
-
-
-def test_the_gradient_is_that_of_the_penalised_cross_entropy(overlapping, monkeypatch):
-    train, y, _, _ = overlapping
-    frame, penalties = logistic.Frame.of(train), torch.tensor([0.5, 20.0])
-    problem = logistic.Logistic(train, frame, y, penalties, CLASSES)
-    w = noise(3, 2, CLASSES, 13).requires_grad_()
-    scores = torch.einsum("mnd,mrkd->mrkn", frame.coordinates(train), w).log_softmax(dim=2)
-    likelihood = scores.gather(2, y.expand(3, 2, 1, -1)).mean(dim=-1).sum()
-    penalty = (penalties[:, None, None] * w[..., :-1].square()).sum() / (2 * len(y))
-    (expected,) = torch.autograd.grad(penalty - likelihood, w)
-    torch.testing.assert_close(problem.gradient(w.detach()), expected, rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(logistic, "LOGITS", 7 * 3 * 2 * CLASSES)  # seven samples at a time
-    torch.testing.assert_close(problem.gradient(w.detach()), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_grid_agrees_with_scikit_learn_on_the_digits():
@@ -135,15 +122,7 @@ def test_the_grids_choice_never_sees_the_test_set(overlapping):
     ]
 
 
-def test_a_weak_signal_in_many_features_needs_the_larger_l2():
-    y, y2 = labels(120, 1), labels(400, 2)
-    train, test = planted(120, y, 0.25, d=100, seed=3)[None], planted(400, y2, 0.25, d=100, seed=4)[None]
-    scores = logistic_grid(train, y, test, y2, l2_grid=(0.001, 10.0), iterations=(40, 20))
-    assert scores.l2.item() == 10.0
-    assert scores.test.item() == scores.every_test.max().item()
-
-
-@pytest.mark.parametrize("cells", [1, 2, 100])
+@pytest.mark.parametrize("cells", [1, 100])
 def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, cells):
     train, y, test, y2 = overlapping
     expected = logistic_grid(train, y, test, y2)
@@ -156,10 +135,6 @@ def test_chunks_follow_the_budget_and_change_nothing(overlapping, monkeypatch, c
     assert max(sizes) == min(cells, 3)
     for name in GRID_FIELDS[:2]:  # sums over other shapes may turn a sample
         torch.testing.assert_close(getattr(scores, name), getattr(expected, name), rtol=0, atol=0.011)
-
-
-def test_a_chunk_of_cifar_100_stays_below_a_gibibyte():
-    assert logistic._cell_bytes(50_000, 10_000, 512, 100, len(L2_GRID)) < 2**29
 
 
 def test_the_grid_is_deterministic_whatever_is_around_it(overlapping):
@@ -187,14 +162,7 @@ def test_useless_features_and_absent_classes_do_no_harm():
     assert scores.test.item() == pytest.approx((y2 == y.bincount().argmax()).double().mean().item())
     alone = logistic_grid(train, y * 0, test, y2 * 0)
     assert alone.test.item() == 1.0
-
-
-def test_separable_classes_stay_finite():
-    """Without an end to how far the weights may grow, but for the l2."""
-    y, y2 = labels(200, 1), labels(200, 2)
-    train, test = planted(200, y, 30.0, seed=1)[None], planted(200, y2, 30.0, seed=2)[None]
-    assert converged(train, y, (1e-6, 1.0), 100).isfinite().all()
-    scores = logistic_grid(train, y, test, y2, l2_grid=(1e-6, 1.0), iterations=(200, 200))
+    scores = logistic_grid(*easy(strength=30.0), l2_grid=(1e-6, 1.0), iterations=(200, 200))  # separable classes
     assert (scores.every_test == 1).all()
 
 

@@ -8,13 +8,12 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate, refused
-from small_mae import mae_task
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
 from uvit_decay.representations.options import ProbeProtocolName, Probing, ProtocolName
-from uvit_decay.representations.probing import Prober, check_probed, probed_images
+from uvit_decay.representations.probing import Prober, probed_images
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.distributed import Processes
@@ -124,29 +123,14 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--protocol", "repa", "--reference", "itself"], "encoders of clean pictures are references"),
         (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
         (["--epochs", "3"], "--epochs are of the protocols ddae and repa"),
-        (
-            ["--reference", "pixels:8x8x1"],
-            "--reference, --reference-size and --alignment-images are of --protocol repa",
-        ),
+        (["--reference", "pixels:8x8x1"], "--reference, --reference-size and --alignment-images are of"),
         (["--protocol", "repa", "--max-test", "11"], "an alignment by 10 nearest neighbours needs 12 test images"),
-        (["--protocol", "repa", "--alignment-images", "3"], "must be at least 12"),
-        (["--protocol", "repa", "--reference", "timm:no_model"], "timm has no model no_model"),
         (["--protocol", "repa", "--reference", "timm:test_vit", "--reference-size", "33"], "33 is no multiple of it"),
-        (["--draws", "0"], "must be at least 1"),
     ],
 )
 def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
+    options = [trained if word == "itself" else word for word in options]
     assert message in refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", trained, *options)
-
-
-def test_a_denoiser_is_no_reference(trained, tmp_path, monkeypatch, capsys):
-    options = ["--ckpt", trained, "--protocol", "repa", "--reference", trained]
-    assert "encoders of clean pictures are references" in refused(monkeypatch, tmp_path, capsys, "probe", *options)
-
-
-@pytest.mark.parametrize("options", [{"draws": 2}, {"protocol": "ddae"}])
-def test_noise_is_of_denoisers(digits, options):
-    with pytest.raises(Exception, match="of denoisers, this network is an encoder"):
-        check_probed(mae_task().net, None, digits, Probing(**options))

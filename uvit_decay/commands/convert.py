@@ -73,19 +73,19 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
 
 
 def main(args: Sequence[str]) -> None:
-    """Run the command that `args` name and print what was written."""
+    """Run the command that `args` name and print what was written; exit with one line on a user's mistake."""
     commands = {"export": export, "import": import_}
     prog = PROGRAM if from_package() else "python -m uvit_decay.checkpoint"
-    call = parse(commands, args, __doc__, prog, DROPPED)
-    if note := call():
-        print(note)
-    target = call.keywords.get("target")
-    if target is None:  # nothing was written here
-        return
-    files = target.rglob("*") if target.is_dir() else [target]
-    print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
+    with user_errors():
+        call = parse(commands, args, __doc__, prog, DROPPED)
+        if note := call():
+            print(note)
+        target = call.keywords.get("target")
+        if target is None:  # nothing was written here
+            return
+        files = target.rglob("*") if target.is_dir() else [target]
+        print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
 
 
 if __name__ == "__main__":
-    with user_errors():
-        main(sys.argv[1:])
+    main(sys.argv[1:])

@@ -40,14 +40,12 @@ def sample(
         out: .png, .npz or a folder.
         compile: torch.compile for the network: pays off for thousands of images; changes no image but by rounding.
     """
-    from uvit_decay.sample_files import check_output, write_samples
-
-    check_output(out, num)
-
     from uvit_decay.commands.opened import opened
     from uvit_decay.runtime.files import claimed
+    from uvit_decay.sample_files import check_output, write_samples
     from uvit_decay.samples import Samples
 
+    check_output(out, num)
     with opened(ckpt, sampling.device) as (group, _):
         samples = replace(Samples.from_options(ckpt, sampling, group.local_rank), compiled=compile)
         if out.suffix.lower() == ".png":  # at most 10 classes, a column each

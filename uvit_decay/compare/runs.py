@@ -20,10 +20,6 @@ OF_CLASS_TOKENS = "_of_cls"  # the ending of ranks of class tokens; others are o
 TOKENS = {"mean": "mean patch tokens", "all": "mean tokens", "cls": "class tokens"}  # by the pool of probes
 TOP1 = "val/top1"  # of classifiers
 MOST = 1e12  # beyond every measured value
-RANGES = {
-    **dict.fromkeys((BEST, ON_TEST, KNN, MEAN_SHARE, "tracked_accuracy", TOP1, "precision", "recall"), (0.0, 1.0)),
-    **dict.fromkeys((RANK, DIMENSIONS, "fid", "sfid", "fdd", "mind", "is"), (0.0, MOST)),
-}
 Key = TypeVar("Key")
 OUTCOMES = ("measured_nfe", "remarks")  # metadata of samples that their metrics do not depend on
 
@@ -110,18 +106,13 @@ def _configuration(folder: Path) -> dict[str, Any]:
 
 
 def _history(path: Path) -> list[Measurement]:
+    """Read a history; raise a UserError for a value that no evaluation has, which would spoil means and axes."""
     measurements = read(path)
     for measurement in measurements:
         for name, value in measurement.values.items():
-            _check_range(name, value, f"{path} is damaged: at step {measurement.step}, ")
+            if abs(value) > MOST:
+                raise UserError(f"{path} is damaged: at step {measurement.step}, {name} is {value:g}")
     return measurements
-
-
-def _check_range(name: str, value: float, where: str) -> None:
-    """Raise a UserError for a value that no evaluation has, which would spoil means and axes; NaN is unknown."""
-    least, most = RANGES.get(name, (-MOST, MOST))
-    if value < least or value > most:
-        raise UserError(f"{where}{name} is {value:g}, not from {least:g} to {most:g}")
 
 
 def _ranked(measurement: Measurement) -> str:
@@ -142,8 +133,8 @@ def _last_top1(path: Path) -> float | None:
     """Return the last validation accuracy that was logged to metrics.csv."""
     with explained(f"{path} is damaged", ValueError):
         logged = [float(values[TOP1]) for _, values in read_rows(path) if TOP1 in values]
-    for value in logged[-1:]:
-        _check_range(TOP1, value, f"{path} is damaged: ")
+    if logged and not 0 <= logged[-1] <= 1:
+        raise UserError(f"{path} is damaged: {TOP1} is {logged[-1]:g}")
     return logged[-1] if logged else None
 
 

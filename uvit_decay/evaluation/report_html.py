@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -24,7 +23,6 @@ from uvit_decay.runtime.files import replacing
 
 ALL_CLASSES = 100  # most classes that have a bar each
 EXTREMES = 20  # number of worst, and of best, if there are more classes
-BINS = 10
 THUMBNAIL = 128  # pixels; larger neighbours are shrunk to this size
 PIXELATED = 64  # pixels; smaller neighbours are enlarged without smoothing
 
@@ -125,24 +123,18 @@ def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
 
 
 def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
-    """Return bars of all classes, least covered first; of many, both ends and a histogram of `BINS` bins of [0, 1]."""
+    """Return bars of all classes, least covered first; of many, both ends."""
     ranked = sorted(coverage.items(), key=lambda item: item[1])
     words = in_words([name for name, _ in ranked])
     bars = [
         {"name": word, "title": ", ".join(dict.fromkeys((name, *synonyms(name)))), "percent": f"{100 * share:.1f}"}
         for word, (name, share) in zip(words, ranked, strict=True)
     ]
-    mean = sum(coverage.values()) / len(coverage)
-    result: dict[str, Any] = {"mean": f"{100 * mean:.1f}", "count": len(bars), "histogram": []}
-    if len(bars) <= ALL_CLASSES:
-        return {**result, "parts": [("Least covered first", bars)]}
-    counts = Counter(min(int(share * BINS), BINS - 1) for share in coverage.values())
-    for i in range(BINS):
-        label = f"{100 * i // BINS}–{100 * (i + 1) // BINS} %"
-        percent = f"{100 * counts[i] / max(counts.values()):.1f}"
-        result["histogram"].append({"label": label, "count": counts[i], "percent": percent})
-    worst, best = bars[:EXTREMES], bars[: -EXTREMES - 1 : -1]
-    return {**result, "parts": [(f"The {EXTREMES} least covered", worst), (f"The {EXTREMES} best covered", best)]}
+    parts = [("Least covered first", bars)]
+    if len(bars) > ALL_CLASSES:
+        parts = [(f"The {EXTREMES} least covered", bars[:EXTREMES])]
+        parts.append((f"The {EXTREMES} best covered", bars[: -EXTREMES - 1 : -1]))
+    return {"mean": f"{100 * sum(coverage.values()) / len(coverage):.1f}", "count": len(bars), "parts": parts}
 
 
 def _plain(value: Any) -> str:

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
 from uvit_decay.representations.features import TokenReader, final_norm, pooling
+from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
 from uvit_decay.representations.probing import check_labelled, check_network, default_layer, probed_images
 from uvit_decay.representations.protocols import PROTOCOLS, Cells
@@ -18,9 +19,8 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
-    from uvit_decay.representations.networks import ProbedNetwork
 
 
 @dataclass(frozen=True)

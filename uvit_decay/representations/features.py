@@ -10,20 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
 from uvit_decay.runtime.concurrency import on_cpu, read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal
-
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
-    from uvit_decay.diffusion.noise_path import NoisePath
 
 READING = Lock()  # image files are read by one thread at a time
 

@@ -12,18 +12,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from uvit_decay import checkpoint
+from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.checkpoint.io import check_weights, mismatch, read_third_party
+from uvit_decay.checkpoint.newest import run_of
+from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.embed import PixelScale
 from uvit_decay.nn.intermediates import Layer
 from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.files import at_home
 from uvit_decay.runtime.validation import typed
+from uvit_decay.sampling_options import LoadingOptions
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone, and timm is slow to import
+if TYPE_CHECKING:  # timm is slow to import, and data are Lightning's
     from timm.models.vision_transformer import VisionTransformer
 
-    from uvit_decay.autoencoder import LatentSpace
     from uvit_decay.data import ImageData
-    from uvit_decay.diffusion.noise_path import NoisePath
-    from uvit_decay.sampling_options import LoadingOptions
 
 TIMM = "timm:"  # timm:NAME, with pretrained weights, or timm:NAME=FILE
 PIXELS = "pixels:"  # pixels:32x32x3
@@ -75,25 +79,15 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
 
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
-    from uvit_decay import checkpoint
-
     found = checkpoint.load(path, loading.weights, loading.trust)
     about = {"checkpoint": str(path), "step": found.card.step, "weights": found.card.weights}
-    name = f"{_run(path)}{path.stem}-step{found.card.step}-{found.card.weights}"
+    run = run_of(path.resolve())  # whose name and version are part of the name: "digits-version_1-"
+    of_run = f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
+    name = f"{of_run}{path.stem}-step{found.card.step}-{found.card.weights}"
     return ProbedNetwork(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
 
 
-def _run(path: Path) -> str:
-    """Return name and version of the run that a checkpoint lies in, "digits-version_1-", empty if it lies elsewhere."""
-    from uvit_decay.checkpoint.newest import run_of
-
-    run = run_of(path.resolve())
-    return f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
-
-
 def _timm(ckpt: str, size: int | None) -> ProbedNetwork:
-    from uvit_decay.runtime.files import at_home
-
     name, _, file = ckpt.removeprefix(TIMM).partition("=")
     net = timm_vit(name, at_home(file) if file else None, size)
     about = {"checkpoint": ckpt, "weights": file or "pretrained", "model": f"timm {name}"}
@@ -215,8 +209,6 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
 def _load(model: VisionTransformer, name: str, file: Path) -> None:
     """Load the weights of a file; all of the encoder must be there, as a decayed MAE lacks the norm of a plain one."""
     from timm.models.vision_transformer import checkpoint_filter_fn
-
-    from uvit_decay.checkpoint.io import check_weights, mismatch, read_third_party
 
     contents = typed(dict[str, object], read_third_party(file), f"contents of {file}")
     contents = next((contents[key] for key in MAPS if isinstance(contents.get(key), dict)), contents)

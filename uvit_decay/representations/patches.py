@@ -25,7 +25,6 @@ from uvit_decay.runtime.random import generator
 
 COLOURS = 3
 PERCENTILES = (1.0, 99.0)  # values beyond are saturated, so that a single outlier does not make all others grey
-SAMPLED = 64  # patches of each image that are kept for the percentiles
 FLOOR = 0.1  # patches with a cosine similarity up to this are not neighbours
 DENSE = 1500  # up to this number of patches all eigenvectors are computed: exact, and faster than Lanczos
 IGNORED = 255  # label of masks that is left out
@@ -51,48 +50,22 @@ class Colours:
     high: Float64[Tensor, " 3"]
     explained: Float64[Tensor, " 3"]
 
+    @classmethod
+    def of(cls, features: Float[Tensor, "n p d"]) -> Colours:
+        """Return the map of the first principal components of patches, finite and two or more, in float64."""
+        x = features.double().flatten(0, 1)
+        if x.shape[1] < COLOURS or len(x) < 2 or not x.isfinite().all():
+            raise UserError(f"patch features {tuple(x.shape)}, perhaps with NaN, have no three principal components")
+        mean = x.mean(dim=0)
+        x = x - mean
+        values, vectors = torch.linalg.eigh(x.T @ x / len(x))
+        values, axes = values.flip(0).clamp(min=0), _signed(vectors.T.flip(0)[:COLOURS])
+        low, high = _range(x @ axes.T)
+        return cls(mean, axes, low, high, values[:COLOURS] / values.sum().clamp(min=torch.finfo(values.dtype).tiny))
+
     def __call__(self, features: Float[Tensor, "*patches d"]) -> Float64[Tensor, "*patches 3"]:
         """Return RGB in [0, 1]; 1/2 for an axis without spread."""
-        projected = (features.to(self.mean) - self.mean) @ self.axes.T
-        return _between(projected, self.low, self.high)
-
-
-class PatchPCA:
-    """Streaming PCA of the patches of batches of images in float64, and the colour map of its first axes.
-
-    Stores one (d, d) matrix and at most SAMPLED random patches of each image.
-    """
-
-    def __init__(self) -> None:
-        self.count, self.kept = 0, []
-        self.shift = self.total = self.outer = torch.zeros(())
-
-    def update(self, features: Float[Tensor, "n p d"]) -> None:
-        """Add the patches of the next images, finite and of any float dtype, on any device with float64."""
-        x = features.detach().double()
-        if x.shape[-1] < COLOURS or not x.isfinite().all():
-            what = f"only {x.shape[-1]} numbers" if x.shape[-1] < COLOURS else "NaN or infinity"
-            raise UserError(f"patch features with {what} have no three principal components")
-        if not self.count:
-            self.shift = x.mean(dim=(0, 1))  # sums of differences to it keep their precision if the mean is large
-        for image in x:  # one random stream for each image, so that the result does not depend on the batches
-            order = torch.randperm(len(image), generator=generator("patches", len(self.kept)))
-            self.kept.append(image[order[:SAMPLED]])
-        centred = x.flatten(0, 1) - self.shift
-        self.count += len(centred)
-        self.total = self.total + centred.sum(dim=0)
-        self.outer = self.outer + centred.T @ centred
-
-    def colours(self) -> Colours:
-        """Return the colour map of all patches so far, two or more."""
-        if self.count < 2:
-            raise UserError(f"principal components need two patches or more, got {self.count}")
-        offset = self.total / self.count
-        values, vectors = torch.linalg.eigh(self.outer / self.count - torch.outer(offset, offset))
-        values, axes = values.flip(0)[:COLOURS].clamp(min=0), _signed(vectors.T.flip(0)[:COLOURS])
-        mean, variance = self.shift + offset, (self.outer.trace() / self.count - offset.square().sum()).clamp(min=0)
-        low, high = _range((torch.cat(self.kept) - mean) @ axes.T)
-        return Colours(mean, axes, low, high, values / variance if variance > 0 else torch.zeros_like(values))
+        return _between((features.to(self.mean) - self.mean) @ self.axes.T, self.low, self.high)
 
 
 class Spectrum(NamedTuple):

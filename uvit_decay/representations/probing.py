@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
+from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import (
     HasIntermediates,
     Pool,
@@ -29,7 +30,7 @@ from uvit_decay.representations.features import TokenReader, network_inputs, poo
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.protocols import PROTOCOLS, Cells, Protocol
-from uvit_decay.representations.reference import NEIGHBOURS
+from uvit_decay.representations.reference import NEIGHBOURS, Reference
 from uvit_decay.runtime.concurrency import free_threads, in_threads
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
@@ -38,10 +39,8 @@ from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.random import subset
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
+if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
-    from uvit_decay.diffusion.noise_path import NoisePath
-    from uvit_decay.representations.reference import Reference
 
 FEATURES = 2**31  # bytes of features held at once; below 4 GiB with the working memory of the probes
 SMALL = 2**28  # bytes of features of levels that are computed at the same time on a CPU

@@ -11,9 +11,11 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn.functional import interpolate, normalize
 
+from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.features import TokenReader, final_norm, pooling
+from uvit_decay.representations.networks import ProbedNetwork, open_network
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -21,10 +23,8 @@ from uvit_decay.runtime.precision import Precision
 from uvit_decay.runtime.random import subset
 from uvit_decay.sampling_options import LoadingOptions
 
-if TYPE_CHECKING:  # other rooms are known by their interfaces alone
-    from uvit_decay.autoencoder import Autoencoder
+if TYPE_CHECKING:  # data are Lightning's
     from uvit_decay.data import ImageData
-    from uvit_decay.representations.networks import ProbedNetwork
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,6 @@ def open_reference(
     Raises:
         UserError: a reference that cannot be one.
     """
-    from uvit_decay.autoencoder import decoder
-    from uvit_decay.representations.networks import open_network
-
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
     autoencoder = decoder(judged.latents, None, device) if judged.latents else None
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)

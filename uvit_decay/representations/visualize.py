@@ -22,7 +22,7 @@ from uvit_decay.nn.intermediates import Layer
 from uvit_decay.plots import distinct, image_table, scatter
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.options import Visualization
-from uvit_decay.representations.patches import IGNORED, Colours, PatchPCA, segmentation_miou, spectral_clusters
+from uvit_decay.representations.patches import IGNORED, Colours, segmentation_miou, spectral_clusters
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator
@@ -106,15 +106,12 @@ def draw_patches(
 
 
 def _colours(features: PatchFeatures, layers: list[int], names: list[str], images: list[int]) -> list[Colours]:
-    """Fit a PCA colour map per layer in one pass over the images."""
-    fits = [PatchPCA() for _ in layers]
-    for states in features.states(images, layers):
-        for fit, layer in zip(fits, states, strict=True):
-            fit.update(layer)
-    maps = [fit.colours() for fit in fits]
-    for name, fit, colours in zip(names, fits, maps, strict=True):
-        share, patches = 100 * float(colours.explained.sum()), f"{fit.count:,} patches of {len(images)} images"
-        print(f"{name}: three components hold {share:.1f} % of the variance of {patches}")
+    """Fit a PCA colour map per layer to the patches of images, of which one pass is made."""
+    states = torch.cat(list(features.states(images, layers)), dim=1)
+    maps = [Colours.of(layer) for layer in states]
+    for name, colours in zip(names, maps, strict=True):
+        share, patches = 100 * float(colours.explained.sum()), f"{states[0, ..., 0].numel():,} patches"
+        print(f"{name}: three components hold {share:.1f} % of the variance of {patches} of {len(images)} images")
     return maps
 
 
