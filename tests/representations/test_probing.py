@@ -147,7 +147,7 @@ def test_two_processes_find_the_same_grid(programs, trained, tmp_path, monkeypat
         (["--times", "0.1,x"], "--times takes numbers separated by commas"),
         (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
         (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
-        (["--max-train", "7"], "20 nearest neighbours need as many training images"),
+        (["--max-train", "7"], "20 training images or more are needed, as many as neighbours, got 7"),
     ],
 )
 def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):

@@ -43,7 +43,7 @@ PROTOCOLS = {  # the first of an extractor is its default, the first of all that
 }
 
 
-class Wanted(NamedTuple):
+class ExtractorRequest(NamedTuple):
     """Request of a command to an extractor: options, the name of a protocol if it has some, and spatial features."""
 
     options: FeatureOptions
@@ -51,28 +51,28 @@ class Wanted(NamedTuple):
     spatial: bool
 
 
-def _inception(wanted: Wanted) -> Extractor:
+def _inception(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import Inception
 
-    options = wanted.options
+    options = request.options
     network = (options.compile, options.feature_precision)
-    return Inception(options.inception_weights, wanted.protocol, wanted.spatial, *network)
+    return Inception(options.inception_weights, request.protocol, request.spatial, *network)
 
 
-def _digits(wanted: Wanted) -> Extractor:
+def _digits(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import SmallClassifier
 
     return SmallClassifier()
 
 
-def _dinov2(wanted: Wanted) -> Extractor:
+def _dinov2(request: ExtractorRequest) -> Extractor:
     from uvit_decay.metrics import DINOv2
 
-    options = wanted.options
-    return DINOv2(options.dinov2_weights, wanted.protocol, options.compile, options.feature_precision)
+    options = request.options
+    return DINOv2(options.dinov2_weights, request.protocol, options.compile, options.feature_precision)
 
 
-EXTRACTORS: dict[str, Callable[[Wanted], Extractor]] = {
+EXTRACTORS: dict[str, Callable[[ExtractorRequest], Extractor]] = {
     "inception": _inception,
     "digits": _digits,
     "dinov2": _dinov2,
@@ -122,6 +122,6 @@ class FeatureOptions:
         """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""
         if self.name in EXTRACTORS:
             protocol = next((name for name in self._own_protocols() if self.protocol in (None, name)), None)
-            return EXTRACTORS[self.name](Wanted(self, protocol, spatial))
+            return EXTRACTORS[self.name](ExtractorRequest(self, protocol, spatial))
         own = "for a network of your own an Extractor of ten lines does it: docs/extending.md"
         raise UserError(f"--features takes one of {', '.join(EXTRACTORS)}, got {self.name}; {own}")

@@ -19,8 +19,8 @@ ProtocolName = Literal["in100-linear", "logistic", "knn", "few-shot-1", "few-sho
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgingOptions:
-    """Options that probes and the protocols of classification share.
+class ProtocolOptions:
+    """Options that all protocols share, of probes and of classification.
 
     Args:
         max_train: training images at most, a fixed random choice.
@@ -44,7 +44,7 @@ class JudgingOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probing(JudgingOptions):
+class Probing(ProtocolOptions):
     """Probes of features.
 
     Args:
@@ -161,7 +161,7 @@ class Visualization(LoadingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification(JudgingOptions):
+class Classification(ProtocolOptions):
     """Protocols.
 
     Args:

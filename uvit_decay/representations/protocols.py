@@ -63,27 +63,6 @@ class Outcome:
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_any(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
-    """Raise a UserError unless there are training images to hold some out."""
-    if len(labels) < 5:
-        raise UserError(f"a classifier needs five training images or more, got {len(labels)}")
-
-
-def check_neighbours(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
-    """Raise a UserError unless there are as many training images as neighbours."""
-    if len(labels) < options.neighbours:
-        raise UserError(f"{options.neighbours} nearest neighbours need as many training images, got {len(labels)}")
-
-
-def check_shots(labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification, shots: int) -> None:
-    """Raise a UserError unless every class has as many training images as shots."""
-    counts = labels.bincount(minlength=len(names))
-    fewest = int(counts.argmin())
-    if counts[fewest] < shots:
-        count, name = int(counts[fewest]), names[fewest]
-        raise UserError(f"few-shot-{shots} needs {shots} training images of each class, {name} has {count}")
-
-
 @dataclass(frozen=True)
 class Protocol:
     """A protocol.
@@ -96,7 +75,8 @@ class Protocol:
         probe: how the classifier is trained, if step by step.
         fresh: every pass over the training images has noise of its own.
         pool: how tokens are pooled unless the user says otherwise.
-        check: raises a UserError for training labels (n,), with the names of the classes, that do not suffice.
+        votes: whether it needs as many training images as neighbours.
+        shots: training images of each class that it needs.
     """
 
     judge: Callable[[Cells, Any], Outcome]
@@ -105,7 +85,18 @@ class Protocol:
     probe: LinearProbe | None = None
     fresh: bool = False
     pool: Pool = "mean"
-    check: Callable[[Int64[Tensor, " n"], Sequence[str], Any], None] = check_any
+    votes: bool = False
+    shots: int = 0
+
+    def check(self, labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
+        """Raise a UserError unless there are training images enough, of classes with these names."""
+        least = options.neighbours if self.votes else 5  # of which a fifth is held out
+        if len(labels) < least:
+            many = ", as many as neighbours" if self.votes else ""
+            raise UserError(f"{least} training images or more are needed{many}, got {len(labels)}")
+        for count, name in zip(labels.bincount(minlength=len(names)).tolist(), names, strict=True):
+            if count < self.shots:
+                raise UserError(f"{self.shots} training images of each class are needed, {name} has {count}")
 
     @property
     def aligned(self) -> bool:
@@ -227,16 +218,14 @@ def drawn(labels: Int64[Tensor, " n"], shots: int, seed: int, draw: int) -> Int6
 
 
 PROTOCOLS: dict[ProbeProtocolName | ProtocolName, Protocol] = {
-    "paper": Protocol(paper, SCORES, "held_out_accuracy", check=check_neighbours),
+    "paper": Protocol(paper, SCORES, "held_out_accuracy", votes=True),
     "ddae": Protocol(ddae, ("test_accuracy",), probe=DDAE, fresh=True),
     "repa": Protocol(repa, ("test_accuracy", "cknna"), probe=REPA),
     "in100-linear": Protocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
     "logistic": Protocol(logistic, ("test", "held_out", "best_on_test"), pool="all"),
-    "knn": Protocol(knn, ("test",), check=check_neighbours),
+    "knn": Protocol(knn, ("test",), votes=True),
     **{
-        f"few-shot-{shots}": Protocol(
-            partial(few_shot, shots=shots), ("mean", "std"), check=partial(check_shots, shots=shots)
-        )
+        f"few-shot-{shots}": Protocol(partial(few_shot, shots=shots), ("mean", "std"), shots=shots)
         for shots in (1, 5, 10)
     },
 }
