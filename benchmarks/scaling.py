@@ -94,12 +94,18 @@ def parameters(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
+def markdown(title: str, rows: list[Row], columns: Sequence[str]) -> str:
+    """Return a table in Markdown; what a row lacks is a dash."""
+    lines = [f"| {' | '.join(columns)} |", f"|{' --- |' * len(columns)}"]
+    for row in rows:
+        cells = (row.get(name, "-") for name in columns)
+        lines.append(f"| {' | '.join(f'{cell:.4g}' if isinstance(cell, float) else str(cell) for cell in cells)} |")
+    return "\n".join(["", title, "", *lines, ""])
+
+
 def show(title: str, rows: list[Row], columns: Sequence[str]) -> None:
     """Print a table in Markdown."""
-    print(f"\n{title}\n\n| {' | '.join(columns)} |\n|{' --- |' * len(columns)}")
-    for row in rows:
-        cells = (f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in columns)
-        print(f"| {' | '.join(cells)} |", flush=True)
+    print(markdown(title, rows, columns), end="", flush=True)
 
 
 def steps(clock: Clock, quick: bool) -> list[Row]:

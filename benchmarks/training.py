@@ -139,9 +139,13 @@ def step_case(size: Size, setting: Setting) -> Case:
             compared.append(Compared(p, f"{p} compiled", f"plain {p}", agreements[p], compiled=True, rate=p))
     chosen = default_precision(net, setting.device)
     compared.append(Compared(f"default ({chosen})", chosen, "plain float32", agreements[chosen], rate=chosen))
-    weights = sum(4 * p.numel() * (4 if p.requires_grad else 2) for p in net.parameters())  # two moments, an average
-    held = dict.fromkeys(runs, weights)
+    held = dict.fromkeys(runs, held_bytes(net))
     return Case(f"train {size.name}", size.batch, runs, compared, size.pairs, flops(net, size.batch), held)
+
+
+def held_bytes(net: nn.Module) -> int:
+    """Return the bytes that training holds between steps: weights, two moments and an average."""
+    return sum(4 * p.numel() * (4 if p.requires_grad else 2) for p in net.parameters())
 
 
 def default_precision(net: UViT | SiT | MAE, device: torch.device) -> str:

@@ -1,11 +1,13 @@
 """`python -m benchmarks` and `benchmarks.scaling`: tables and JSON files, at sizes whose figures mean nothing."""
 
 import json
+import warnings
 
 import pytest
 import torch
 from conftest import ROOT
 
+from uvit_decay.nn import UViT
 from uvit_decay.runtime.errors import UserError
 
 FIELDS = {
@@ -83,3 +85,71 @@ def test_a_quick_run_writes_its_rows(tmp_path, capsys):
     assert [row["cells"] for row in found["probes"]] == [2, 4]
     assert all(row["ms"] > 0 and row["predicted ms"] > 0 for part in found.values() for row in part)
     assert "| batch | image | depth | width |" in capsys.readouterr().out
+
+
+def test_sizes_for_gpus_are_those_of_the_papers():
+    from benchmarks.gpu import NETWORKS
+    from benchmarks.training import flops
+
+    with torch.device("meta"):
+        nets = [build() for build in NETWORKS.values()]
+        assert flops(nets[2], 1) == pytest.approx(3 * 2 * 118.6e9, rel=0.05)  # DiT-XL/2's multiplications, thrice
+    sizes = [sum(parameter.numel() for parameter in net.parameters()) / 1e6 for net in nets]
+    assert sizes == pytest.approx([44, 131, 675, 112], rel=0.05)
+
+
+def test_a_gpu_table_says_what_was_not_measured(monkeypatch):
+    from benchmarks import gpu
+    from benchmarks.cases import Setting
+
+    setting = Setting(torch.device("cpu"), quick=True, budget=0.1)
+    rows = [*gpu.speed(setting, 10)]
+    assert [(row["network"], row["batch"]) for row in rows] == [(name, batch) for name in gpu.QUICK for batch in (2, 4)]
+    assert all(0 < row["mfu"] < 1.5 and row["GiB"] > 0 for row in rows)
+
+    def full(*_):
+        raise torch.OutOfMemoryError("of a GPU")
+
+    assert {row["note"] for row in gpu.speed(setting, 0)} == {"no time left"}
+    monkeypatch.setattr(gpu, "OurStep", full)
+    assert {row["note"] for row in gpu.speed(setting, 10)} == {"out of memory"}
+
+
+def test_waits_for_a_gpu_are_counted_by_step_and_place(tmp_path, monkeypatch):
+    from benchmarks import gpu
+    from benchmarks.cases import Setting
+    from benchmarks.made import photographs
+
+    class Waiting(UViT):
+        def forward(self, *inputs):
+            warnings.warn(f"{gpu.SYNC} (as torch says it)", stacklevel=1)
+            return super().forward(*inputs)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
+    monkeypatch.setattr(gpu.networks, "small", lambda width: Waiting(8, 2, 1, dim=16, depth=2, heads=2))
+    rows = gpu.syncs(Setting(torch.device("cpu"), quick=True), photographs(tmp_path, 24, width=64))
+    assert [row["found"] for row in rows] == [1, 1, 4]
+    assert all(row["expected"] in (0, 1, 2) and ".py " in row["where"] for row in rows)
+
+
+@pytest.mark.slow
+def test_a_gpu_is_tried_in_one_command(tmp_path, capfd):
+    from benchmarks.gpu import main
+
+    main(["--device", "cpu", "--quick", "--out", str(tmp_path / "gpu")])
+    written = json.loads((tmp_path / "gpu.json").read_text())
+    assert written.keys() == {"machine", "Training steps in bf16", "A run that was killed and resumed"}
+    (run,) = written["A run that was killed and resumed"]
+    assert 0 < run["resumed at step"] < run["last step"] == 100
+    assert run["last loss"] < run["first loss"]
+    said = capfd.readouterr().out
+    assert "0 errors" in said
+    assert set((tmp_path / "gpu.md").read_text().splitlines()) <= set(said.splitlines())
+
+
+def test_no_gpu_is_one_line(monkeypatch):
+    from benchmarks.gpu import main
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="no GPU here; --device cpu --quick"):
+        main([])

@@ -1,0 +1,266 @@
+"""What a GPU does, in one command: doctor, speed of training, host synchronisations, a run that is killed and resumed.
+
+python -m benchmarks.gpu [--device cpu --quick] [--out runs/gpu]
+
+Writes OUT.json and OUT.md; planned for at most 20 minutes on an H100 or H200. `--device cpu --quick` tests the program,
+without the synchronisations, which only GPUs have; its figures mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+
+import uvit_decay
+from benchmarks import networks, table
+from benchmarks.cases import Setting
+from benchmarks.made import photographs
+from benchmarks.measuring import added_memory
+from benchmarks.scaling import Row, markdown, seconds
+from benchmarks.training import OurStep, flops, held_bytes, images, task_of
+from uvit_decay.callbacks import EMA
+from uvit_decay.checkpoint.newest import Newest, newest_whole
+from uvit_decay.data import Images
+from uvit_decay.diffusion.noise_path import VP
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
+from uvit_decay.history import METRICS, read_rows
+from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.samples import Samples
+
+Build = Callable[[], UViT | SiT | MAE]
+NETWORKS: dict[str, Build] = {
+    "uvit-s/2, 32x32x3": networks.uvit_s,
+    "uvit-m/2, 32x32x4": networks.uvit_m,
+    "sit-xl/2, 32x32x4": partial(networks.sit_xl, 28),
+    "mae-b/16, 224x224": networks.mae_b,
+}
+QUICK = {"width 64, 17 tokens": partial(networks.small, 64), "MAE of width 64": networks.tiny_mae}
+MINUTES = 10  # after which no further size is measured
+RUN = 5  # minutes of the run that is killed and resumed
+# Expected waits for a GPU: what the tests see on torch's meta device.
+WAITS = {"a step that is not logged": 0, "a logged step": 2, "a sampler's batch": 1}
+SYNC = "called a synchronizing CUDA operation"  # torch's warning
+CONFIG = "cifar10_uvit_s"
+PACKAGE = Path(uvit_decay.__file__).parent
+
+
+def speed(setting: Setting, minutes: float) -> Iterator[Row]:
+    """Measure training steps in bf16: eager first, so that what is slow to compile costs no other row."""
+    end = time.monotonic() + 60 * minutes
+    nets, batches = (QUICK, (2, 4)) if setting.quick else (NETWORKS, (32, 64, 128, 256))
+    for compiled, (name, build), batch in product((False, True)[: 1 + setting.compiled], nets.items(), batches):
+        row: Row = {"network": name, "batch": batch, "compiled": compiled}
+        if time.monotonic() > end:
+            yield row | {"note": "no time left"}
+        else:
+            yield row | step(build, batch, compiled, setting)
+
+
+@cache
+def work_of_an_image(build: Build) -> int:
+    """Return the FLOPs of an image in a training step of the plain network."""
+    with torch.device("meta"):
+        return flops(build(), 1)
+
+
+def step(build: Build, batch: int, compiled: bool, setting: Setting) -> Row:
+    """Measure one size: loss, backward pass, optimizer, schedule and EMA, without Lightning's own loop."""
+    gc.collect()  # the previous network
+    torch.compiler.reset()  # or a second batch size would be compiled for all sizes
+    try:
+        net = build().to(setting.device)
+        task = task_of(networks.compiled(net) if compiled else net).train()
+        run = partial(OurStep(task, images(net, batch, setting.device), setting.device), True)
+        first = setting.clock.seconds(run)
+        memory = added_memory(run, setting.device) or 0
+        taken = seconds(setting.clock, run, setting.budget)
+    except torch.OutOfMemoryError:
+        return {"note": "out of memory"}
+    work = batch * work_of_an_image(build)
+    found = {"first step s": first, "ms": 1e3 * taken, "images/s": batch / taken, "TFLOP/s": work / taken / 1e12}
+    return found | {"mfu": work / taken / setting.rates["bf16"], "GiB": (memory + held_bytes(net)) / 2**30}
+
+
+@contextmanager
+def counted_syncs() -> Iterator[Counter[str]]:
+    """Count where the host waits for the GPU, by the innermost line of this project, or of what called it."""
+    found: Counter[str] = Counter()
+    shown = warnings.showwarning
+
+    def note(message: Warning | str, *others: Any, **named: Any) -> None:
+        if SYNC in str(message):
+            stack = traceback.extract_stack()[:-1]
+            place = ([frame for frame in stack if Path(frame.filename).is_relative_to(PACKAGE)] or stack)[-1]
+            found[f"{Path(place.filename).name} {place.name}"] += 1
+        else:
+            shown(message, *others, **named)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = note
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield found
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+class EachStep(Callback):
+    """What was counted from the start of a training step to that of the next one."""
+
+    def __init__(self, counted: Counter[str]) -> None:
+        self.counted, self.steps = counted, list[Counter[str]]()
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self.steps.append(Counter(self.counted))
+        self.counted.clear()
+
+
+def syncs(setting: Setting, pictures: Path) -> list[Row]:
+    """Count what steps of a trainer and a batch of a sampler wait for, beside what is expected."""
+    net = networks.small(64) if setting.quick else networks.uvit_s()
+    task = task_of(net)
+    options = dict(logger=False, enable_checkpointing=False, enable_model_summary=False, limit_val_batches=0)
+    options |= {"precision": "bf16-mixed", "accelerator": setting.device.type, "devices": 1, "log_every_n_steps": 4}
+    data = Images(str(pictures), image_size=net.image_size, channels=net.channels, batch_size=setting.size(8, 128, 4))
+    with counted_syncs() as counted:
+        each = EachStep(counted)
+        Trainer(max_steps=13, callbacks=[EMA(), each], **options).fit(task, data)
+        model = DiffusionModel.from_net(net.to(setting.device).eval(), VP(), "eps", setting.device)
+        samples = Samples(model, Sampling(steps=4), "raw")
+        samples.images(range(4))  # tables of the noise levels are copied once
+        counted.clear()
+        samples.images(range(4))
+        sampled = Counter(counted)
+    steps = each.steps[2:]  # of steps 2 to 12; the first one begins with the copies of the run
+    kinds = {
+        "a step that is not logged": [found for number, found in enumerate(steps, 2) if number % 4],
+        "a logged step": [found for number, found in enumerate(steps, 2) if number % 4 == 0],
+        "a sampler's batch": [sampled],
+    }
+    rows = []
+    for name, every in kinds.items():
+        most = max(every, key=Counter.total)
+        rows.append({"what": name, "expected": WAITS[name], "found": most.total(), "where": "; ".join(most) or "-"})
+    return rows
+
+
+def run_flags(setting: Setting, pictures: Path, runs: Path) -> list[str]:
+    """Return the flags of a U-ViT-S/2 run that looks for its checkpoint; a small one of a hundred steps where quick."""
+    callbacks = [{"class_path": f"uvit_decay.callbacks.{name}"} for name in ("EMA", "Summary", "LastCheckpoint")]
+    callbacks[-1] |= {"init_args": {"every_n_steps": setting.size(5, 200, 5)}}
+    flags = [
+        *("--config", CONFIG, f"--data.path={pictures}", f"--trainer.logger.save_dir={runs}", "--ckpt_path=auto"),
+        *("--trainer.accelerator", setting.device.type, "--trainer.devices=1"),
+        *("--trainer.callbacks", json.dumps(callbacks), "--trainer.enable_progress_bar=false"),
+    ]
+    if not setting.quick:
+        return [*flags, "--trainer.max_time", json.dumps({"minutes": RUN})]
+    small = ("--model.net.dim=16", "--model.net.depth=2", "--model.net.heads=2", "--data.batch_size=4")
+    return [*flags, *small, "--trainer.max_steps=100", "--trainer.log_every_n_steps=1"]
+
+
+def killed_and_resumed(flags: list[str], runs: Path, pause: float) -> Row:
+    """Kill a run `pause` seconds after its first checkpoint, resume it by the same command, and check its log."""
+    command = [sys.executable, "-m", "uvit_decay", "train", "fit", *flags]
+    first, second = (runs / CONFIG / f"version_{number}" for number in (0, 1))
+    process = subprocess.Popen(command)
+    while not (first / "checkpoints" / "last.ckpt").exists():
+        if process.poll() is not None:
+            raise UserError(f"training ended with exit code {process.returncode} before its first checkpoint")
+        time.sleep(0.1)
+    time.sleep(pause)
+    process.kill()
+    if (code := process.wait()) >= 0:
+        raise UserError(f"training ended with exit code {code} before it was killed")
+    saved = whole(first)
+    if code := subprocess.run(command).returncode:
+        raise UserError(f"the resumed training ended with exit code {code}")
+    ended = whole(second)
+    rows = [(number, row) for number, row in read_rows(second / METRICS) if "train/loss" in row]
+    logged = [number for number, _ in rows]  # a step is logged under the number of those before it
+    if logged != [*range(logged[0], ended.step, logged[0] + 1)] or not saved.step < ended.step:
+        raise UserError(f"{second / METRICS} has other steps than a run to step {ended.step} that nobody killed")
+    found: Row = {"resumed at step": saved.step, "last step": ended.step}
+    found |= {"first loss": float(rows[0][1]["train/loss"]), "last loss": float(rows[-1][1]["train/loss"])}
+    for name in ("images_per_second", "mfu", "memory_gib"):
+        values = [float(row[f"train/{name}"]) for _, row in rows if f"train/{name}" in row]
+        found[name] = statistics.median(values)
+    return found
+
+
+def whole(run: Path) -> Newest:
+    """Return the newest whole checkpoint of a run."""
+    found = newest_whole([run], lambda settings: True)
+    if found is None:
+        raise UserError(f"{run} has no whole checkpoint")
+    return found
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser("python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: %(default)s")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the program in a minute")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/gpu"), help="files, without suffix; default: %(default)s"
+    )
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("torch finds no GPU here; --device cpu --quick tests the program")
+    setting = Setting(torch.device(options.device), options.quick, options.device == "cuda", budget=3.0)
+    start, facts = time.monotonic(), table.machine(setting)
+    found: dict[str, Any] = {"machine": facts}
+    text = f"{facts['date']}, {facts['device']}, torch {facts['versions']['torch']}, "
+    text += f"bf16 products {facts['matrix_rate']['bf16'] / 1e12:.4g} TFLOP/s\n"
+    print(text, flush=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(name: str, rows: Iterable[Row]) -> None:
+        nonlocal text
+        kept = found[name] = []
+        for row in rows:
+            kept.append(row)
+            print(row, flush=True)
+            options.out.with_suffix(".json").write_text(json.dumps(found, indent=1) + "\n")
+        part = markdown(name, kept, [*dict.fromkeys(column for row in kept for column in row)])
+        text += part
+        print(part, flush=True)
+        options.out.with_suffix(".md").write_text(text)
+
+    with tempfile.TemporaryDirectory() as folder:
+        pictures, runs = Path(folder, "pictures"), Path(folder, "runs")
+        photographs(pictures, setting.size(64, 2000, 24), width=64)
+        flags = run_flags(setting, pictures, runs)
+        if subprocess.run([sys.executable, "-m", "uvit_decay", "doctor", *flags]).returncode:
+            raise UserError("the doctor found errors, see above")
+        keep("Training steps in bf16", speed(setting, MINUTES))
+        if setting.on_gpu:
+            keep("Where the host waits for the GPU", syncs(setting, pictures))
+        keep("A run that was killed and resumed", [killed_and_resumed(flags, runs, 0 if options.quick else 30 * RUN)])
+    print(f"\n{time.monotonic() - start:.0f} s; {options.out.with_suffix('.json')}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
