@@ -25,4 +25,4 @@ faults:  ## kills, faults and hostile files by the hundred, and their tables: ha
 		tests/evaluation tests/tasks/test_sharding.py
 digits:  ## train the default and put it where sample.py finds it
 	python train.py fit
-	python -m uvit_decay.checkpoint export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors
+	uvit-decay export "$$(ls -td runs/digits/version_* | head -1)/checkpoints/last.ckpt" checkpoints/digits.safetensors

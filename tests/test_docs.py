@@ -112,9 +112,9 @@ def run(words: list[str], workspace: Path, programs: Launcher, monkeypatch) -> N
     monkeypatch.chdir(workspace)
     if words[:2] == ["torchrun", "--nproc_per_node"]:
         programs.run_ranks(int(words[2]), *words[words.index("--") + 1 :], cwd=workspace)
-    elif words[1] == "-m":
-        monkeypatch.setattr(sys, "argv", [words[2], *words[3:]])
-        runpy.run_module(words[2], run_name="__main__")
+    elif words[0] == "uvit-decay":
+        monkeypatch.setattr(sys, "argv", words)
+        runpy.run_module("uvit_decay", run_name="__main__")
     else:
         paths = [str(path) for word in words if "*" in word for path in sorted(workspace.glob(word))]
         monkeypatch.setattr(sys, "argv", [*(word for word in words[1:] if "*" not in word), *paths])

@@ -12,7 +12,7 @@ import torch
 
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.compare.report import save_csv
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.evaluation.feature_store import FeatureStore, save_statistics
@@ -91,7 +91,7 @@ def test_an_export_on_a_full_disk_is_a_line(tmp_path, trained, suffix, limit):
     path = tmp_path / f"model{suffix}"
     path.write_bytes(b"old")
     with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"), full_disk(limit):
-        export(trained, path)
+        export_file(trained, path)
     assert [*tmp_path.iterdir()] == [path]
     assert path.read_bytes() == b"old"
 

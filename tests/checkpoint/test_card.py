@@ -10,7 +10,7 @@ from official_files import described, imported, redescribe, tiny
 
 from uvit_decay.checkpoint import ModelCard, load, read_training_checkpoint
 from uvit_decay.checkpoint.card import VERSION
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.io import read
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.runtime.errors import UserError
@@ -22,7 +22,7 @@ def test_a_card_is_the_same_after_a_file_of_either_format(trained, tmp_path):
     card = ModelCard.from_dict(read_training_checkpoint(trained)["uvit_decay"], trained)
     assert (card.step, card.weighting, card.pieces, card.weights, card.noise_path()) == (12, "none", 1, None, VP())
     assert ModelCard.from_dict(json.loads(json.dumps(card.to_dict())), "x") == card
-    export(trained, tmp_path / "model.safetensors", "raw")
+    export_file(trained, tmp_path / "model.safetensors", "raw")
     assert read(tmp_path / "model.safetensors", None).card == replace(card, weights="raw") == read(trained, "raw").card
 
 
@@ -46,7 +46,7 @@ def test_cards_of_before_have_no_version_and_are_written_with_one(name):
 @pytest.mark.parametrize("version", [VERSION + 1, "1", None, 1.5, 10**30])
 def test_a_newer_version_is_one_line_that_says_what_to_do(trained, tmp_path, version):
     path = tmp_path / "model.safetensors"
-    export(trained, path)
+    export_file(trained, path)
     redescribe(path, version=version)
     expected = "has version 2, known are those up to 1: update uvit_decay" if version == 2 else "version must be int"
     with pytest.raises(UserError, match=f"^{path} is damaged, or of another version of .*{expected}") as caught:

@@ -9,7 +9,7 @@ from official_files import described, redescribe
 from safetensors.torch import save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.commands.sample import sample
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import SamplingOptions
@@ -31,7 +31,7 @@ def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(traine
 @pytest.mark.parametrize("weights", ["ema", "raw"])
 def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
     target = tmp_path / "deep" / "model.safetensors"
-    export(trained, target, weights)
+    export_file(trained, target, weights)
     ours, exported = load(trained, weights), load(target)
     assert same(ours.net.state_dict(), exported.net.state_dict())
     assert (exported.card.weights, exported.card.step, exported.card.sampling, exported.path) == (
@@ -101,7 +101,7 @@ def test_a_bad_training_checkpoint_is_refused_in_one_line(trained, tmp_path, mak
 
 def test_a_bad_exported_checkpoint_is_refused_in_one_line(trained, tmp_path):
     target = tmp_path / "model.safetensors"
-    export(trained, target)
+    export_file(trained, target)
     with pytest.raises(UserError, match="truncated or not a safetensors file"):
         load(truncated(target, tmp_path))
     save_file({"weight": torch.zeros(2)}, tmp_path / "plain.safetensors")
@@ -112,7 +112,7 @@ def test_a_bad_exported_checkpoint_is_refused_in_one_line(trained, tmp_path):
 def rewritten(trained, tmp_path, change):
     """An exported checkpoint whose card was changed."""
     target = tmp_path / "model.safetensors"
-    export(trained, target)
+    export_file(trained, target)
     card = described(target)
     change(card)
     redescribe(target, **card)

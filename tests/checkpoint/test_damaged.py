@@ -11,13 +11,13 @@ from official_files import TINY, changed_training, described, imported, saved, t
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load, read_training_checkpoint
-from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture
 def exported(trained, tmp_path):
-    export(trained, tmp_path / "model.safetensors")
+    export_file(trained, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
@@ -153,7 +153,7 @@ def test_an_imported_file_is_verified(tmp_path):
 @pytest.mark.parametrize("name", ["pos_embed", "alphas"])
 def test_weights_that_are_not_finite_are_refused_at_load_export_and_import(trained, tmp_path, name, value):
     path = changed_training(trained, tmp_path, lambda c: c["state_dict"][f"net.{name}"].view(-1)[:1].fill_(value))
-    for read in (lambda: load(path, "raw"), lambda: export(path, tmp_path / "out.safetensors", "raw")):
+    for read in (lambda: load(path, "raw"), lambda: export_file(path, tmp_path / "out.safetensors", "raw")):
         with pytest.raises(UserError, match=f"its {name} holds NaN or infinite values"):
             read()
     state = tiny() | {"alphas": torch.ones(10)}
@@ -169,7 +169,7 @@ def test_average_weights_must_be_finite_and_complete(trained, tmp_path):
         load(bad)
     load(bad, "raw")
     partial = changed_training(trained, tmp_path, lambda c: shadow(c).pop("norm.bias"))
-    for read in (load, lambda path: export(path, tmp_path / "out.safetensors")):
+    for read in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
         with pytest.raises(UserError, match=r"1 of its EMA weights are missing, such as norm\.bias"):
             read(partial)
 
@@ -180,7 +180,7 @@ def test_weights_of_another_kind_are_not_cast(trained, tmp_path, dtype):
         contents["state_dict"]["net.norm.bias"] = contents["state_dict"]["net.norm.bias"].to(dtype)
 
     path = changed_training(trained, tmp_path, cast)
-    for read in (lambda: load(path, "raw"), lambda: export(path, tmp_path / "out.safetensors", "raw")):
+    for read in (lambda: load(path, "raw"), lambda: export_file(path, tmp_path / "out.safetensors", "raw")):
         with pytest.raises(UserError, match=rf"describes: its norm\.bias is of {dtype}, not of torch\.float32"):
             read()
     with pytest.raises(UserError, match=rf"its norm\.bias is of {dtype}"):

@@ -7,13 +7,13 @@ from official_files import changed_training, described, redescribe
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture
 def exported(trained, tmp_path):
-    export(trained, tmp_path / "model.safetensors")
+    export_file(trained, tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
@@ -100,7 +100,7 @@ def test_arguments_that_a_card_leaves_out_have_their_defaults(exported, tmp_path
         del card["net"]["init_args"][name]
     redescribe(exported, **card)
     assert same(load(exported).net.state_dict(), load_file(exported))
-    assert "alpha_min 0.7" in export(exported, tmp_path / "official.pth")
+    assert "alpha_min 0.7" in export_file(exported, tmp_path / "official.pth")
 
 
 def test_a_card_that_grows_without_end_is_refused(trained, tmp_path):
@@ -115,4 +115,4 @@ def test_a_card_that_grows_without_end_is_refused(trained, tmp_path):
 def test_a_card_of_more_than_plain_values_is_not_exported(trained, tmp_path):
     path = changed_training(trained, tmp_path, lambda c: c["uvit_decay"].update(pieces=torch.zeros(2)))
     with pytest.raises(UserError, match="its model card holds more than names and plain values"):
-        export(path, tmp_path / "out.safetensors")
+        export_file(path, tmp_path / "out.safetensors")

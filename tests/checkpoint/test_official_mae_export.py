@@ -10,7 +10,7 @@ from mae_reference import SMALL
 from official_files import TINY_ENCODER, TINY_MAE, described, imported, our_encoder, unrecorded
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.checkpoint.official.mae import LICENCE
 from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
@@ -31,7 +31,7 @@ from uvit_decay.nn import MAE, ViT
 def test_official_to_ours_to_official_is_equal(tmp_path, file, hints, lost):
     contents = file(**SMALL)
     imported(contents, tmp_path, hints)
-    note = export(tmp_path / "ours.safetensors", tmp_path / "back.pth")
+    note = export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth")
     assert note.splitlines() == [unrecorded(lost), LICENCE]
     back = torch.load(tmp_path / "back.pth", weights_only=True)
     assert list(back) == ["model"]
@@ -57,7 +57,7 @@ OURS = {
 def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
     ours, official, back = (tmp_path / name for name in ("ours.safetensors", "official.pth", "back.safetensors"))
     net = load(our_encoder(tmp_path, kind, **options)).net
-    note = export(ours, official)
+    note = export_file(ours, official)
     assert ("alpha_min 0.7" in note) == ("alpha_min" in options)
     hints = TINY_MAE if kind is MAE else TINY_ENCODER
     import_official(official, back, None, replace(hints, alpha_min=options.get("alpha_min")))
@@ -72,7 +72,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
 def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
     layout = SMALL | dict(depth=8)
     path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
-    export(path, tmp_path / "official.pth")
+    export_file(path, tmp_path / "official.pth")
     state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
     assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)
 
@@ -80,7 +80,7 @@ def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
 def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
     lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
-    assert export(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
+    assert export_file(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
 
 
 # ---- the command line

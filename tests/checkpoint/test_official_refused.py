@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export, import_official, official_state
+from uvit_decay.checkpoint.convert import export_file, import_official, official_state
 from uvit_decay.checkpoint.official.common import ImportOptions, on_meta
 from uvit_decay.nn import MAE, SiT, UViT, ViT
 from uvit_decay.nn.block import Mlp
@@ -140,7 +140,7 @@ def test_an_old_file_of_torch_is_imported(tmp_path):
 
 def test_our_own_files_need_no_import(trained, tmp_path):
     exported = tmp_path / "model.safetensors"
-    export(trained, exported)
+    export_file(trained, exported)
     for path in (trained, exported):
         with pytest.raises(UserError, match="is a checkpoint of this project: use it as it is, or export it"):
             import_official(path, tmp_path / "ours.safetensors", None, TINY)
@@ -158,10 +158,8 @@ def test_our_own_files_need_no_import(trained, tmp_path):
 )
 def test_a_reader_of_ours_says_how_to_import(tmp_path, contents, kind):
     path = saved(contents, tmp_path / "official.pth")
-    for read in (load, lambda path: export(path, tmp_path / "ours.safetensors")):
-        with pytest.raises(
-            UserError, match=f"not written by this project.* {kind}.* uvit_decay.checkpoint import makes"
-        ):
+    for read in (load, lambda path: export_file(path, tmp_path / "ours.safetensors")):
+        with pytest.raises(UserError, match=f"not written by this project.* {kind}.* uvit-decay import makes"):
             read(path)
 
 
@@ -205,7 +203,7 @@ def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
     mae = our_encoder(tmp_path / "mae", MAE, **mae_reference.SMALL, schedule=schedule)
     for path in (ours(tmp_path, schedule=schedule), mae):
         with pytest.raises(UserError, match=f"schedule '{schedule}', whose weights .* no place for: export .safetenso"):
-            export(path, tmp_path / "back.pth")
+            export_file(path, tmp_path / "back.pth")
     assert not (tmp_path / "back.pth").exists()
 
 
@@ -214,9 +212,9 @@ def test_norms_that_no_official_layout_has_are_refused_but_exported(tmp_path, op
     path = ours(tmp_path, **options)
     message = "qk_norm .* and norm_type .*, which no official layout has: export .safetensors"
     with pytest.raises(UserError, match=message):
-        export(path, tmp_path / "back.pth")
+        export_file(path, tmp_path / "back.pth")
     assert not (tmp_path / "back.pth").exists()
-    export(path, tmp_path / "again.safetensors")
+    export_file(path, tmp_path / "again.safetensors")
     net = load(tmp_path / "again.safetensors").net
     assert net.config.items() >= options.items()
     assert same(net.state_dict(), load_file(path))
@@ -233,7 +231,7 @@ def test_a_network_of_no_official_family_is_refused(tmp_path):
     with pytest.raises(
         UserError, match="holds a Mlp, official layouts are for UViT, SiT, MAE, ViT: export .safetensors"
     ):
-        export(path, tmp_path / "official.pth")
+        export_file(path, tmp_path / "official.pth")
 
 
 def test_weights_that_do_not_fit_their_card_are_not_exported(tmp_path):
@@ -242,13 +240,13 @@ def test_weights_that_do_not_fit_their_card_are_not_exported(tmp_path):
     card["net"]["init_args"]["dim"] = 32
     save_file(load_file(path), path, {"uvit_decay": json.dumps(card)})
     with pytest.raises(UserError, match=r"has the shape .*16.*, not .*32"):
-        export(path, tmp_path / "back.pth")
+        export_file(path, tmp_path / "back.pth")
 
 
 @pytest.mark.parametrize("name", ["model.bin", "model", "model.ckpt"])
 def test_a_target_of_another_suffix_is_refused(trained, tmp_path, name):
     with pytest.raises(UserError, match=r"must end in \.safetensors or \.pth or \.pt, got"):
-        export(trained, tmp_path / name)
+        export_file(trained, tmp_path / name)
     with pytest.raises(UserError, match=r"must end in \.safetensors, got"):
         import_official(Path("file.pth"), tmp_path / name, None, TINY)
 

@@ -22,7 +22,7 @@ from official_files import (
 from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export, import_official, recognise
+from uvit_decay.checkpoint.convert import export_file, import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
@@ -130,7 +130,7 @@ def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
     x, t, y = inputs(**config, count=1)
     with torch.no_grad():
         assert is_close(checkpoint.net(x, t, y), official_forward(state, x, 1 - t, y, **config))
-    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == unrecorded("learn_sigma False")
+    assert export_file(tmp_path / "ours.safetensors", tmp_path / "back.pt") == unrecorded("learn_sigma False")
     assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
@@ -194,7 +194,7 @@ def test_official_to_ours_to_official_is_equal(tmp_path, options):
     state = tiny_sit(**options)
     checkpoint = imported(state, tmp_path, ONE)
     lost = "heads 2, alpha_min 1.0" if checkpoint.net.config["wiring"] == "decayed" else "heads 2"
-    assert export(tmp_path / "ours.safetensors", tmp_path / "back.pt") == unrecorded(f"{lost}, learn_sigma False")
+    assert export_file(tmp_path / "ours.safetensors", tmp_path / "back.pt") == unrecorded(f"{lost}, learn_sigma False")
     assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
 
 
@@ -203,7 +203,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, options):
     options = {"alpha_min": 0.7, **options}
     ours, official, back = (tmp_path / name for name in ("ours.safetensors", "bare.pt", "back.safetensors"))
     net = load(our_sit(tmp_path, **options)).net
-    assert f"alpha_min {options['alpha_min']}" in export(ours, official)
+    assert f"alpha_min {options['alpha_min']}" in export_file(ours, official)
     assert set(torch.load(official, weights_only=True)) == set(official_shapes(**SMALL | options))
     classes = net.num_classes if net.num_classes else None
     import_official(official, back, None, ImportOptions(heads=2, alpha_min=options["alpha_min"], num_classes=classes))
@@ -218,7 +218,7 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
     redescribe(path, path=path_spec, prediction="eps", latents=described(path)["latents"] | {"scale": 0.13})
     lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, learn_sigma False"
     lost += ", prediction eps, path GVP {}, scale 0.13"
-    assert export(path, tmp_path / "official.pt") == unrecorded(f"heads 2, {lost}")
+    assert export_file(path, tmp_path / "official.pt") == unrecorded(f"heads 2, {lost}")
 
 
 # ---- the command line

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_mae import mae_task
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
 from uvit_decay.checkpoint.official.timm import python_lines
@@ -65,7 +65,7 @@ def expected(net, x):
 def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, options):
     path = our_encoder(tmp_path, kind, **options)
     net = load(path).net.double()
-    model = built(export(path, tmp_path / "timm.pth", to="timm")).double()
+    model = built(export_file(path, tmp_path / "timm.pth", to="timm")).double()
     x = inputs(**options)[0].double()
     scaled = standardised(x) if net.config["pixels"] == "imagenet" else x
     with torch.no_grad():
@@ -79,8 +79,8 @@ def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(t
     run, official = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "official.pth"
     net, x = load(run).net, inputs(8, 1)[0]
     with torch.no_grad():
-        assert torch.allclose(built(export(run, tmp_path / "timm.pth", to="timm"))(x), expected(net, x), atol=1e-6)
-    assert "alpha_min 0.7" in export(run, official)
+        assert torch.allclose(built(export_file(run, tmp_path / "timm.pth", to="timm"))(x), expected(net, x), atol=1e-6)
+    assert "alpha_min 0.7" in export_file(run, official)
     hints = ImportOptions(heads=2, decoder_heads=2, alpha_min=0.7)
     import_official(official, tmp_path / "back.safetensors", None, hints)
     assert same(load(tmp_path / "back.safetensors").net.state_dict(), net.state_dict())
@@ -88,7 +88,7 @@ def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(t
 
 def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
     path = our_encoder(tmp_path, MAE, **SMALL | DECAYED)
-    net, model = load(path).net, built(export(path, tmp_path / "timm.safetensors", to="timm"))
+    net, model = load(path).net, built(export_file(path, tmp_path / "timm.safetensors", to="timm"))
     x, _ = inputs(**SMALL)
     expected(net, x).square().sum().backward()
     model(standardised(x)).square().sum().backward()
@@ -129,9 +129,9 @@ def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
     target = tmp_path / "timm.pth"
     learned = our_encoder(tmp_path, ViT, **SIZE, schedule="learnable")
     with pytest.raises(UserError, match="has learned alphas, which the layout of timm has no place for: export"):
-        export(learned, target, to="timm")
+        export_file(learned, target, to="timm")
     with pytest.raises(UserError, match="holds a UViT, the layout of timm is for ViT and MAE: leave out --to"):
-        export(ours(tmp_path), target, to="timm")
+        export_file(ours(tmp_path), target, to="timm")
     assert not target.exists()
 
 

@@ -18,7 +18,7 @@ from official_files import TINY, TINY_MAE, tiny, tiny_sit
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load, read_training_checkpoint
-from uvit_decay.checkpoint.convert import export, import_official
+from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.data import Latents
 from uvit_decay.evaluation.feature_store import FeatureStore, save_statistics
 from uvit_decay.evaluation.generation import open_reference
@@ -58,7 +58,7 @@ def read_resumed(folder: Path, file: Path) -> Any:
 
 
 def make_exported(folder: Path, sources: Sources) -> None:
-    export(sources.trained, folder / "model.safetensors")
+    export_file(sources.trained, folder / "model.safetensors")
 
 
 def official(name: str) -> tuple:

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
+from uvit_decay.checkpoint import load
 from uvit_decay.runtime import program
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.program import bundled, config_names, find_config, from_package, localised, or_bundled
 
 TEXT = (
@@ -67,6 +69,8 @@ def test_a_bundled_checkpoint_unless_there_is_a_file(monkeypatch, tmp_path):
     assert or_bundled(name) == ROOT / name
     for other in ("checkpoints/none.ckpt", "checkpoints", f"../{tmp_path.name}/{name}", str(tmp_path / name)):
         assert or_bundled(other) == Path(other)
+    assert load(Path(name)).card.data == "digits"
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / name).touch()
-    assert or_bundled(name) == Path(name)
+    with pytest.raises(UserError, match="truncated or not a safetensors file"):
+        load(Path(name))

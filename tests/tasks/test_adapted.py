@@ -217,7 +217,7 @@ def test_an_official_file_is_read_as_it_is(tmp_path):
     assert stored.card.prediction == "velocity"
     assert stored.notes[0].startswith("recognised sit-s/2 (6 heads, 32,9")
     torch.save(tiny_sit(), tmp_path / "tiny.pt")
-    with pytest.raises(UserError, match=r"--heads \(options are those of python -m uvit_decay.checkpoint import\)"):
+    with pytest.raises(UserError, match=r"--heads \(options are those of uvit-decay import\)"):
         read_initial(tmp_path / "tiny.pt", net, function)
     torch.save({"a": torch.zeros(1)}, tmp_path / "other.pt")
     with pytest.raises(UserError, match="no official U-ViT, SiT or MAE, it looks like a file of another program"):

@@ -10,7 +10,7 @@ from small_vit import fine_tuning, linear_probe, small_vit
 
 from uvit_decay.checkpoint import ModelCard, load
 from uvit_decay.checkpoint.card import KEY
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet, ViT
 from uvit_decay.nn.embed import resized_positions
@@ -39,7 +39,7 @@ def mae(tmp_path_factory):
 
 def test_the_encoder_is_that_of_the_file_and_one_line_says_so(mae, tmp_path):
     path, _ = mae
-    export(path, tmp_path / "mae.safetensors", "raw")
+    export_file(path, tmp_path / "mae.safetensors", "raw")
     x = torch.rand(2, 1, 8, 8)
     for file, weights in ((path, "ema"), (tmp_path / "mae.safetensors", "raw")):
         net = small_vit(batch_norm=True, norm=True)

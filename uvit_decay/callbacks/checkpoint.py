@@ -14,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
-from uvit_decay.checkpoint.convert import export
+from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.newest import CHECKPOINTS, LAST, NEXT, rotate
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
@@ -52,7 +52,7 @@ def save_weights(trainer: Trainer, target: Path, whole: Path | None) -> None:
     if whole is None:
         trainer.save_checkpoint(source, weights_only=False)
     if trainer.is_global_zero:
-        export(source, target)
+        export_file(source, target)
         if whole is None:
             source.unlink()
 

@@ -61,7 +61,9 @@ OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}
 ARGUMENTS = ("num_classes", "null_label", "time_scale", "time", "learned_variance", "norm_pix", "pixels", "pool")
 
 
-def export(source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None) -> str:
+def export_file(
+    source: Path, target: Path, weights: Weights | None = None, *, to: Literal["timm"] | None = None
+) -> str:
     """Write one set of weights of a checkpoint into a file; the options are those of `uvit-decay export`.
 
     The notes that are returned say what an importer of the file has to be given, or how timm reads it.

@@ -10,7 +10,7 @@ from torch import Tensor
 from uvit_decay.runtime.errors import UserError
 
 PREFIX = "module."  # DataParallel puts it before every name
-IMPORTED = "which python -m uvit_decay.checkpoint import makes into one of ours"
+IMPORTED = "which uvit-decay import makes into one of ours"
 UVIT = f"an official U-ViT, {IMPORTED}"
 SIT = f"a SiT (or a DiT, whose names are the same), {IMPORTED}"
 DIFFUSERS_DIT = f"a DiT of diffusers, {IMPORTED}"

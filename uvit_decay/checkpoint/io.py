@@ -132,7 +132,7 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
 
     checkpoints/digits.safetensors is that of the package where the working folder has no such file.
     """
-    path = or_bundled(path)
+    path = Path(path) if Path(path).exists() else or_bundled(path)
     file = weights_file(path)
     stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
     if file != path:

@@ -89,7 +89,7 @@ def newest_settings(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> S
 def _listed(run: Path) -> Iterator[_Listed]:
     """Yield the checkpoints of a run folder, the newest first; one that cannot be read is below its neighbour."""
     bound, found = math.inf, []
-    for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: place(path.name)):
+    for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: index(path.name)):
         try:
             contents = read_training_checkpoint(path, whole=False)
             step = typed(int, contents.get("global_step"), f"global_step of {path}")
@@ -112,7 +112,7 @@ def names(keep: int) -> list[str]:
     return [NEXT, LAST, PREVIOUS, *(f"previous_{i}.ckpt" for i in range(2, keep))][: keep + 1]
 
 
-def place(name: str) -> int:
+def index(name: str) -> int:
     """Return the index of a name in `names`, of any length; a large number for other names."""
     if name in (NEXT, LAST, PREVIOUS):
         return (NEXT, LAST, PREVIOUS).index(name)
@@ -132,5 +132,5 @@ def rotate(folder: Path, keep: int) -> None:
 def finish_rotation(checkpoint: Path) -> None:
     """Rename a next.ckpt that a kill kept from becoming last.ckpt; as many older ones are kept as there are."""
     if checkpoint.name == NEXT:
-        older = [path for path in checkpoint.parent.iterdir() if 0 < place(path.name) < NOWHERE]
+        older = [path for path in checkpoint.parent.iterdir() if 0 < index(path.name) < NOWHERE]
         rotate(checkpoint.parent, max(1, len(older)))

@@ -1,6 +1,5 @@
 """Exports this project's checkpoints, and imports official files of U-ViT, SiT and MAE."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -8,7 +7,7 @@ from typing import Literal
 from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.runtime.command_line import parse
 from uvit_decay.runtime.errors import UserError, user_errors
-from uvit_decay.runtime.program import PROGRAM, from_package
+from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.sampling_options import Weights
 
 DROPPED = {
@@ -49,9 +48,9 @@ def export(
         return export_folder(source, target, weights, vae, license)
     for option in (option for option, value in {"--vae": vae, "--license": license}.items() if value is not None):
         raise UserError(f"{option} is for folders of diffusers: add --to diffusers, or leave it out")
-    from uvit_decay.checkpoint import convert
+    from uvit_decay.checkpoint.convert import export_file
 
-    return convert.export(source, target, weights, to=to)
+    return export_file(source, target, weights, to=to)
 
 
 def import_(source: Path, target: Path, weights: Weights | None = None, *, options: ImportOptions) -> str:
@@ -74,18 +73,10 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
 
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written; exit with one line on a user's mistake."""
-    commands = {"export": export, "import": import_}
-    prog = PROGRAM if from_package() else "python -m uvit_decay.checkpoint"
     with user_errors():
-        call = parse(commands, args, __doc__, prog, DROPPED)
+        call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM, DROPPED)
         if note := call():
             print(note)
-        target = call.keywords.get("target")
-        if target is None:  # nothing was written here
-            return
+        target = call.keywords["target"]
         files = target.rglob("*") if target.is_dir() else [target]
         print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

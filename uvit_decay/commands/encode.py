@@ -1,17 +1,16 @@
-"""Latents of images: python -m uvit_decay.data.latents encode <images> <folder> [--image-size 256] ...
+"""Latents of images: uvit-decay encode <images> <folder> [--image-size 256] ...
 
-On several GPUs: torchrun --nproc_per_node 8 -m uvit_decay.data.latents encode ...
+On several GPUs: torchrun --nproc_per_node 8 -m -- uvit_decay encode ...
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, run
-from uvit_decay.runtime.program import PROGRAM, from_package, localised
+from uvit_decay.runtime.program import PROGRAM, localised
 from uvit_decay.sampling_options import Count
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
@@ -77,8 +76,4 @@ COMMANDS = {"encode": encode_images}
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of this module; exit with one line on a user's mistake."""
-    run(COMMANDS, __doc__, PROGRAM if from_package() else "python -m uvit_decay.data.latents", words)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    run(COMMANDS, __doc__, PROGRAM, words)

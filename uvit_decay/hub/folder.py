@@ -1,4 +1,4 @@
-"""Export of a checkpoint as a folder of diffusers: python -m uvit_decay.checkpoint export ... --to diffusers."""
+"""Export of a checkpoint as a folder of diffusers: uvit-decay export ... --to diffusers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.card import README, model_card
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.pipeline import HOME, DecayPipeline, code_of, place
+from uvit_decay.hub.pipeline import HOME, DecayPipeline, code_of, write_files
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import PARTIAL, check_writable, claimed, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
@@ -52,7 +52,7 @@ def export_folder(
     with claimed(target), refilling(target, INDEX, stale=(f"*{HOME}_*.py", AUTOENCODER)) as folder, full:
         pipeline.save_pretrained(folder)
         _add_card(folder / WEIGHTS, replace(checkpoint.card, latents=pipeline.denoiser.space))
-        place(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
+        write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
         model_card(checkpoint, target.resolve().name, license).save(folder / README)
     return _lines(target, checkpoint)
 

@@ -162,7 +162,7 @@ class DecayPipeline(DiffusionPipeline):
     def save_config(self, save_directory: str, push_to_hub: bool = False, **options: Any) -> None:
         """Write model_index.json and the files of Python that it names; the last step of `save_pretrained`."""
         super().save_config(save_directory, push_to_hub=push_to_hub, **options)
-        place(Path(save_directory), code_of(type(self)), code_of(type(getattr(self, COMPONENT))))
+        write_files(Path(save_directory), code_of(type(self)), code_of(type(getattr(self, COMPONENT))))
 
 
 def image_keys(count: int, generator: torch.Generator | Sequence[torch.Generator] | None) -> list[tuple[int, int]]:
@@ -202,7 +202,7 @@ def named(kind: str, text: str) -> CodeFile:
     return CodeFile(kind, f"_{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
 
 
-def place(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
+def write_files(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
     """Write both files into a folder of diffusers, in place of those that are there, and name them in its index."""
     for old in (*folder.glob(f"*{HOME}_*.py"), *folder.glob(f"{COMPONENT}/*{HOME}_*.py")):
         old.unlink()

@@ -1,7 +1,7 @@
 """Networks as folders, on disk and on the Hugging Face Hub: config.json and model.safetensors.
 
 config.json has the arguments of the constructor. It says nothing of a noise path or a prediction: a folder that makes
-images by itself is written by `python -m uvit_decay.checkpoint export`.
+images by itself is written by `uvit-decay export`.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Pixels(nn.Module):
 OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
 MAPS = ("model", "state_dict")  # where training files keep the weights
 
-IMPORT = "decayed and fine-tuned MAEs: python -m uvit_decay.checkpoint import"
+IMPORT = "decayed and fine-tuned MAEs: uvit-decay import"
 
 
 class TimmViT(nn.Module):

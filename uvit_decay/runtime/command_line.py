@@ -93,7 +93,7 @@ def run(
     Args:
         commands: a function, or several by the names of their subcommands.
         about: the text of --help.
-        prog: such as "python -m uvit_decay.checkpoint", where it is not the script's name.
+        prog: such as "uvit-decay", where it is not the script's name.
         args: the words after the program's name; None takes those of this process.
         dropped: what to do instead of subcommands and --options that are gone, by their names.
     """

@@ -44,7 +44,9 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return {key: getattr(import_module(f"{package}.{module}"), key) for key, module in modules.items()}[name]
+        found = {key: getattr(import_module(f"{package}.{module}"), key) for key, module in modules.items()}
+        vars(sys.modules[package]).update(found)
+        return found[name]
 
     return get
 
@@ -63,12 +65,10 @@ def bundled(name: str) -> Path:
 
 
 def or_bundled(name: str | Path) -> Path:
-    """Return `name` as a path if something is there or nothing of the package has this name, else the bundled file."""
+    """Return the bundled file of this name if there is one, else `name` as a path."""
     path = Path(name)
-    if path.exists() or path.is_absolute() or ".." in path.parts:
-        return path
     found = bundled(path.as_posix())
-    return found if found.is_file() else path
+    return found if found.is_file() and ".." not in path.parts else path
 
 
 def find_config(name: str) -> str:

@@ -55,7 +55,7 @@ def read_weights(path: Path) -> StoredModel:
     try:
         return read_official(path)
     except UserError as error:
-        raise UserError(f"{error} (options are those of python -m uvit_decay.checkpoint import)") from error
+        raise UserError(f"{error} (options are those of uvit-decay import)") from error
 
 
 def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> StoredModel:

@@ -1,4 +1,4 @@
-"""Latents of images: encoded once (`python -m uvit_decay.data.latents encode`), stored in shards, used for training."""
+"""Latents of images: encoded once (`uvit-decay encode`), stored in shards, used for training."""
 
 from uvit_decay.runtime.program import lazy
 

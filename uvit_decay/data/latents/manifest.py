@@ -141,7 +141,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     """Return the manifest of a folder of latents; `whole` requires that all images are encoded."""
     path = folder / NAME
     if not path.is_file():
-        command = f"python -m uvit_decay.data.latents encode <images> {folder}"
+        command = f"uvit-decay encode <images> {folder}"
         raise UserError(f"{folder} holds no latents (no {NAME}): make them with {command}")
     values = read_json(path, dict[str, object])
     if values.get("version") != VERSION:

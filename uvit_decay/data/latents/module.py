@@ -17,7 +17,7 @@ from uvit_decay.runtime.random import normal
 
 
 class Latents(ImageData):
-    """Latents made by `python -m uvit_decay.data.latents encode`; the posterior is sampled anew for every batch.
+    """Latents made by `uvit-decay encode`; the posterior is sampled anew for every batch.
 
     Args:
         path: folder of the training latents.
