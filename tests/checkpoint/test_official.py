@@ -7,7 +7,7 @@ import torch
 from conftest import same
 from official_files import CASES, HERE, TINY, imported, is_close, saved, tiny
 from safetensors.torch import load_file
-from uvit_reference import SMALL, inputs, official_forward, official_shapes, random_state
+from uvit_reference import SMALL, inputs, official_forward, official_shapes
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import import_official, recognise
@@ -101,16 +101,6 @@ def test_an_imported_file_is_the_official_function(tmp_path, options):
     assert is_close(checkpoint.net(x, t, y), official_forward(state, x, t, y, **config))
     card = checkpoint.card
     assert (card.prediction, card.step, card.weights, checkpoint.path) == ("eps", 0, "ema", VP())
-
-
-def test_an_imported_network_of_true_size_is_the_official_function(tmp_path):
-    config = dict(image_size=32, patch_size=2, channels=3, dim=512, depth=12, heads=8)
-    state = random_state(**config)
-    checkpoint = imported(state, tmp_path, ImportOptions())
-    x, t, _ = inputs(image_size=32, count=1)
-    with torch.no_grad():
-        assert is_close(checkpoint.net(x, t), official_forward(state, x, t, **config))
-    assert checkpoint.card.sampling == EULER_MARUYAMA
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):

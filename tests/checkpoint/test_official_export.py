@@ -65,16 +65,8 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
     path_spec = {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": asdict(SDDiscrete())}
     redescribe(path, latents=latents, path=path_spec, prediction="x")
     note = export_file(path, tmp_path / "official.pth")
-    for lost in (
-        "num_classes 20",
-        "null_label True",
-        "time_scale 1000",
-        "prediction x",
-        "SDDiscrete",
-        "my/vae",
-        "0.13",
-    ):
-        assert lost in note
+    parts = ("num_classes 20", "null_label True", "time_scale 1000", "prediction x", "SDDiscrete", "my/vae", "0.13")
+    assert all(lost in note for lost in parts)
     assert "shift" not in note
 
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 from conftest import same
 from mae_reference import SMALL
-from official_files import TINY_ENCODER, TINY_MAE, described, imported, our_encoder, unrecorded
+from official_files import TINY_ENCODER, TINY_MAE, imported, our_encoder, unrecorded
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official
 from uvit_decay.checkpoint.official.mae import LICENCE
-from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
 
 
@@ -69,38 +68,7 @@ def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
     }
 
 
-def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
-    layout = SMALL | dict(depth=8)
-    path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
-    export_file(path, tmp_path / "official.pth")
-    state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
-    assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)
-
-
 def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
     lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
     assert export_file(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
-
-
-# ---- the command line
-
-
-def test_the_command_line_imports_and_exports(tmp_path, capsys):
-    official, ours, back = (str(tmp_path / name) for name in ("checkpoint-00049.pth", "ours.safetensors", "back.pth"))
-    contents = reference.decayed_file(**SMALL)
-    torch.save(contents, official)
-    hints = "--heads 2 --decoder-heads 3 --alpha-min 0.6 --no-norm-pix --pixels unit"
-    main(["import", official, ours, *hints.split()])
-    recognised, licence, wrote = capsys.readouterr().out.splitlines()
-    assert recognised.startswith("recognised mae/2 (2 heads, ")
-    assert (
-        "masked autoencoder of pixels 8x8x3 (unit) that predicts patches, alpha_min 0.6, decayed wiring" in recognised
-    )
-    assert recognised.endswith("raw weights of step 0")
-    assert licence == LICENCE
-    assert wrote.startswith(f"wrote {ours} (")
-    assert described(ours).keys().isdisjoint({"path", "prediction", "sampling"})
-    main(["export", ours, back])
-    assert "alpha_min 0.6" in capsys.readouterr().out.splitlines()[0]
-    assert same(torch.load(back, weights_only=True)["model"], contents["model"])

@@ -57,9 +57,8 @@ ENCODERS = {
 
 @pytest.mark.parametrize(("state", "message"), MAES.values(), ids=MAES)
 def test_an_mae_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         imported({"model": state, "epoch": 3}, tmp_path, PLAIN)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.safetensors").exists()
 
 
@@ -68,9 +67,8 @@ def test_an_encoder_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, st
     if message is None:  # four channels: no ImageNet scale, but a network
         assert imported(state, tmp_path, TINY_ENCODER).net.config["pixels"] == "unit"
         return
-    with pytest.raises(UserError, match=f"official.pth.*{message}") as caught:
+    with pytest.raises(UserError, match=f"official.pth.*{message}"):
         imported(state, tmp_path, TINY_ENCODER)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.safetensors").exists()
 
 
@@ -83,17 +81,14 @@ HINTS = [
     (FULL, TINY_ENCODER, "a decoder of width 24, which is not published: .* give them with --decoder-heads"),
     (FULL, replace(TINY_MAE, decoder_heads=5), "dim 24 is not divisible by heads 5"),
     (FULL, replace(TINY_MAE, decoder_heads=0), "decoder_heads must be at least 1"),
-    (FULL, replace(TINY_MAE, wiring="decayed"), "has the official wiring, its weights fit no other: drop --wiring"),
     (FULL, replace(TINY_MAE, path="vp"), "is a masked autoencoder: leave out --path, which it does not have"),
     (FULL, replace(TINY_MAE, num_classes=10), "is a masked autoencoder: leave out --num-classes"),
     (FULL, replace(TINY_MAE, vae="a/vae"), "is a masked autoencoder: leave out --vae"),
     (DECAYED, TINY_MAE, r"is a decayed masked autoencoder, whose weights do not determine .*--alpha-min .*0\.6.*0\.7"),
-    (DECAYED, replace(PLAIN, wiring="official"), "has the decayed wiring, its weights fit no other: drop --wiring"),
     (RECORDED, PLAIN, r"was trained with min_decay 0\.7, not with alpha_min 1: leave out --alpha-min"),
     ({**RECORDED, "args": Namespace(min_decay="low")}, TINY_MAE, "min_decay must be float, it is 'low'"),
     ({**RECORDED, "args": Namespace(norm_pix_loss=3)}, PLAIN, "norm_pix_loss must be bool"),
     (ENCODER, TINY_MAE, r"has an encoder but no decoder: import a file that has one, such as mae_.*_full\.pth"),
-    (ENCODER, replace(TINY_ENCODER, wiring="official"), "has an encoder but no decoder"),
     (ENCODER, replace(TINY_ENCODER, norm_pix=False), "has an encoder but no decoder"),
     (ENCODER, replace(TINY_ENCODER, num_classes=10), "has no classifier, not one of 10: leave out --num-classes"),
     (ENCODER, replace(TINY_ENCODER, prediction="eps"), "is a vision transformer: leave out --prediction"),
@@ -105,15 +100,13 @@ HINTS = [
 
 @pytest.mark.parametrize(("contents", "hints", "message"), HINTS)
 def test_an_option_that_is_missing_or_does_not_fit_is_said(tmp_path, contents, hints, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         imported(contents, tmp_path, hints)
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.safetensors").exists()
 
 
 def test_an_mae_makes_no_images(tmp_path):
     for kind, options in ((MAE, SMALL), (ViT, SIZE)):
         checkpoint = load(our_encoder(tmp_path, kind, **options))
-        with pytest.raises(UserError, match="makes no images") as caught:
+        with pytest.raises(UserError, match="makes no images"):
             checkpoint.source(torch.device("cpu"))
-        assert "\n" not in str(caught.value)

@@ -65,11 +65,8 @@ OTHERS = {
 @pytest.mark.parametrize(("contents", "message"), OTHERS.values(), ids=OTHERS)
 def test_another_file_is_refused_by_its_name(tmp_path, contents, message):
     path, target = saved(contents, tmp_path / "other.pth"), tmp_path / "ours.safetensors"
-    with pytest.raises(
-        UserError, match=f"other.pth is no official U-ViT, SiT or MAE, it looks like .*{message}"
-    ) as caught:
+    with pytest.raises(UserError, match=f"other.pth is no official U-ViT, SiT or MAE, it looks like .*{message}"):
         import_official(path, target, None, TINY)
-    assert "\n" not in str(caught.value)
     assert not target.exists()
     with pytest.raises(UserError, match=f"not written by this project, it looks like .*{message}"):
         load(path)
@@ -93,9 +90,8 @@ MISFITS = {
 
 @pytest.mark.parametrize(("state", "message"), MISFITS.values(), ids=MISFITS)
 def test_a_uvit_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
-    with pytest.raises(UserError, match=f"official.pth .*{message}") as caught:
+    with pytest.raises(UserError, match=f"official.pth .*{message}"):
         imported(state, tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 UNREADABLE = {
@@ -118,9 +114,9 @@ def test_an_unreadable_file_is_refused_in_one_line(tmp_path, contents, message, 
         path.write_bytes(contents)
     if suffix == ".safetensors" and ("code" in message or "truncated" in message):
         message = "truncated or not a safetensors file"
-    with pytest.raises(UserError, match=message) as caught:
-        import_official(path, tmp_path / "ours.safetensors", None, TINY)
-    assert "\n" not in str(caught.value)
+    for read in (load, lambda path: import_official(path, tmp_path / "ours.safetensors", None, TINY)):
+        with pytest.raises(UserError, match=message):
+            read(path)
     assert not recwarn.list
 
 
@@ -128,8 +124,9 @@ def test_an_unreadable_file_is_refused_in_one_line(tmp_path, contents, message, 
 def test_a_file_that_carries_code_is_refused(tmp_path, zipped):
     path = tmp_path / "evil.pth"
     torch.save(tiny() | {"extra": Code()}, path, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(UserError, match="could run code: refused"):
-        import_official(path, tmp_path / "ours.safetensors", None, TINY)
+    for read in (load, lambda path: import_official(path, tmp_path / "ours.safetensors", None, TINY)):
+        with pytest.raises(UserError, match="could run code: refused"):
+            read(path)
 
 
 def test_an_old_file_of_torch_is_imported(tmp_path):
@@ -176,14 +173,12 @@ def test_a_reader_of_ours_says_how_to_import(tmp_path, contents, kind):
         (dict(), dict(num_classes=10), "is unconditional, it has no classes: leave out --num-classes"),
         (dict(num_classes=10), dict(num_classes=9), "has 11 rows .*--num-classes is 11 without .* or 10 with one"),
         (dict(num_classes=1, null_label=False), dict(num_classes=0), "has 1 rows .*--num-classes is 1 without"),
-        (dict(), dict(wiring="decayed"), "is a U-ViT, which has one wiring only: leave out --wiring"),
         (dict(), dict(vae="some/vae"), "makes pixels of 3 channels, not latents: leave out --vae"),
     ],
 )
 def test_a_hint_that_does_not_fit_is_refused(tmp_path, options, hints, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         imported(tiny(**options), tmp_path, ImportOptions(**{"heads": 2, **hints}))
-    assert "\n" not in str(caught.value)
 
 
 def test_recorded_alphas_must_be_those_that_are_said(tmp_path):

@@ -19,7 +19,7 @@ from official_files import (
     tiny_sit,
     unrecorded,
 )
-from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state
+from sit_reference import SMALL, VARIANTS, inputs, loaded, official_forward, official_shapes, random_state, small
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official, recognise
@@ -114,15 +114,6 @@ def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
     assert checkpoint.net.alphas.tolist() == pytest.approx(alphas)
 
 
-@pytest.mark.parametrize("options", [dict(), dict(learn_sigma=True)])
-def test_an_official_network_gets_the_decayed_wiring_as_the_same_function(tmp_path, options):
-    state = tiny_sit(**options)
-    checkpoint = imported(state, tmp_path, ImportOptions(heads=2, wiring="decayed"))
-    assert (checkpoint.net.config["wiring"], checkpoint.net.config["alpha_min"]) == ("decayed", 1.0)
-    assert is_close(output(checkpoint, options), expected(state, options))
-    assert set(checkpoint.net.state_dict()) == {*official_shapes(**SMALL | {"wiring": "decayed"}), "alphas"}
-
-
 def test_a_network_of_true_size_goes_there_and_back_without_a_word(tmp_path):
     config = SIT_SIZES["sit-s"] | dict(image_size=16, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
     state = random_state(**config)
@@ -138,7 +129,7 @@ def test_an_imported_file_can_be_sampled(tmp_path):
     checkpoint = imported(tiny_sit(), tmp_path, PLAIN)
     assert checkpoint.card.sampling == Sampling("sit-sde", 250, 1.0, False)
     source = checkpoint.source(torch.device("cpu"))
-    (images,) = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0, batch_size=2)
+    images = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0)
     assert images.shape == (2, 4, 8, 8)
     assert images.isfinite().all()
 
@@ -187,6 +178,15 @@ def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
 
 
 # ---- export
+
+
+@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(patch_size=4, channels=3)])
+def test_weights_without_sigma_are_the_first_half_of_the_channels(options):
+    source, target = loaded(**options, learn_sigma=True), small(**options)
+    target.load_state_dict(plain_head(source.state_dict()), strict=True)
+    arguments = inputs(**SMALL | options)
+    with torch.no_grad():
+        torch.testing.assert_close(target(*arguments), source(*arguments), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
@@ -242,15 +242,3 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     main(["export", ours, back])
     assert "alpha_min 0.8" in capsys.readouterr().out.splitlines()[0]
     assert same(torch.load(back, weights_only=True), plain_head(decayed))
-
-
-def test_the_command_line_adds_long_skips(tmp_path, capsys):
-    command = ["import", str(saved(tiny_sit(), tmp_path / "official.pt")), str(tmp_path / "ours.safetensors")]
-    main([*command, "--heads", "2"])
-    plain = load(tmp_path / "ours.safetensors")
-    assert "wiring" not in capsys.readouterr().out
-    main([*command, "--heads", "2", "--wiring", "decayed"])
-    skipping = load(tmp_path / "ours.safetensors")
-    assert "alpha_min 1, decayed wiring" in capsys.readouterr().out
-    assert (plain.net.config["wiring"], skipping.net.config["wiring"]) == ("official", "decayed")
-    assert is_close(output(skipping, {}), output(plain, {}))

@@ -42,25 +42,21 @@ MISFITS = {
 
 @pytest.mark.parametrize(("state", "message"), MISFITS.values(), ids=MISFITS)
 def test_a_sit_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, state, message):
-    with pytest.raises(UserError, match=f"official.pth .*{message}") as caught:
+    with pytest.raises(UserError, match=f"official.pth .*{message}"):
         imported(state, tmp_path, ImportOptions(heads=2, alpha_min=1.0))
-    assert "\n" not in str(caught.value)
     assert not (tmp_path / "ours.safetensors").exists()
 
 
 HINTS = [
     (dict(), dict(num_classes=2), "has 4 rows .*--num-classes is 4 without .* or 3 with one"),
-    (dict(depth=3), dict(wiring="decayed"), "depth must be even"),
-    (DECAYED, dict(alpha_min=0.8, wiring="official"), "long skips, which the official wiring lacks: drop --wiring"),
     (DECAYED, dict(), r"is a decayed SiT, whose weights do not determine alpha_min: give it with --alpha-min .*0\.8"),
 ]
 
 
 @pytest.mark.parametrize(("options", "hints", "message"), HINTS)
 def test_a_hint_that_is_missing_or_does_not_fit_is_said(tmp_path, options, hints, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         imported(tiny_sit(**options), tmp_path, ImportOptions(**{"heads": 2, **hints}))
-    assert "\n" not in str(caught.value)
 
 
 def test_recorded_alphas_must_be_those_that_are_said(tmp_path):
@@ -113,6 +109,5 @@ TRAINING = {
 
 @pytest.mark.parametrize(("contents", "hints", "message"), TRAINING.values(), ids=TRAINING)
 def test_a_training_file_that_lacks_something_is_refused(tmp_path, contents, hints, message):
-    with pytest.raises(UserError, match=message) as caught:
+    with pytest.raises(UserError, match=message):
         imported(contents, tmp_path, hints)
-    assert "\n" not in str(caught.value)

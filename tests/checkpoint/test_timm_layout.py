@@ -101,10 +101,7 @@ def test_gradients_of_the_decayed_encoder_are_the_same_in_timm(tmp_path):
     ("size", "patch", "line"),
     [
         ("b", 16, "timm.create_model('vit_base_patch16_224.mae', checkpoint_path='a.pth', num_classes=0)"),
-        ("l", 16, "timm.create_model('vit_large_patch16_224.mae', checkpoint_path='a.pth', num_classes=0)"),
-        ("h", 14, "timm.create_model('vit_huge_patch14_224.mae', checkpoint_path='a.pth', num_classes=0)"),
-        ("s", 16, "num_classes=0, embed_dim=384, num_heads=6)"),
-        ("768x18", 16, "num_classes=0, depth=18)"),
+        ("h", 14, "num_classes=0, patch_size=14, embed_dim=1280, depth=32, num_heads=16)"),
     ],
 )
 def test_published_sizes_have_names_in_timm(size, patch, line, tmp_path):

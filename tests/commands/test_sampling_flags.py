@@ -33,9 +33,7 @@ def tiny_sit_checkpoint(folder):
 @pytest.mark.parametrize(
     ("flags", "calls"),
     [
-        (["--sampler", "sit-sde", "--steps", "250"], 250),
         (["--sampler", "sit-sde"], 250),
-        (["--sampler", "sit-ode"], 250),
         (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20),
     ],
 )

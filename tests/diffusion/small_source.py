@@ -40,8 +40,9 @@ def source(net=NET, prediction="eps", **changes):
 
 
 def images(sampling, indices=range(10), labels=LABELS, seed=0, batch_size=10, of=None):
-    labels = labels and labels[: len(indices)]
-    return torch.cat(list(generate(of or source(), sampling, indices, labels, seed, batch_size)))
+    of, batches = of or source(), range(0, len(indices), batch_size)
+    shares = [(indices[i : i + batch_size], labels and labels[: len(indices)][i : i + batch_size]) for i in batches]
+    return torch.cat([generate(of, sampling, *share, seed) for share in shares])
 
 
 def few(name, count):

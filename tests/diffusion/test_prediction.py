@@ -56,8 +56,7 @@ def translated(path, native, target):
 
 
 @pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("native", ["eps", "x"])
+@pytest.mark.parametrize(("native", "path"), zip(["eps", "x", "eps", "x"], PATHS, strict=True))
 @pytest.mark.parametrize("name", NAMES)
 def test_all_predictions_make_the_same_images(name, native, path, clip):
     """From networks of data, noise, velocity and score that are one network, over times at which all have a value."""
@@ -122,11 +121,6 @@ def test_training_keeps_to_sits_interval(case, interval):
     assert t.max() <= interval[1]
     if interval == (0.0, 1.0):
         assert torch.equal(t, case[0].times(u)), "runs of U-ViT stay as they were, to the bit"
-
-
-def test_a_discrete_path_trains_at_its_levels_whatever_the_interval():
-    t = training_times(SDDiscrete(), "velocity", "none", (torch.arange(5000).double() + 0.5) / 5000)
-    assert torch.equal(t.unique(), torch.arange(1, 1001).double() / 1000)
 
 
 @pytest.mark.parametrize(

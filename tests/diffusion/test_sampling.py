@@ -13,7 +13,7 @@ from uvit_decay.diffusion import ode
 from uvit_decay.diffusion import sampling as generating
 from uvit_decay.diffusion.noise_path import Linear
 from uvit_decay.diffusion.samplers import SAMPLERS
-from uvit_decay.diffusion.sampling import Sampling, generate, generate_uint8
+from uvit_decay.diffusion.sampling import Sampling, generate_uint8
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.errors import UserError
@@ -37,9 +37,7 @@ def test_images_do_not_depend_on_the_batch_size(name, guidance):
     assert whole.dtype == torch.float32
     assert whole.std() > 0.2
     for size in (1, 3):
-        batches = list(generate(source(), sampling, range(count), LABELS[:count], 0, size))
-        assert [len(batch) for batch in batches] == [min(size, count - start) for start in range(0, count, size)]
-        parts = torch.cat(batches)
+        parts = images(sampling, range(count), batch_size=size)
         assert torch.allclose(parts, whole, atol=1e-4 * max(1, whole.abs().max().item() / 10))
         assert torch.equal(to_uint8(parts), to_uint8(whole))
 
@@ -128,10 +126,6 @@ def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
         images(Sampling("ddpm", steps=3), [0, 1], [0, 1], seed=seed)
     assert len(drawn) == 2 * 3, "the start and two noisy steps"
     assert len(torch.stack(drawn).flatten().unique()) > 0.99 * torch.stack(drawn).numel()
-
-
-def test_no_indices_make_no_batches():
-    assert list(generate(source(), Sampling(), [], [], 0, 4)) == []
 
 
 def test_an_unconditional_network_is_sampled_without_labels():

@@ -40,7 +40,7 @@ PACKAGES = {
     "numpy",
     "safetensors",
     "torch",
-}  # diffusers needs the others
+}  # of diffusers
 # Another process, in which this package and what else it needs beside torch and diffusers are not there.
 WITHOUT = """
 import sys

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hub_folders import BUNDLED, own_modules, sampled, write_denoiser  # noqa: F401
 from safetensors.torch import load_file, save_file
-from sample_script import sample
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
@@ -63,8 +62,3 @@ def test_what_is_none_is_refused(digits, tmp_path):
     (tmp_path / WEIGHTS).write_bytes(content)
     with pytest.raises(UserError, match="damaged"):
         load(tmp_path)
-
-
-def test_sample_takes_a_folder(digits, tmp_path, monkeypatch):
-    sample(monkeypatch, tmp_path, "--ckpt", str(digits), "--num", "4", "--steps", "2", "--out", "out")
-    assert len(list((tmp_path / "out").glob("*.png"))) == 4

@@ -5,8 +5,6 @@ from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked  
 from hub_server import hub  # noqa: F401
 from huggingface_hub import hf_api
 
-from uvit_decay.nn import UViT
-
 
 def test_a_folder_comes_back_as_the_same_pipeline(hub, tmp_path, monkeypatch):  # noqa: F811
     hub.add("me/digits", export(BUNDLED, tmp_path / "digits"))
@@ -15,12 +13,3 @@ def test_a_folder_comes_back_as_the_same_pipeline(hub, tmp_path, monkeypatch):  
     assert type(pipeline).__module__.startswith("diffusers_modules")
     pictures = stacked(pipeline(class_labels=[0, 1, 2], generator=seeded(0)).images)
     assert (pictures == sampled(BUNDLED, range(3), seed=0)).all()
-
-
-def test_a_network_alone_comes_back(hub, tmp_path):  # noqa: F811
-    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, alpha_min=0.7)
-    net.save_pretrained(tmp_path / "net")
-    hub.add("me/net", tmp_path / "net")
-    loaded = UViT.from_pretrained("me/net", cache_dir=tmp_path / "cache")
-    assert loaded.config == net.config
-    assert (loaded.pos_embed == net.pos_embed).all()

@@ -70,12 +70,6 @@ def test_timestep_embedding_is_the_formula_with_cosines_first_and_odd_widths_pad
     torch.testing.assert_close(embedding.double(), formula(times, dim), atol=atol, rtol=0)
 
 
-def test_max_period_is_the_slowest_wavelength_over_two_pi():
-    t = torch.tensor([3.0])
-    expected = [math.cos(3.0), math.cos(3.0 / 10), math.sin(3.0), math.sin(3.0 / 10)]
-    torch.testing.assert_close(timestep_embedding(t, 4, max_period=100.0)[0], torch.tensor(expected))
-
-
 def test_timestep_embedding_keeps_float32_precision_under_bfloat16_autocast():
     t = torch.tensor([998.0, 999.0])
     with torch.autocast("cpu", torch.bfloat16):

@@ -17,7 +17,6 @@ from torch.nn import functional
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.block import AdaLNBlock, Attention, Block
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.flops import counted_flops
 from uvit_decay.tasks.optimization import Optimization
 
 TIMM = {"layer": torch.nn.LayerNorm, "rms": RmsNorm}
@@ -162,16 +161,6 @@ def test_scales_decay_with_all_parameters_but_not_among_matrices():
     for decay_on, expected in (("all", {0.03}), ("matrices", {0.0}), ("layers", {0.0})):
         groups = Optimization(decay_on=decay_on).groups(net, 1e-3)
         assert {g["weight_decay"] for g in groups if scales & {id(p) for p in g["params"]}} == expected
-
-
-def test_layer_wise_rates_count_scales_to_their_block():
-    assert networks(qk_norm=True)[2].layer_id("blocks.2.attn.q_norm.weight") == 3
-
-
-def test_norms_count_no_operations():
-    x = UVIT.inputs()
-    nets = (UVIT.small(), UVIT.small(qk_norm=True, norm_type="rms"))
-    assert len({counted_flops(partial(net, *x)) for net in nets}) == 1
 
 
 @each_kind

@@ -59,17 +59,13 @@ def test_bfloat16_autocast_leaves_the_embedding_of_time_exact():
 # ---- taps
 
 
-@pytest.mark.parametrize("depth", [2, 4, 12])
-def test_stages_are_the_embeddings_and_every_block_in_execution_order(depth):
-    half = depth // 2
-    names = {
-        "official": [f"blocks.{i}" for i in range(depth)],
-        "decayed": [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(half)],
-    }
-    for wiring, blocks in names.items():
-        net = small(depth=depth, wiring=wiring)
+def test_stages_are_the_embeddings_and_every_block_in_execution_order():
+    official = [f"blocks.{i}" for i in range(4)]
+    decayed = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(2)]
+    for wiring, blocks in (("official", official), ("decayed", decayed)):
+        net = small(depth=4, wiring=wiring)
         assert [stage.name for stage in net.layers] == ["embeddings", *blocks]
-        assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * half, *["decoder"] * half]
+        assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * 2, *["decoder"] * 2]
         assert isinstance(net, HasIntermediates)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
-from uvit_decay.checkpoint.io import StoredModel, check_weights, read, read_third_party
+from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
@@ -47,8 +47,8 @@ class Family(NamedTuple):
     entry: str | None = None
 
 
-ENCODER = ("heads", "alpha_min", "pixels", "wiring", "decoder_heads", "norm_pix")
-DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "wiring", "vae", "classes")
+ENCODER = ("heads", "alpha_min", "pixels", "decoder_heads", "norm_pix")
+DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "vae", "classes")
 FAMILIES = {  # by `looks_like`
     UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
     SIT: Family("SiT", SiT, sit.recognise, DENOISER),
@@ -71,7 +71,8 @@ def export_file(
     with _target(source, target, (".safetensors", ".pth", ".pt")):
         stored = read(source, weights)
         if target.suffix == ".safetensors" and not to:
-            stored.check()
+            if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
+                stored.network()
             _write(target, stored.card, stored.state)
             return ""
         net = stored.network()
@@ -95,8 +96,6 @@ def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[s
     """Write the official layout and return a note on what it does not record."""
     state = official_state(net, stored.state, stored.where)
     missing = missing_metadata(net, stored.card, state, target)
-    if isinstance(net, MAE):
-        state |= mae.unread_skips(net, state)
     entry = _family(net, stored.where).entry
     _save(target, {entry: state} if entry else state)
     return [f"an official file does not record {', '.join(missing)}: pass them on with it"] if missing else []

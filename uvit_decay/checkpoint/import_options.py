@@ -21,7 +21,6 @@ class ImportOptions:
             which has SiT's layout, and the default of a file named DiT....
         prediction: quantity that the network predicts; default: velocity for SiT, eps for U-ViT and DiT.
         alpha_min: smallest alpha of the decayed shortcuts; default: 1, the official network, but needed with skips.
-        wiring: wiring of a SiT; decayed adds long skips of zero weight to an official one, the same function.
         vae: autoencoder of the latents, hub id or folder; default: stabilityai/sd-vae-ft-ema.
         decoder_heads: attention heads of an MAE's decoder; default: 16 for the published width 512.
         norm_pix: an MAE predicts normalised patches; default: yes, but for a file named mae_visualize....
@@ -34,7 +33,6 @@ class ImportOptions:
     path: PathName | None = None
     prediction: Literal["eps", "x", "velocity", "score"] | None = None
     alpha_min: float | None = None
-    wiring: Literal["official", "decayed"] | None = None
     vae: str | None = None
     decoder_heads: int | None = None
     norm_pix: bool | None = None

@@ -113,11 +113,6 @@ class StoredModel:
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
 
-    def check(self) -> None:
-        """Raise a UserError if the weights do not fit the network; a class from elsewhere is not built."""
-        if self.card.net.is_from(HOME):
-            self.network()
-
     def _check_sizes(self, init_args: Mapping[str, object]) -> None:
         """Raise a UserError if the described network is larger than its weights, before any block is built."""
         numbers = sum(value.numel() for value in self.state.values())

@@ -121,23 +121,23 @@ def located(args: Sequence[str]) -> list[str]:
     for before, word in pairwise(["", *args]):
         flag, equals, name = word.partition("=")
         if before in FLAGS:
-            word = find_config(word)
+            word = _config(word)
         elif flag in FLAGS and equals:
-            word = f"{flag}={find_config(name)}"
+            word = f"{flag}={_config(name)}"
         words.append(word)
     return words
 
 
-def check_files(args: list[str]) -> None:
-    """Raise a UserError that names a --config that holds no settings; a pipe, which is read once, is left alone."""
-    named = [path for flag, path in pairwise(args) if flag in FLAGS]
-    named += [path for flag, _, path in (arg.partition("=") for arg in args) if flag in FLAGS and path]
-    for name in (name for name in named if not os.path.exists(name) and re.fullmatch(r"[\w./-]+", name)):
-        known = ", ".join(config_names())
-        raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
-    for path in (Path(name) for name in named if os.path.exists(name)):
-        if not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):
-            raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+def _config(name: str) -> str:
+    """Return the path of a configuration; raise a UserError if it is nowhere, or holds no settings."""
+    path = Path(found := find_config(name))
+    if not os.path.exists(found):  # or it is the text of one
+        if re.fullmatch(r"[\w./-]+", found):
+            known = ", ".join(config_names())
+            raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
+    elif not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):  # a pipe is read once
+        raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
+    return found
 
 
 def check_values(config: Namespace) -> None:

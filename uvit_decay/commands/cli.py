@@ -26,7 +26,7 @@ from uvit_decay.callbacks.resumption import AUTO, NAMES, makes_folders, newest, 
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.checkpoint.newest import finish_rotation
-from uvit_decay.commands.checks import Parser, check_files, check_values, limit, located
+from uvit_decay.commands.checks import Parser, check_values, limit, located
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
@@ -110,10 +110,8 @@ class CLI(LightningCLI):
         trust_parser.add_argument("--trust", action="append", default=[])
         given, rest = trust_parser.parse_known_args(args)
         limit(given.trust)
-        rest = located(rest)
-        check_files(rest)
         with explained("a --config is no text file", UnicodeDecodeError):
-            self.config = parser.parse_args(renamed(rest))
+            self.config = parser.parse_args(renamed(located(rest)))
         check_values(self.config[self.config.subcommand])
 
     def _default_precision(self, logger: Any) -> None:

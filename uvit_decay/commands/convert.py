@@ -12,6 +12,7 @@ from uvit_decay.sampling_options import Weights
 
 DROPPED = {
     "push": "the Hub's own command uploads a folder: hf upload USER/NAME FOLDER",
+    "--wiring": "leave it out, a file keeps the wiring that it has",
     "--standalone": "leave it out, every folder of diffusers works without this package",
     "--metrics": "README.md of a folder has no measured numbers any more, leave it out",
     "--no-grid": "README.md of a folder has no pictures any more, leave it out",

@@ -21,7 +21,7 @@ from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.examine import examine
 from uvit_decay.runtime.errors import RunEnded, UserError
 
-COMMAND, JSON = "doctor", "--json"
+COMMAND = "doctor"
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
 PRACTICE = {
     **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
@@ -38,12 +38,11 @@ class Doctor(CLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Parse the arguments as those of `fit`; Lightning starts further processes with the original ones."""
-        self._json = JSON in args
-        super().parse_arguments(parser, ["fit", *(word for word in args[1:] if word != JSON)])
+        super().parse_arguments(parser, ["fit", *args[1:]])
 
     def before_instantiate_classes(self) -> None:
         logging.disable(logging.WARNING)  # messages of a trainer that nobody will use
-        self.report = Report(rank_zero_only.rank == 0, self._json)
+        self.report = Report(rank_zero_only.rank == 0)
         folders = _folders(self._get(self.config, "trainer"))
         self._missing = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
         super().before_instantiate_classes()

@@ -38,15 +38,11 @@ class Denoiser:
 
     def denoise(self, x: Tensor, time: float) -> tuple[Tensor, Tensor]:
         """Return (data, noise) of the states x at `time`, with one network evaluation."""
-        data, eps, *_ = self._evaluate(x, time)
+        data, eps, *_ = self.evaluate(x, time)
         return data, eps
 
-    def denoise_with_variance(self, x: Tensor, time: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (data, noise, v) of the states x at `time`; the denoiser must be one of a learned variance."""
-        data, eps, v = self._evaluate(x, time)
-        return data, eps, v
-
-    def _evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
+    def evaluate(self, x: Tensor, time: float) -> tuple[Tensor, ...]:
+        """Return (data, noise) of the states x at `time`; and v, if the network has a learned variance."""
         # `time` is a float on the host, so that this comparison does not wait for the device.
         guided = self.guided[0] - TIME_ROUNDING <= time <= self.guided[1] + TIME_ROUNDING
         fn = self.fn if guided or self.plain is None else self.plain

@@ -36,7 +36,7 @@ def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Traject
     times = [level / LEVELS for level in reversed(respaced_levels(steps))] + [0.0]
     abar = denoiser.path.alpha(torch.tensor(times, dtype=torch.float64, device="cpu")).square().tolist()
     for i, (now, after) in enumerate(pairwise(times)):
-        data, _, v = denoiser.denoise_with_variance(x, now)
+        data, _, v = denoiser.evaluate(x, now)
         beta = 1 - abar[i] / abar[i + 1]
         of_data = math.sqrt(abar[i + 1]) * beta / (1 - abar[i])
         of_state = math.sqrt(1 - beta) * (1 - abar[i + 1]) / (1 - abar[i])

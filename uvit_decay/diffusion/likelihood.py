@@ -5,7 +5,7 @@ With dx/dt = -v(x, t) from an image at t = 0 to noise at t = 1, and the noise N(
     log p_0(x_0) = log N(x_1; 0, I) - integral from 0 to 1 of div v(x_t, t) dt.
 
 The divergence is Hutchinson's estimate z . (dv/dx) z of FFJORD (Grathwohl et al. 2019) with one random sign vector z a
-trajectory, a function of (seed, i), so that the right-hand side is smooth for adaptive solvers.
+trajectory, a function of (seed, i).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
@@ -21,12 +20,8 @@ from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, linspace
 from uvit_decay.diffusion.noise_path import Batch
-from uvit_decay.diffusion.ode import adaptive
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.runtime.random import indices_on, uniform
-
-Solver = Literal["heun", "dopri5"]
-Rates = tuple[Tensor, Tensor]
 
 
 def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[Tensor, "b ..."]:
@@ -34,7 +29,7 @@ def signs(shape: Sequence[int], seed: int, rows: Int64[Tensor, " b"]) -> Float[T
     return torch.where(uniform("likelihood", seed, rows=rows, shape=shape) < 0.5, -1.0, 1.0)
 
 
-def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> Rates:
+def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> tuple[Tensor, Tensor]:
     """Return d/dt of the state, -v, and of the integral of the divergence, z . (dv/dx) z."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
@@ -43,49 +38,26 @@ def _rates(denoiser: Denoiser, x: Tensor, z: Tensor, time: float) -> Rates:
     return -velocity.detach(), (product * z).flatten(1).sum(dim=1)
 
 
-def _heun(denoiser: Denoiser, x: Tensor, z: Tensor, steps: int) -> Rates:
-    """Return x_1 and the integral of the divergence, with equal Heun steps."""
-    total = x.new_zeros(len(x))
-    for now, after in pairwise(linspace(denoiser.low, denoiser.high, steps + 1)):
-        move, gain = _rates(denoiser, x, z, now)
-        move_ahead, gain_ahead = _rates(denoiser, x + (after - now) * move, z, after)
-        x = x + 0.5 * (after - now) * (move + move_ahead)
-        total = total + 0.5 * (after - now) * (gain + gain_ahead)
-    return x, total
-
-
-def _dopri5(denoiser: Denoiser, x: Tensor, z: Tensor, steps: int) -> Rates:
-    """Return the same with torchdiffeq's adaptive steps, which ignore `steps`; x is one image."""
-    start, times = (x, x.new_zeros(1)), [denoiser.low, denoiser.high]
-    states, totals = adaptive(lambda state, time: _rates(denoiser, state[0], z, time), start, times, x.device)
-    return states[-1], totals[-1]
-
-
 def log_likelihood(
     model: DiffusionModel,
     images: Batch,
     labels: Sequence[int] | None,
     indices: Sequence[int],
     seed: int = 0,
-    solver: Solver = "heun",
     steps: int = 100,
 ) -> Float[Tensor, " b"]:
-    """Return the natural logarithm of the density at each of `images`; `indices` select their random signs.
+    """Return the natural logarithm of the density at each of `images`, by `steps` equal steps of Heun's method.
 
-    A network that is undefined at t = 0 (`sampling_interval`) treats the images as states at its first time, 1e-3.
-    Where alpha_1 is not 0, as for VP, N(0, I) is an approximation of the noise at t = 1.
+    `indices` select the random signs. A network that is undefined at t = 0 (`sampling_interval`) treats the images as
+    states at its first time, 1e-3. Where alpha_1 is not 0, as for VP, N(0, I) approximates the noise at t = 1.
     """
     z = signs(model.shape, seed, indices_on(images.device, indices)).to(images)
-    if solver == "heun":
-        x, total = _heun(_plain_denoiser(model, labels), images, z, steps)
-    else:  # one image at a time: in a batch they would share their steps and depend on one another
-        denoisers = [_plain_denoiser(model, labels and [labels[k]]) for k in range(len(images))]
-        parts = [_dopri5(denoiser, images[k : k + 1], z[k : k + 1], steps) for k, denoiser in enumerate(denoisers)]
-        x, total = (torch.cat(part) for part in zip(*parts, strict=True))
+    denoiser = model.denoiser(Sampling(clip=False), labels)  # guidance and clipping would change the density
+    x, total = images, images.new_zeros(len(images))
+    for now, after in pairwise(linspace(denoiser.low, denoiser.high, steps + 1)):
+        move, gain = _rates(denoiser, x, z, now)
+        move_ahead, gain_ahead = _rates(denoiser, x + (after - now) * move, z, after)
+        x = x + 0.5 * (after - now) * (move + move_ahead)
+        total = total + 0.5 * (after - now) * (gain + gain_ahead)
     normal = -0.5 * (x.square() + math.log(2 * math.pi)).flatten(1).sum(dim=1)
     return normal - total
-
-
-def _plain_denoiser(model: DiffusionModel, labels: Sequence[int] | None) -> Denoiser:
-    """Return the denoiser without guidance and clipping, which would change the density."""
-    return model.denoiser(Sampling(clip=False), labels)

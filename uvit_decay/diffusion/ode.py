@@ -7,9 +7,7 @@ because it is DDIM with noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import pairwise
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,8 +16,6 @@ from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace,
 
 T_MIN = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT
-
-State = TypeVar("State", Tensor, tuple[Tensor, ...])
 
 
 def ddim(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
@@ -104,23 +100,12 @@ def dopri5(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajector
 
 def _dopri5(denoiser: Denoiser, x: Tensor, times: list[float]) -> Tensor:
     """Return the states of one sample at `times` but the first; an Euler step leads the last one on to t = 0."""
-    states = adaptive(lambda state, time: -denoiser.velocity(state, time), x, times, x.device)[1:]
+    from torchdiffeq import odeint
+
+    grid = torch.tensor(times, dtype=torch.float64, device=x.device)
+    # The option ends a step at the last time, beyond which it would evaluate the slope.
+    how = {"rtol": RTOL, "atol": ATOL, "method": "dopri5", "options": {"step_t": grid[-1:]}}
+    states = odeint(lambda t, state: -denoiser.velocity(state, float(t)), x, grid, **how)[1:]
     if denoiser.low > 0:
         states[-1] += denoiser.low * denoiser.velocity(states[-1], denoiser.low)
     return states
-
-
-def adaptive(slope: Callable[[State, float], State], state: State, times: list[float], device: torch.device) -> State:
-    """Solve d state / dt = slope(state, t) with torchdiffeq's dopri5 and return the states at all `times`, stacked."""
-    from torchdiffeq import odeint
-
-    grid = torch.tensor(times, dtype=torch.float64, device=device)
-    return odeint(
-        lambda t, at: slope(at, float(t)),
-        state,
-        grid,
-        rtol=RTOL,
-        atol=ATOL,
-        method="dopri5",
-        options={"step_t": grid[-1:]},  # ends a step at the last time, beyond which it would evaluate the slope
-    )

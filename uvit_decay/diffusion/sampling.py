@@ -189,15 +189,11 @@ class DiffusionModel:
         return replace(sampling, precision=chosen_precision(sampling.precision, self.device))
 
 
+@torch.no_grad()
 def generate(
-    model: DiffusionModel,
-    sampling: Sampling,
-    indices: Sequence[int],
-    labels: Sequence[int] | None,
-    seed: int,
-    batch_size: int,
-) -> Iterator[Tensor]:
-    """Yield the images with these `indices`, in order, as float32 batches (b, c, h, w) of about [-1, 1].
+    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
+) -> Tensor:
+    """Return the images with these `indices` as a float32 batch (b, c, h, w) of about [-1, 1].
 
     Args:
         model: the network, in eval mode, with the weights to sample with.
@@ -205,12 +201,20 @@ def generate(
         indices: indices of the images within the sequence of this seed.
         labels: an int for each index, num_classes is the null label; None for an unconditional network.
         seed: the seed.
-        batch_size: images in a batch.
     """
     model.check(sampling)
-    for start in range(0, len(indices), batch_size):
-        part = slice(start, start + batch_size)
-        yield _generate_batch(model, sampling, indices[part], None if labels is None else labels[part], seed)
+    if sampling.method.per_sample and len(indices) > 1:
+        each = [None] * len(indices) if labels is None else [[label] for label in labels]
+        return torch.cat([generate(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
+    rows = indices_on(model.device, indices)
+
+    def draw(name: str, *step: int) -> Tensor:
+        return normal(name, seed, *step, rows=rows, shape=model.shape)
+
+    with computing(model.device, chosen_precision(sampling.precision, model.device)):
+        for state in trajectory(model, sampling, labels, draw):
+            x = state
+    return x
 
 
 def generate_uint8(
@@ -221,37 +225,17 @@ def generate_uint8(
     seed: int,
     decode: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Return one batch of `generate` as uint8 images (b, c, h, w), by `decode`, which may be an autoencoder's decoder.
+    """Return `generate` as uint8 images (b, c, h, w), by `decode`, which may be an autoencoder's decoder.
 
     `decode` computes in float32 if the network does, otherwise in TF32 where the device has it, never in bfloat16.
     """
     with computing(model.device, decoding_precision(sampling, model.device)):
-        batches = generate(model, sampling, indices, labels, seed, len(indices))
-        return torch.cat([decode(batch) for batch in batches])
+        return decode(generate(model, sampling, indices, labels, seed))
 
 
 def decoding_precision(sampling: Sampling, device: torch.device) -> Precision:
     """Return the precision in which an autoencoder decodes: float32 if that of the network is, otherwise TF32."""
     return "float32" if chosen_precision(sampling.precision, device) == "float32" else "tf32"
-
-
-@torch.no_grad()
-def _generate_batch(
-    model: DiffusionModel, sampling: Sampling, indices: Sequence[int], labels: Sequence[int] | None, seed: int
-) -> Tensor:
-    """Return the final states of one batch, or one sample at a time for samplers that need it (`per_sample`)."""
-    if sampling.method.per_sample and len(indices) > 1:
-        each = [None] * len(indices) if labels is None else [[label] for label in labels]
-        return torch.cat([_generate_batch(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
-    rows = indices_on(model.device, indices)
-
-    def draw(name: str, *step: int) -> Tensor:
-        return normal(name, seed, *step, rows=rows, shape=model.shape)
-
-    with computing(model.device, chosen_precision(sampling.precision, model.device)):
-        for state in trajectory(model, sampling, labels, draw):
-            x = state
-    return x
 
 
 def trajectory(

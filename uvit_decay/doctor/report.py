@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from lightning.pytorch import Trainer
@@ -62,22 +61,21 @@ class Finding:
 
 
 class Report:
-    """Findings in the order in which they were made; they are printed at once, or all at the end as JSON.
+    """Findings in the order in which they were made, which are printed at once.
 
     Args:
         show: print them; only one process of a run does.
-        as_json: print one JSON list when the report is closed.
     """
 
-    def __init__(self, show: bool = True, as_json: bool = False) -> None:
-        self.show, self.as_json = show, as_json
+    def __init__(self, show: bool = True) -> None:
+        self.show = show
         self.findings: list[Finding] = []
 
     def add(self, findings: Iterable[Finding]) -> None:
         """Add findings one by one, as they are made."""
         for finding in findings:
             self.findings.append(finding)
-            if self.show and not self.as_json:
+            if self.show:
                 print(finding, flush=True)
 
     @property
@@ -86,12 +84,10 @@ class Report:
         return [finding for finding in self.findings if finding.level == "error"]
 
     def close(self) -> int:
-        """Print the last line, or the JSON list; return the exit code: 2 if there is an error, else 0."""
+        """Print the last line; return the exit code: 2 if there is an error, else 0."""
         if not self.show:
             for error in self.errors[:1]:  # in the log of this rank
                 print(f"error: {error.text}" + (f"; {error.flag}" if error.flag else ""), file=sys.stderr)
-        elif self.as_json:
-            print(json.dumps([asdict(finding) for finding in self.findings], indent=2))
         else:
             counts = [(sum(found.level == level for found in self.findings), level) for level in ("error", "warning")]
             print(", ".join(f"{count} {level}{'s' * (count != 1)}" for count, level in counts))

@@ -1,18 +1,23 @@
-"""Base class of the networks: the decay in the state_dict, the run of the blocks, the null label."""
+"""Base class of the networks: the decay in the state_dict, the run of the blocks, the null label, folders.
+
+A folder, on disk or on the Hugging Face Hub, has config.json, the arguments of the constructor, and model.safetensors.
+It says nothing of a noise path or a prediction: `uvit-decay export` writes one that makes images by itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
-from uvit_decay.nn.pretrained import Pretrained
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole, explained
 
 
 class DataLayers(NamedTuple):
@@ -45,19 +50,43 @@ class Residual(Protocol):
     last_layers: tuple[str, ...]
 
 
-class DecayedNet(Pretrained):
+class DecayedNet(
+    nn.Module,
+    PyTorchModelHubMixin,
+    library_name="uvit_decay",
+    paper_url="https://arxiv.org/abs/2404.10947",
+    tags=["decayed-identity-shortcuts"],
+):
     """A network whose residual branches stand on decayed shortcuts (abstract): 2 L of a transformer of L blocks.
 
-    Subclasses set `num_classes`, `null_label`, `checkpointing` and `dim`, and call `record_shortcuts` in their
-    constructor.
+    It has `from_pretrained`, `save_pretrained` and `push_to_hub` of huggingface_hub. Subclasses set `num_classes`,
+    `null_label`, `checkpointing`, `dim` and `config`, the arguments of their constructor, and call `record_shortcuts`.
     """
 
+    config: dict[str, Any]
+    # Not None, so that no network is built with a second copy of its arguments in it.
+    _hub_mixin_config: ClassVar[dict[str, Any]] = {}
     num_classes: int
     null_label: bool
     checkpointing: bool
     dim: int
     class_token = False  # whether the first token is one
     shortcuts: decay.Shortcuts
+
+    def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
+        """Write config.json, model.safetensors and README.md; the options are huggingface_hub's."""
+        return super().save_pretrained(save_directory, config=config or self.config, **options)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | Path, **options: Any) -> nn.Module:
+        """Return the network of a folder or a repository, in eval mode; arguments replace those that are stored.
+
+        A missing or a superfluous weight, and alphas of another decay, are refused.
+        """
+        # Any error is explained: a damaged file may raise anything.
+        with explained(f"cannot load a {cls.__name__} from {pretrained_model_name_or_path}", Exception):
+            loaded = super().from_pretrained(pretrained_model_name_or_path, **{**options, "strict": True})
+            return loaded.eval()  # huggingface_hub 0.34 leaves it in training mode
 
     def record_shortcuts(self, shortcuts: decay.Shortcuts) -> None:
         """Register the weights of the branches in the state_dict, where loading checks them.

@@ -60,13 +60,13 @@ def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H
     return rearrange(x, "b (h w) (p q c) -> b c (h p) (w q)", h=side, w=side, p=patch, q=patch)
 
 
-def timestep_embedding(t: Float[Tensor, " b"], dim: int, max_period: float = 1e4) -> Float[Tensor, "b d"]:
-    """Return the sinusoidal embedding [cos, sin] of t at dim/2 frequencies max_period^(-2i/dim), float32.
+def timestep_embedding(t: Float[Tensor, " b"], dim: int) -> Float[Tensor, "b d"]:
+    """Return the sinusoidal embedding [cos, sin] of t at dim/2 frequencies 10000^(-2i/dim), float32.
 
     An odd dim is padded with one 0. Always float32: U-ViT embeds 999 t, and bfloat16 rounds 998 and 999 to one number.
     """
     half = dim // 2
-    frequencies = torch.exp(-math.log(max_period) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
+    frequencies = torch.exp(-math.log(1e4) * torch.arange(half, device=t.device, dtype=torch.float32) / half)
     angles = t.float()[:, None] * frequencies
     return nn.functional.pad(torch.cat([angles.cos(), angles.sin()], dim=-1), (0, dim % 2))
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from uvit_decay.checkpoint.detect import MAE_FILE, VIT_FILE, looks_like
 from uvit_decay.checkpoint.official.common import (
     ImportOptions,
@@ -79,8 +76,6 @@ def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, Imp
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the MAE of a file with a decoder; raise a UserError if file or options do not fit."""
     config = _encoder(loaded, options) | _decoder(loaded, options)
-    if options.wiring not in (None, config["wiring"]):
-        raise UserError(f"{loaded.where} has the {config['wiring']} wiring, its weights fit no other: drop --wiring")
     norm_pix = not loaded.where.name.startswith(UNNORMALISED) if options.norm_pix is None else options.norm_pix
     found = _found(MAE, config | {"norm_pix": norm_pix}, loaded, options)
     loaded, unread = without_unread(loaded, found.net)
@@ -90,10 +85,10 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
 
 def recognise_encoder(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the ViT of a file without a decoder; raise a UserError if file or options do not fit."""
-    if (options.wiring, options.norm_pix, options.decoder_heads) != (None, None, None):
+    if (options.norm_pix, options.decoder_heads) != (None, None):
         raise UserError(
             f"{loaded.where} has an encoder but no decoder: import a file that has one, such as {FULL}, or leave out "
-            "--wiring, --norm-pix and --decoder-heads"
+            "--norm-pix and --decoder-heads"
         )
     found = _found(ViT, _encoder(loaded, options) | _head(loaded, options.num_classes), loaded, options)
     return replace(found, state=loaded.fitting(found.net))
@@ -163,13 +158,3 @@ def without_unread(loaded: StateDict, net: MAE) -> tuple[StateDict, str]:
     names = tuple(f"{layer}." for layer in unread)
     kept = {name: value for name, value in loaded.state.items() if not (names and name.startswith(names))}
     return replace(loaded, state=kept), ", ".join(unread)
-
-
-def unread_skips(net: MAE, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return zero weights of the SkipLayers that the authors' code builds and nothing reads, for its strict loader."""
-    return {
-        f"skip.{j}.{name.removeprefix('skip.0.')}": torch.zeros_like(value)
-        for j in range(len(net.skip), net.config["depth"] // 2 if len(net.skip) else 0)
-        for name, value in state.items()
-        if name.startswith("skip.0.")
-    }

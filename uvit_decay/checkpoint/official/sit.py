@@ -96,15 +96,11 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
         variance = bool(unused)
         plain, of_dit = loaded, dict(time="dit", learn_sigma=variance, learned_variance=variance)
     net = on_meta(SiT, **config, heads=heads, **rest, **of_dit)
-    state = plain.fitting(net)
-    if options.wiring not in (None, config["wiring"]):
-        if config["wiring"] == "decayed":
-            raise UserError(f"{loaded.where} is a SiT with long skips, which the official wiring lacks: drop --wiring")
-        net, state = on_meta(SiT, **net.config | {"wiring": "decayed"}), to_decayed_wiring(state, config["depth"])
     prediction = options.prediction or ("eps" if of_dit else "velocity")
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
     notes = (TRAINED,) if doubtful else ()
-    return RecognisedModel(net, state, size, path, prediction, _sampling(model, bool(of_dit)), latents, notes=notes)
+    sampling = _sampling(model, bool(of_dit))
+    return RecognisedModel(net, plain.fitting(net), size, path, prediction, sampling, latents, notes=notes)
 
 
 def _sampling(model: DiffusionModel, of_dit: bool) -> Sampling:
@@ -147,29 +143,3 @@ def without_sigma(loaded: StateDict) -> tuple[StateDict, list[Tensor]]:
     halves = {name: loaded.state[name].unflatten(0, (-1, 2 * channels)).split(channels, dim=1) for name in HEAD}
     kept = {name: first.flatten(0, 1) for name, (first, _) in halves.items()}
     return replace(loaded, state={**loaded.state, **kept}), [second for _, second in halves.values()]
-
-
-def to_decayed_wiring(state: Mapping[str, Tensor], depth: int) -> dict[str, Tensor]:
-    """Convert weights of wiring `official` to wiring `decayed` with skip `add`: the same function at the same alphas.
-
-    blocks.i becomes enc_blocks.i in the first half and dec_blocks.(i - depth/2) in the second, whose skips are zero.
-    The other tensors are shared.
-    """
-    if depth % 2:
-        raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
-    numbers = {name.split(".")[1] for name in state if name.startswith("blocks.")}
-    if numbers != {str(i) for i in range(depth)}:
-        count = len(numbers)
-        raise UserError(f"these are not the weights of an official SiT of depth {depth}: they have {count} blocks")
-    half, converted = depth // 2, {}
-    for name, value in state.items():
-        if name.startswith("blocks."):
-            _, number, rest = name.split(".", 2)
-            i = int(number)
-            name = f"enc_blocks.{i}.{rest}" if i < half else f"dec_blocks.{i - half}.{rest}"
-        converted[name] = value
-    for j in range(half):
-        like = converted[f"dec_blocks.{j}.attn.proj.weight"]
-        converted[f"dec_blocks.{j}.skip.weight"] = torch.zeros_like(like)
-        converted[f"dec_blocks.{j}.skip.bias"] = torch.zeros_like(like[0])
-    return converted

@@ -15,14 +15,11 @@ from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 
 PARTS = ("cls_token", "pos_embed", "patch_embed.", "blocks.", "norm.", "fc_norm.", "head.")  # not an MAE's decoder
-COMMON: dict[str, Any] = dict(img_size=224, in_chans=3, mlp_ratio=4.0, global_pool="token", final_norm=True)
-COMMON |= dict(qk_norm=False, norm_layer=None)
-NORM_LAYERS = {"layer": None, "rms": "rmsnorm"}  # timm's names, of the eps that our encoders have
-ARCHITECTURES: dict[str, dict[str, Any]] = {  # names in timm, of which the tag .mae has ImageNet's mean and deviation
-    "vit_base_patch16_224": dict(patch_size=16, embed_dim=768, depth=12, num_heads=12),
-    "vit_large_patch16_224": dict(patch_size=16, embed_dim=1024, depth=24, num_heads=16),
-    "vit_huge_patch14_224": dict(patch_size=14, embed_dim=1280, depth=32, num_heads=16),
+BASE: dict[str, Any] = {  # arguments of the architecture that the lines name; with the tag .mae, pixels are ImageNet's
+    **dict(img_size=224, patch_size=16, in_chans=3, embed_dim=768, depth=12, num_heads=12, mlp_ratio=4.0),
+    **dict(global_pool="token", qk_norm=False, norm_layer=None, final_norm=True),
 }
+NORM_LAYERS = {"layer": None, "rms": "rmsnorm"}  # timm's names, of the eps that our encoders have
 SCALES = {  # pixels: (tag of the architecture, words)
     "imagenet": (".mae", "standardised with ImageNet's mean and standard deviation"),
     "unit": ("", "in [-1, 1]"),
@@ -59,7 +56,7 @@ def python_lines(net: MAE | ViT, state: Mapping[str, Tensor], target: Path) -> s
     """Return the lines of Python that build `net` with timm and `decay.attach`, `state` being in the file `target`."""
     config = net.config
     tag, words = SCALES[config["pixels"]]
-    wanted = COMMON | {
+    wanted = {
         "img_size": config["image_size"],
         "patch_size": config["patch_size"],
         "in_chans": config["channels"],
@@ -72,11 +69,8 @@ def python_lines(net: MAE | ViT, state: Mapping[str, Tensor], target: Path) -> s
         "norm_layer": NORM_LAYERS[config["norm_type"]],
         "final_norm": any(name in state for name in ("norm.weight", "fc_norm.weight")),
     }
-    name, options = min(
-        ((name, _changed(wanted, COMMON | known)) for name, known in ARCHITECTURES.items()), key=lambda one: len(one[1])
-    )
-    options = {"checkpoint_path": str(target), "num_classes": net.num_classes, **options}
-    lines = ["import timm", f"model = timm.create_model({name + tag!r}, {_arguments(options)})"]
+    options = {"checkpoint_path": str(target), "num_classes": net.num_classes, **_changed(wanted, BASE)}
+    lines = ["import timm", f"model = timm.create_model('vit_base_patch16_224{tag}', {_arguments(options)})"]
     if not net.shortcuts.plain():
         usual = {name: parameter.default for name, parameter in signature(decay.attach).parameters.items()}
         lines.insert(1, "from uvit_decay import decay")
