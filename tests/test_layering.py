@@ -51,24 +51,24 @@ WITHOUT_LIGHTNING = (
 )
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_430,
+    ".": 1_395,
     "callbacks": 1_850,
-    "checkpoint": 1_860,
-    "commands": 1_340,
+    "checkpoint": 1_790,
+    "commands": 1_330,
     "compare": 440,
     "data": 2_740,
     "decay": 920,
-    "diffusion": 1_620,
-    "doctor": 610,
+    "diffusion": 1_550,
+    "doctor": 605,
     "evaluation": 1_720,
-    "hub": 700,
+    "hub": 690,
     "metrics": 1_130,
-    "nn": 1_930,
+    "nn": 1_885,
     "representations": 2_790,
     "runtime": 1_970,
     "tasks": 2_020,
 }
-LINES, MODULES, ROOMS = 24_700, 184, 28  # of the whole library
+LINES, MODULES, ROOMS = 24_700, 183, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -8,7 +8,6 @@ from sample_script import pixels, sample
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
-from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.nn import SiT
 
 
@@ -108,14 +107,13 @@ def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class
         assert not np.array_equal(few, pixels(tmp_path / f"{other}.npz"))
 
 
-@pytest.mark.parametrize("sampler", [name for name, sampler in SAMPLERS.items() if not sampler.learned_variance])
+@pytest.mark.parametrize("sampler", ["dpm++", "ddpm"])  # tests/diffusion/test_sampling.py has the others
 def test_images_are_the_same_with_batch_sizes_1_3_and_10(trained, tmp_path, monkeypatch, sampler):
-    num = 4 if sampler == "dopri5" else 10  # which takes one after the other, whatever the batch size
     for size in (1, 3, 10):
-        args = ["--ckpt", trained, "--num", num, "--batch-size", size, "--sampler", sampler, "--steps", 4]
+        args = ["--ckpt", trained, "--num", 10, "--batch-size", size, "--sampler", sampler, "--steps", 4]
         sample(monkeypatch, tmp_path, *args, "--out", f"{size}.npz")
     one, three, ten = (pixels(tmp_path / f"{size}.npz") for size in (1, 3, 10))
-    assert one.shape == (num, 8, 8, 1)
+    assert one.shape == (10, 8, 8, 1)
     assert np.array_equal(one, three)
     assert np.array_equal(one, ten)
 

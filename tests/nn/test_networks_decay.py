@@ -64,17 +64,6 @@ def test_weights_in_bf16_load_into_a_float32_network(kind):
 
 
 @each_kind
-def test_gradients_of_learnable_alphas_match_finite_differences(kind):
-    net = kind.loaded(schedule="learnable", alpha_min=0.7).double()
-    x, t, y = kind.inputs()
-
-    def loss(alphas):
-        return torch.func.functional_call(net, {"alphas": alphas}, (x.double(), t, y)).square().mean()
-
-    assert torch.autograd.gradcheck(loss, net.alphas.detach().clone().requires_grad_())
-
-
-@each_kind
 def test_fixed_alphas_are_no_parameters(kind):
     net = kind.small(alpha_min=0.7)
     assert "alphas" in dict(net.named_buffers())
