@@ -179,6 +179,7 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
     (tmp_path / "own_schedules.py").write_text("def falling(count):\n    return [1 - k / 40 for k in range(count)]\n")
     monkeypatch.syspath_prepend(tmp_path)
     flags = ["--model.net.schedule", "own_schedules.falling", "--model.net.alpha_min", "1.0"]
+    flags += callback("LastCheckpoint")
     assert "--trust own_schedules.falling allows it" in refused(monkeypatch, capsys, tmp_path, *SMALL, *flags)
     train(monkeypatch, tmp_path, *SMALL, *flags, "--trust", "own_schedules.falling")
     (path,) = tmp_path.rglob("last.ckpt")

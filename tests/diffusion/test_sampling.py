@@ -20,6 +20,8 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 from uvit_decay.runtime.validation import typed
 
+TOGETHER = [name for name in NAMES if name != "dopri5"]  # which takes one image at a time, and is slow
+
 
 @pytest.fixture(autouse=True)
 def rough(monkeypatch):
@@ -42,17 +44,16 @@ def test_images_do_not_depend_on_the_batch_size(name, guidance):
         assert torch.equal(to_uint8(parts), to_uint8(whole))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_images_do_not_depend_on_order_or_neighbours(name):
     sampling = Sampling(name, steps=4)
-    whole = images(sampling, range(few(name, 10)))
-    chosen = [7, 2, 9, 0] if len(whole) == 10 else [1, 0]
+    whole, chosen = images(sampling), [7, 2, 9, 0]
     some = images(sampling, chosen, [LABELS[i] for i in chosen], batch_size=3)
     assert torch.allclose(some, whole[chosen], atol=1e-4)
     assert torch.allclose(images(sampling, [10**9 + 7], [1]), images(sampling, [3, 10**9 + 7], [0, 1])[1:], atol=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_images_depend_on_seed_index_and_label(name):
     sampling = Sampling(name, steps=4)
     one = images(sampling, [4, 5, 4], [1, 1, 2])
@@ -65,14 +66,14 @@ def test_images_depend_on_seed_index_and_label(name):
     assert (swapped[0] - one[0]).abs().max() > 1e-2, "(seed 0, index 4) is not (seed 4, index 1)"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_generation_is_deterministic_and_leaves_the_global_stream_alone(name):
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
-    first = images(Sampling(name, steps=3), range(few(name, 10)))
+    first = images(Sampling(name, steps=3))
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(images(Sampling(name, steps=3), range(few(name, 10))), first)
+    assert torch.equal(images(Sampling(name, steps=3)), first)
 
 
 @pytest.mark.parametrize("precision", [None, "float32", "bf16"])
