@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from uvit_decay.runtime.flops import counted_flops
+from uvit_decay.tasks.utilisation import counted_flops
 
 Run = Callable[[], object]
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16}

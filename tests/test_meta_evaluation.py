@@ -60,7 +60,7 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
     prober, cells = Prober(net, VP(), digits, probing, META), len(net.layers)
     features, (train, *_) = waits_of(lambda: prober.features(0))
     assert (train.device.type, train.shape) == ("cpu", (cells, 32, net.dim))
-    assert features == {f"concurrency.py _sent: {TO_HOST}": 3}  # CUDA GPUs go on meanwhile
+    assert features == {f"features.py work: {TO_HOST}": 3}
     found, _ = waits_of(lambda: prober.grid(Processes()))
     assert found - features == {
         f"logistic.py logistic_grid: {TO_DEVICE}": 6,  # order, penalties, features and labels
@@ -87,7 +87,7 @@ def test_features_of_protocols_wait_once_a_batch(digits):
     classifying = Classifying(ProbedNetwork(encoder, "mae", "mae", {}), digits, options)
     found, cells = waits_of(lambda: classifying.cells(META, "float32", Processes()))
     assert (cells["all"].train(0).device, cells["mean"].test.shape) == (META, (1, 16, 16))
-    assert found.pop(f"concurrency.py _sent: {TO_HOST}") == 3
+    assert found.pop(f"features.py work: {TO_HOST}") == 3
     assert found == {f"classification.py cells: {TO_DEVICE}": 4}
 
 
@@ -96,7 +96,7 @@ def test_patch_features_and_reconstructions_wait_once_a_batch(digits, net):
     patches = PatchFeatures(TokenReader(net, VP(), to_float, META, "float32", 8), source, 0.1, seed=0, title="")
     found, states = waits_of(lambda: list(patches.states(range(16), [1])))
     assert [state.shape for state in states] == [(1, 8, 16, net.dim)] * 2
-    assert found == {f"concurrency.py _sent: {TO_HOST}": 2}
+    assert found == {f"features.py work: {TO_HOST}": 2}
     reconstruct = Reconstructor(small_mae().to(META).eval())
     found, images = waits_of(lambda: reconstruct(there(2, 1, 8, 8), [0, 1]))
     assert images.device == META

@@ -13,6 +13,7 @@ from conftest import ROOT, train
 from test_configs import TINY, data_paths, leaves  # noqa: F401  a fixture
 
 from uvit_decay.checkpoint import load
+from uvit_decay.commands.checks import _current
 from uvit_decay.evaluation.open_by_name import open_data, open_images
 from uvit_decay.runtime.instantiate import MOVED, renamed
 from uvit_decay.tasks.settings import differences
@@ -78,6 +79,17 @@ def test_the_table_is_followed_in_one_step_and_names_nothing_that_is_there():
         assert not hasattr(importlib.import_module(module), name)
 
 
+def test_options_that_are_gone_are_left_out_where_they_said_nothing():
+    last = {"keep_last": 2, "keep_weights_only": False}
+    best = {"metric": "fid", "weights_only": False}
+    assert _current([last, best, {"weights_only": False}]) == [
+        {"keep_last": 2},
+        {"metric": "fid"},
+        {"weights_only": False},
+    ]
+    assert _current({"keep_weights_only": True}) == {"keep_weights_only": True}  # which the parser refuses
+
+
 def test_a_class_that_was_dropped_ends_in_one_line(tmp_path, monkeypatch, capsys):
     extractor = {"class_path": "uvit_decay.metrics.CustomExtractor", "init_args": {"path": "net.pt"}}
     callback = {"class_path": "uvit_decay.callbacks.GenerationMetrics", "init_args": {"extractor": extractor}}
@@ -86,7 +98,7 @@ def test_a_class_that_was_dropped_ends_in_one_line(tmp_path, monkeypatch, capsys
         train(monkeypatch, tmp_path, "fit", "--config", str(tmp_path / "old.yaml"))
     assert end.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: uvit_decay.metrics.CustomExtractor was dropped: ")
+    assert line.startswith("error: uvit_decay.metrics.CustomExtractor is no longer part of uvit_decay: ")
     assert line.endswith("an Extractor of ten lines does it: docs/extending.md")
 
 

@@ -15,7 +15,7 @@ from uvit_decay.decay import SHORTCUTS, shortcuts
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.instantiate import construct
+from uvit_decay.runtime.instantiate import Spec, build
 
 N, A = 6, 0.7
 LINEAR = [1 - 0.3 * k / (N - 1) for k in range(N)]
@@ -166,7 +166,7 @@ def test_lists_and_functions_of_ones_own_are_recorded_as_numbers():
     net = ViT(16, 4, 3, 16, 2, 2, schedule=falling)
     assert net.shortcuts.alphas == (1.0, 0.9, 0.8, 0.7)
     assert net.config["schedule"] == [[1.0, 1.0], [0.9, 2.0], [0.8, 3.0], [0.7, 4.0]]
-    again = construct(ViT, net.config, True, "a file", "ViT")  # as a checkpoint does, which holds plain values
+    again = build(Spec.of(ViT, net.config), ViT, "uvit_decay.nn")  # as a checkpoint does, which holds plain values
     again.load_state_dict(net.state_dict())
     assert again.config == net.config
     assert ViT(16, 4, 3, 16, 2, 2, schedule=[1.0, 0.9, 0.8, 0.7]).shortcuts == decay.weighted([1.0, 0.9, 0.8, 0.7])

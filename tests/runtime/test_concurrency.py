@@ -10,7 +10,7 @@ import threading
 import pytest
 import torch
 
-from uvit_decay.runtime.concurrency import free_threads, in_threads, on_cpu, read_ahead
+from uvit_decay.runtime.concurrency import free_threads, in_threads, read_ahead
 
 CPU = torch.device("cpu")
 PROGRAM = """
@@ -55,18 +55,6 @@ def test_an_error_of_the_reader_is_raised_by_its_job():
     assert [float(next(tensors)) for _ in range(2)] == [0.5, 1.0]
     with pytest.raises(ZeroDivisionError):
         next(tensors)
-
-
-def test_a_result_is_fetched_when_the_next_one_is_under_way():
-    begun = []
-
-    def work(number: int) -> torch.Tensor:
-        begun.append(number)
-        return torch.tensor(number)
-
-    fetched = [(int(result), len(begun)) for result in on_cpu(map(work, range(4)))]
-    assert fetched == [(0, 2), (1, 3), (2, 4), (3, 4)]
-    assert list(on_cpu([])) == []
 
 
 def test_results_arrive_in_order_and_several_jobs_run_at_once():

@@ -104,7 +104,7 @@ def test_a_file_is_fetched_once(server, target, length, capfd):
 
 def test_a_cut_connection_leaves_nothing_and_the_next_call_fetches_all(server, target):
     server.cut = 400_000
-    message = fails(server.url, str(target), "400,000 of 1,000,001 bytes", "run again", url=server.url, target=target)
+    message = fails(server.url, str(target), "400,000 bytes came", "run again", url=server.url, target=target)
     assert message.count(str(target)) == 1
     assert [path.name for path in target.parent.iterdir()] == ["file.bin.lock"]
     server.cut = None
@@ -149,13 +149,6 @@ def test_a_server_that_refuses_is_quoted(server, target, status):
     server.status = status
     fails(server.url, str(status), f"put it at {target}", url=server.url, target=target)
     assert server.requests == 1
-
-
-def test_an_unreachable_server_is_named(target):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}/file.bin"
-        fails(url, "refused", f"put it at {target}", url=url, target=target)
 
 
 def test_a_silent_server_does_not_hold_on_for_ever(target):

@@ -1,10 +1,12 @@
 """Errors that a user can fix are one line."""
 
 import errno
+import math
+import re
 
 import pytest
 
-from uvit_decay.runtime.errors import LONGEST, UserError, explained, user_errors
+from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explained, user_errors
 
 
 @pytest.mark.parametrize(
@@ -33,16 +35,18 @@ def test_other_errors_and_those_that_explain_themselves_are_raised_as_they_are()
         raise UserError("it is so")
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("WORLD_SIZE", "abc"), ("WORLD_SIZE", "0"), ("LOCAL_RANK", "x"), ("MASTER_PORT", "99999"), ("MASTER_PORT", "")],
-)
-def test_a_variable_that_no_launcher_sets_so_is_one_line(name, value, monkeypatch, capsys):
-    monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit) as stop, user_errors():
-        pytest.fail("the script has begun")
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: the environment variable {name} is {value!r}")
+def test_a_number_outside_an_interval_is_named():
+    check_numbers("[0, 1)", a=0.0, b=0.5)
+    wrong = {
+        "[0, 1)": (1.0, -0.1),
+        "(0, 1]": (0.0, 1.1),
+        "(0, inf)": (math.inf, math.nan),
+        "[0, inf]": (math.nan, None),
+    }
+    for interval, numbers in wrong.items():
+        for number in numbers:
+            with pytest.raises(UserError, match=rf"^x must lie in {re.escape(interval)}, got {number}$"):
+                check_numbers(interval, x=number)
 
 
 @pytest.mark.parametrize(

@@ -20,14 +20,6 @@ def test_a_check_makes_missing_folders_and_leaves_nothing_else_behind(tmp_path, 
     assert set(tmp_path.rglob("*")) == (parents if folder else parents - {path})
 
 
-def test_a_check_leaves_an_existing_file_as_it_is(tmp_path):
-    path = tmp_path / "out.png"
-    path.write_bytes(b"precious")
-    check_writable(path)
-    assert path.read_bytes() == b"precious"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_check_follows_no_link_that_somebody_laid(tmp_path, monkeypatch):
     victim, path = tmp_path / "victim", tmp_path / "out.png"
     victim.write_bytes(b"precious")

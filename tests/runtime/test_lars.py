@@ -46,20 +46,6 @@ def test_a_matrix_or_a_gradient_of_zeros_is_not_scaled(start):
     assert torch.equal(w.detach(), torch.full((2, 2), -1.0 if start == 0.0 else 1.0))
 
 
-def test_a_parameter_without_gradient_and_a_closure_are_those_of_any_optimizer():
-    w, frozen = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2, 2))
-    optimizer = LARS([w, frozen], lr=0.5)
-
-    def closure():
-        loss = w.sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 2.0
-    assert w.tolist() == [0.5, 0.5]
-    assert torch.equal(frozen.detach(), torch.ones(2, 2))
-
-
 def test_numbers_out_of_range_are_refused():
     with pytest.raises(ValueError, match="momentum 1.0"):
         LARS([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=1.0)

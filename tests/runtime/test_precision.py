@@ -5,7 +5,7 @@ import torch
 from torch import backends
 
 from uvit_decay.runtime import precision
-from uvit_decay.runtime.precision import computing, full_float32
+from uvit_decay.runtime.precision import computing
 
 CPU = torch.device("cpu")
 KNOBS = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
@@ -43,7 +43,7 @@ def test_whatever_was_set_is_off_inside_and_back_after(way, restored):
     (OLD_WAYS | NEW_WAYS)[way]()
     before = settings()
     with torch.autocast("cpu", torch.bfloat16):
-        with full_float32(CPU):
+        with computing(CPU, "float32"):
             assert settings() == ["ieee"] * 4
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
@@ -67,12 +67,12 @@ def test_each_precision_has_its_settings(precision, gpu, old, linear, restored):
     assert settings() == before
 
 
-@pytest.mark.parametrize("way", OLD_WAYS)
+@pytest.mark.parametrize("way", ["high", "cudnn.allow_tf32"])
 def test_the_older_names_follow(way, restored):
     """torch.compile reads these."""
     OLD_WAYS[way]()
     before = torch.get_float32_matmul_precision(), backends.cudnn.allow_tf32, backends.cuda.matmul.allow_tf32
-    with full_float32(CPU):
+    with computing(CPU, "float32"):
         assert torch.get_float32_matmul_precision() == "highest"
         assert not backends.cudnn.allow_tf32
         assert not backends.cuda.matmul.allow_tf32
@@ -83,7 +83,7 @@ def test_the_older_names_follow(way, restored):
 def test_an_error_inside_restores_them(restored):
     torch.set_float32_matmul_precision("medium")
     before = settings()
-    with pytest.raises(KeyError), full_float32(CPU):
+    with pytest.raises(KeyError), computing(CPU, "float32"):
         raise KeyError
     assert settings() == before
 

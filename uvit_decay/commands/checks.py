@@ -15,7 +15,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
-from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.instantiate import DROPPED, UNUSED, renamed
 from uvit_decay.runtime.program import config_names, find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 from uvit_decay.tasks.optimization import IN_PLACE
@@ -27,13 +27,7 @@ FORMS = re.compile(
     r"'NoneType'|abc.Sequence'|dot import path|Given value|Not a valid subclass of|Subclass types expect|"
     r"^a class path|^a dict with"
 )
-DROPPED = {  # names of classes and options that are gone -> what to do without them
-    "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
-    "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
-    "extra_decays": "the callback EMA keeps one average: leave it out",
-}
 LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everything
-UNUSED = {"skip_non_finite": 0, "extra_decays": []}  # of them, the defaults that configurations were saved with
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
@@ -101,7 +95,8 @@ def _current(values: Any) -> Any:
     values = {key: _current(value) for key, value in values.items()}
     if "skip_non_finite" in values:
         values |= {name: None for name, (other, _) in IN_PLACE.items() if values.get(other) is not None}
-    return {key: value for key, value in values.items() if key not in UNUSED or value != UNUSED[key]}
+    unused = UNUSED | ({"weights_only": False} if "metric" in values else {})  # of BestCheckpoint
+    return {key: value for key, value in values.items() if key not in unused or value != unused[key]}
 
 
 def limit(trusted: list[str]) -> None:

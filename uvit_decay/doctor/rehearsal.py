@@ -13,17 +13,16 @@ import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, Timer
 
-from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import Summary
 from uvit_decay.doctor.environment import memory_limit, missing_weights
 from uvit_decay.doctor.report import Run
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.flops import peak_bytes
 from uvit_decay.runtime.random import subset
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.optimization import run_length
+from uvit_decay.tasks.utilisation import peak_bytes
 
 WARM = 2  # optimizer steps before the clock starts
 STEPS, SECONDS = 20, 5.0  # of timed steps: whichever comes last ends them
@@ -114,17 +113,14 @@ class Rehearsal(Callback):
         found.costs = [self._cost(trainer, task, callback) for callback in self.run.periodic]
 
     def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Cost:
-        """Return the measured cost of a callback; that of its forward passes if weights that it needs are not here."""
+        """Return the cost of a callback by its forward passes; it is checked if all weights that it needs are here."""
         cost = Cost(type(callback).__name__, self._times(callback))
         try:
-            if missing_weights(callback, trainer.datamodule):
-                cost.evaluations = callback.evaluations(trainer, task)
-                cost.seconds = cost.evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
-                return cost
-            callback.setup(trainer, task, "fit")
-            callback.ready(trainer, task)
-            with averaged(trainer, task):
-                cost.evaluations, cost.seconds = callback.evaluations(trainer, task), callback.seconds(trainer, task)
+            if not missing_weights(callback, trainer.datamodule):
+                callback.setup(trainer, task, "fit")
+                callback.ready(trainer, task)
+            cost.evaluations = callback.evaluations(trainer, task)
+            cost.seconds = cost.evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
         except UserError as error:
             cost.error = str(error)
         return cost

@@ -22,7 +22,7 @@ from uvit_decay.image_io import to_float
 from uvit_decay.metrics import resize
 from uvit_decay.runtime.distributed import cpu_threads
 from uvit_decay.runtime.errors import UserError, check_whole
-from uvit_decay.runtime.precision import Precision, chosen_precision, computing, full_float32
+from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import generator
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ class SmallClassifier(Extractor):
                 torch.random.fork_rng(),
                 torch.enable_grad(),
                 torch.inference_mode(False),
-                full_float32(images.device),
+                computing(images.device, "float32"),
                 cpu_threads(1),  # the rounding of sums depends on the number of threads
             ):
                 torch.manual_seed(0)

@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.precision import full_float32
+from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import normal
 
 _AT_ONCE = 64  # projections; of 50,000 images they take 26 MB
@@ -38,7 +38,7 @@ def mind(
     check_features("MIND", real, fake)
     rows, columns, weights = _common_steps(len(real), len(fake), real.device)
     total = torch.zeros((), dtype=torch.float64, device=real.device)
-    with full_float32(real.device):
+    with computing(real.device, "float32"):
         for numbers in torch.arange(projections, device=real.device).split(_AT_ONCE):
             directions = F.normalize(normal("sliced Wasserstein", rows=numbers, shape=(real.shape[1],)), dim=1)
             x, y = ((directions @ side.T).sort(dim=1).values.double() for side in (real, fake))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
-from uvit_decay.runtime.concurrency import on_cpu, read_ahead
+from uvit_decay.runtime.concurrency import read_ahead
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal
@@ -110,8 +110,8 @@ class TokenReader:
             inputs = network_inputs(self.path, x, level, part, *key)
             with computing(self.device, self.precision):
                 found = torch.stack([reduce(state) for state in states_of(self.net, layers, *inputs)])
-            return found if processes.size == 1 else found.cpu()
+            return found.cpu()
 
         # The batches of this process, in the order in which `map_ordered` asks for them.
         with closing(read_ahead(locked, jobs[processes.rank :: processes.size], self.device)) as stored:
-            yield from on_cpu(processes.map_ordered(jobs, work))
+            yield from processes.map_ordered(jobs, work)

@@ -24,9 +24,8 @@ from uvit_decay.nn.intermediates import (
     check_pool,
     has_class_token,
     layer_indices,
-    pooled_features,
 )
-from uvit_decay.representations.features import TokenReader, network_inputs, pooling
+from uvit_decay.representations.features import TokenReader, pooling
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.protocols import PROTOCOLS, Cells, Protocol
@@ -34,7 +33,6 @@ from uvit_decay.representations.reference import NEIGHBOURS, Reference
 from uvit_decay.runtime.concurrency import free_threads, in_threads
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.flops import estimated_seconds
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.random import subset
@@ -149,18 +147,6 @@ class Prober:
                 yield from in_threads(self._level, jobs, threads)
         else:
             yield from processes.map_ordered(jobs, self._level)
-
-    @torch.no_grad()
-    def estimated_seconds(self, count: int) -> float:
-        """Estimate the seconds of the features of `count` images, each at one level, on this device."""
-
-        def features(batch: int) -> Tensor:
-            x = torch.zeros(batch, self.net.channels, self.net.image_size, self.net.image_size, device=self.device)
-            inputs = network_inputs(self.path, x, self.times[0], range(batch), 0)
-            return pooled_features(self.net, *inputs, pool=self.probing.pool)
-
-        with computing(self.device, self.precision):
-            return estimated_seconds(features, count, self.probing.batch_size)
 
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""

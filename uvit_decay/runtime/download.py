@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.client
+import shutil
 import urllib.request
 from glob import escape
 from pathlib import Path
@@ -16,8 +17,6 @@ from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.files import remove_remains, replacing, writing
 
 Algorithm = Literal["md5", "sha256"]
-
-_CHUNK = 1 << 18
 
 
 def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
@@ -77,14 +76,8 @@ def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout:
     # Errors of urllib and of the disk are OSErrors.
     failed = explained(f"cannot download {url}", OSError, http.client.HTTPException, hint=hint)
     with replacing(target) as file, failed, urllib.request.urlopen(url, timeout=timeout) as response:
-        size, digest = response.length, hashlib.new(algorithm, usedforsecurity=False)
-        with tqdm(desc=target.name, total=size, unit="B", unit_scale=True, unit_divisor=1024) as bar:
-            while chunk := response.read(_CHUNK):
-                file.write(chunk)
-                digest.update(chunk)
-                bar.update(len(chunk))
-        if size not in (None, file.tell()):
-            raise OSError(f"the connection broke off after {file.tell():,} of {size:,} bytes")
-        if not agrees(digest.hexdigest(), expected):
-            reason = f"the {algorithm} of what came is {digest.hexdigest()}, expected {expected}"
-            raise UserError(f"{url}: {reason}; run again to fetch it anew")
+        with tqdm.wrapattr(response, "read", total=response.length, desc=target.name) as source:
+            shutil.copyfileobj(source, file)
+        file.flush()
+        if not agrees(actual := checksum(Path(file.name), algorithm), expected):
+            raise OSError(f"{file.tell():,} bytes came, whose {algorithm} is {actual}, expected {expected}")

@@ -17,11 +17,6 @@ UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # control charact
 LONGEST = 2000  # characters of a message
 MOST_SEED = 2**32 - 1  # numpy's and Lightning's limit
 PREEMPTED = 85  # exit code of a run that saved because it was warned; free of other meanings, for scripts that requeue
-LAUNCHERS = {  # least and largest value of the environment variables that launchers set
-    **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), (1, 2**20)),
-    **dict.fromkeys(("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK"), (-1, 2**20)),
-    "MASTER_PORT": (0, 2**16 - 1),
-}
 
 
 class UserError(Exception):
@@ -85,23 +80,21 @@ def check_whole(least: int, most: int = 2**31 - 1, **numbers: int | None) -> Non
             raise UserError(f"{name} must be at least {least} and at most {most}, got {number}")
 
 
+def check_numbers(interval: str, **numbers: float) -> None:
+    """Raise a UserError that names the first of `numbers` outside an interval such as "[0, 1)", or not a number."""
+    low, high = map(float, interval[1:-1].split(","))
+    open_ends = [end for end, bracket in ((low, interval[0]), (high, interval[-1])) if bracket in "()"]
+    for name, number in numbers.items():
+        if number is None or not (low <= number <= high and number not in open_ends):
+            raise UserError(f"{name} must lie in {interval}, got {number}")
+
+
 def check_choice(known: Any, **values: object) -> None:
     """Raise a UserError that names the first of `values` that is none of `known`, a Literal or a collection."""
     names = get_args(known) or tuple(known)
     for name, value in values.items():
         if not (isinstance(value, str) and value in names):
             raise UserError(f"{name} must be {' or '.join(names)}, got {value!r}")
-
-
-def check_launcher() -> None:
-    """Raise a UserError for an environment variable of a launcher that is not an integer, or out of range.
-
-    Libraries read these variables on import and would fail with a traceback.
-    """
-    for name, (least, most) in LAUNCHERS.items():
-        word = os.environ.get(name, str(most))
-        if not (word.removeprefix("-").isdecimal() and least <= int(word) <= most):
-            raise UserError(f"the environment variable {name} is {word!r}: unset it, or give it a number up to {most}")
 
 
 @contextmanager
@@ -115,7 +108,6 @@ def user_errors() -> Iterator[None]:
     """
     try:
         _open_streams()
-        check_launcher()
         yield
         sys.stdout.flush()  # what cannot be printed is an error now, not at the end of the interpreter
     except UserError as error:

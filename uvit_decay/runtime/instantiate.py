@@ -25,9 +25,15 @@ MOVED = {  # older modules or classes -> where they are now; checkpoints, config
     "uvit_decay.tasks.mixing": "uvit_decay.tasks.classify",
     "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
 }
-DROPPED = {  # names of classes that are gone -> what to do instead
+DROPPED = {  # names of classes and options that are gone -> what to do without them
     "CustomExtractor": "for a network of your own an Extractor of ten lines does it: docs/extending.md",
+    "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
+    "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
+    "extra_decays": "the callback EMA keeps one average: leave it out",
+    "keep_weights_only": "uvit-decay export makes weights alone of a checkpoint that is kept",
 }
+# Options that are gone, and the defaults with which older configurations and checkpoints have them.
+UNUSED = {"skip_non_finite": 0, "extra_decays": [], "keep_weights_only": False}
 
 
 def renamed(values: Any) -> Any:
@@ -44,7 +50,7 @@ def renamed(values: Any) -> Any:
     flag, equals, path = values.rpartition("=")
     module, dot, name = path.rpartition(".")
     if name in DROPPED and module.startswith("uvit_decay"):
-        raise UserError(f"{path} was dropped: {DROPPED[name]}")
+        raise UserError(f"{path} is no longer part of uvit_decay: {DROPPED[name]}")
     return flag + equals + MOVED.get(path, MOVED.get(module, module) + dot + name)
 
 
@@ -89,18 +95,10 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is no {base.__name__}")
-    return construct(kind, spec.init_args, spec.is_from(home), where, name)
-
-
-def construct(kind: type, arguments: Mapping[str, Any], check_types: bool, where: Path | str, name: str) -> Any:
-    """Return kind(**arguments) of values from the file `where`, which calls the class `name`.
-
-    With `check_types` the values must be as annotated.
-    """
-    hints = get_type_hints(kind.__init__) if check_types else {}
+    hints = get_type_hints(kind.__init__) if spec.is_from(home) else {}
     checked = {
         key: typed(hints[key], value, f"{where}: {name}: {key}") if key in hints else value
-        for key, value in arguments.items()
+        for key, value in spec.init_args.items()
     }
     another_version = explained(f"{where} describes {name} as another version knew it", TypeError)
     # Any other error is possible, too: the constructor may not check these arguments.

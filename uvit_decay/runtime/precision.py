@@ -58,11 +58,6 @@ def _product_seconds(a: torch.Tensor, b: torch.Tensor) -> float:
     return time.process_time() - start
 
 
-def full_float32(device: torch.device) -> AbstractContextManager[None]:
-    """Return the context manager `computing` for float32."""
-    return computing(device, "float32")
-
-
 @contextmanager
 def computing(device: torch.device, precision: Precision) -> Iterator[None]:
     """Make networks on `device` compute in this precision within the context, whatever the trainer or user has set.

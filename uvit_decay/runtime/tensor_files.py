@@ -131,11 +131,6 @@ def _check_readable(path: Path) -> None:
         raise UserError(f"{path} is no file of tensors but a text file")
 
 
-def has_crcs(archive: zipfile.ZipFile) -> bool:
-    """Return whether the archive has checksums: torch has an option to write zeros instead."""
-    return any(record.CRC for record in archive.infolist())
-
-
 def check_records(path: Path, whole: bool) -> None:
     """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; those of tensors only if `whole`.
 
@@ -151,7 +146,8 @@ def check_records(path: Path, whole: bool) -> None:
             if record.compress_type != zipfile.ZIP_STORED:
                 raise zipfile.BadZipFile(f"its {record.filename} is compressed")
             archive.open(record).close()  # raises if the record at its offset has another name
-        for record in archive.infolist() if has_crcs(archive) else ():
+        has_crcs = any(record.CRC for record in archive.infolist())  # torch has an option to write zeros instead
+        for record in archive.infolist() if has_crcs else ():
             if whole or "/data/" not in record.filename:
                 with archive.open(record) as content:
                     while content.read(2**20):

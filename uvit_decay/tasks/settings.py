@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.instantiate import UNUSED, renamed
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks.optimization import IN_PLACE
 
@@ -29,7 +29,6 @@ EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     **dict.fromkeys((f"trainer.gradient_clip_{name}" for name in ("val", "algorithm")), DECIDES),
     **dict.fromkeys(("trainer.limit_train_batches", "trainer.sync_batchnorm", "trainer.callbacks.EMA"), DECIDES),
 }
-GONE = ("model.optim.skip_non_finite", "trainer.callbacks.EMA.extra_decays")  # in checkpoints of older versions
 
 
 def effect(name: str) -> str:
@@ -46,7 +45,8 @@ def decides(name: str) -> bool:
 
 def _in_force(settings: Settings) -> Settings:
     """Return settings with those of the optimizer that are in force; older versions stored others beside them."""
-    settings = {name: value for name, value in settings.items() if name not in GONE}
+    gone = (*UNUSED, "weights_only")
+    settings = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in gone}
     for name, (other, default) in IN_PLACE.items():
         flag = f"model.optim.{name}"
         if settings.get(f"model.optim.{other}") is not None:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import resource
+import sys
 import time
+from collections.abc import Callable
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
+from torch.utils.benchmark import Timer
+from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
-from uvit_decay.runtime.flops import counted_flops, matrix_rate, peak_bytes
 from uvit_decay.tasks.sharding import skeleton
+
+SIDES = {"cuda": 4096}  # side of the square product that is timed
+SIDE = 1024  # with which CPUs reach their rate
+SECONDS = 0.1  # time of the products that are timed
 
 
 class Utilisation:
@@ -37,7 +46,8 @@ class Utilisation:
             rank_zero_info(f"no train/mfu: the FLOPs of {type(task.net).__name__} cannot be counted, {one_line(error)}")
             return
         dtype = torch.bfloat16 if task.trainer.precision == "bf16-mixed" else torch.float32
-        self._rate = task.trainer.world_size * matrix_rate(task.device, dtype) / flops if flops else None
+        rate = matrix_rate(task.device, dtype, torch.get_num_threads())
+        self._rate = task.trainer.world_size * rate / flops if flops else None
 
     def restart(self) -> None:
         """Count images and time from now on; the speed is not known until it is measured again."""
@@ -73,3 +83,28 @@ def image_flops(task: LightningModule) -> float:
             return counted_flops(lambda: task.loss(batch, "train").backward()) / count
     finally:
         task.net = net
+
+
+def counted_flops(work: Callable[[], object]) -> int:
+    """Return the floating-point operations of the matrix products, convolutions and attention of `work()`."""
+    with FlopCounterMode(display=False) as counter:
+        work()
+    return counter.get_total_flops()
+
+
+@functools.cache
+def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
+    """Return the FLOP/s of a square product in this dtype, with so many threads on a CPU; it takes 0.2 s once."""
+    side = SIDES.get(device.type, SIDE)
+    a, b = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
+    timer = Timer(
+        "torch.mm(a, b, out=out)", globals={"torch": torch, "a": a, "b": b, "out": a @ b}, num_threads=threads
+    )
+    return 2 * side**3 / min(timer.blocked_autorange(min_run_time=SECONDS).times)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the most bytes of a GPU's memory that tensors of this process held, elsewhere its largest resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
