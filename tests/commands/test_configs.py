@@ -52,9 +52,10 @@ def image_folder(folder):
 def data_paths(encoded, tmp_path_factory):
     """Small data, by the name of the data module that reads them."""
     folder = tmp_path_factory.mktemp("data")
-    write_cifar(CIFAR100, folder)
     images = image_folder(folder / "images")
-    return {"Images": images, "AugmentedImages": images, "CIFAR100": folder, "Latents": encoded}
+    with pytest.MonkeyPatch.context() as patch:
+        write_cifar(CIFAR100, folder, patch)
+        yield {"Images": images, "AugmentedImages": images, "CIFAR100": folder, "Latents": encoded}
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
@@ -150,7 +151,7 @@ def test_without_a_config_the_digits_are_the_default_and_another_config_takes_no
         (["fit", "--trainer.strategy", "fsdp_cpu_offload"], "fsdp is the one that shards here"),
         (["fit", "--config", str(ROOT / "configs/digits_sit.yaml"), "--model.sampling.sampler", "uvit-em"], "infinite"),
         (["fit", "--model.weighting", "velocity", "--model.prediction", "velocity"], "weighting"),
-        (["fit", "--model.optim.betas", "[2, 3]"], "betas lie in [0, 1)"),
+        (["fit", "--model.optim.betas", "[2, 3]"], "the first of betas must lie in [0, 1), got 2"),
         (["fit", "--model.label_dropout", "0"], "needs label_dropout above 0"),
         ([], "subcommand"),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from image_noise import SIZE, class_tars, noise, tar_of, tarred, tree
 from PIL import Image
 
@@ -17,7 +16,6 @@ from uvit_decay.data import archives
 from uvit_decay.data.image_files import list_images, read
 from uvit_decay.runtime.errors import UserError
 
-SAMPLE = ROOT.parent / "shared" / "data" / "imagenet100-sample"
 NAMES = ["n02/n02_1.JPEG", "n01/n01_10.JPEG", "n01/n01_2.JPEG", "n03/n03_1.JPEG"]
 
 

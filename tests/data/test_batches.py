@@ -30,7 +30,7 @@ def test_an_epoch_shows_each_image_at_most_once_and_epochs_differ():
     assert [batch.number for batch in first + second] == list(range(8))
 
 
-@pytest.mark.parametrize("start", [0, 1, 3, 4, 5, 9])
+@pytest.mark.parametrize("start", [1, 4, 9])
 def test_a_loader_goes_on_where_it_was(start):
     whole, rest = batches(epochs=3), batches(start=start, epochs=3)
     for a, b in zip(whole[start:], rest, strict=False):
@@ -129,7 +129,6 @@ def test_an_evaluation_loader_starts_anew_and_keeps_the_order():
         (12, 5, None, "not divisible by 5 devices"),
         (51, 1, None, "larger than the 50 images"),
         (0, 1, None, "leave nothing"),
-        (12, 1, 0, "device_batch_size must be at least 1"),
     ],
 )
 def test_batch_sizes_that_do_not_fit_are_refused(batch_size, ranks, limit, message):
@@ -157,8 +156,7 @@ def test_a_subset_is_fixed_and_shows_every_class_of_a_sorted_set():
     assert subset(images, 1000, "probe") == list(range(1000))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 7, 12, 13])
+@pytest.mark.parametrize(("ranks", "size"), [(1, 7), (2, 12), (3, 1), (3, 13)])
 def test_a_filled_set_holds_every_image_once_among_its_rows(size, ranks):
     """What fills the last batch has rows beyond the set, and all ranks have equally many batches."""
     samplers = [StepSampler(size, 6, 0, rank, ranks, shuffle=False, fill=True) for rank in range(ranks)]

@@ -160,5 +160,4 @@ def zip_pickle(data: bytes, random: Random) -> bytes:
     return file.getvalue()
 
 
-PICKLE: tuple[Mutation, ...] = (evil_pickle,)
 TORCH: tuple[Mutation, ...] = (zip_pickle,)

@@ -1,4 +1,4 @@
-"""Kinds of files with pictures and texts: folders, zips and tars of images, CIFAR, class lists, settings, histories."""
+"""Kinds of files with pictures and texts: folders, zips and tars of images, class lists, settings, histories."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cifar_files import write_cifar
 from conftest import ROOT
-from documents import JSON, PICKLE, TEXT, YAML
+from documents import JSON, TEXT, YAML
 from image_noise import noise, tarred, tree, zipped
 from kind import Kind, Sources, anything_valid
 from PIL import Image
@@ -20,7 +19,7 @@ from run_folders import a_run
 
 from uvit_decay.commands.cli import CLI
 from uvit_decay.compare.runs import Run
-from uvit_decay.data import CIFAR10, Images
+from uvit_decay.data import Images
 from uvit_decay.data.decoding import Box, decode_box
 
 SIDE = 8
@@ -99,20 +98,6 @@ def read_classes(folder: Path, file: Path) -> Any:
     return images_in(folder / "images", classes=str(folder / "classes.txt"))
 
 
-# ---- CIFAR
-
-
-def make_cifar(folder: Path, sources: Sources) -> None:
-    write_cifar(CIFAR10, folder)
-
-
-def read_cifar(folder: Path, file: Path) -> Any:
-    data = CIFAR10(str(folder), batch_size=1)
-    data.setup()
-    sets = [(part.images, part.labels) for part in (data.train, data.test)]
-    return [sets, data.class_names]
-
-
 # ---- settings and histories
 
 
@@ -156,7 +141,6 @@ IMAGE_KINDS = {
     "zip of images": Kind(make_archives, read_archive, "*.zip", (), known_pictures),
     "tar of images": Kind(make_archives, read_archive, "*.tar", (), known_pictures),
     "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
-    "CIFAR's pickles": Kind(make_cifar, read_cifar, "cifar*/*", PICKLE, anything_valid),
     "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
     "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),
     "run: histories": Kind(make_run, read_run, "run/*.jsonl", JSON, anything_valid),

@@ -59,7 +59,7 @@ def find(path: Path, extensions: Collection[str], classes: Collection[str] | Non
         return _find_in_folder(path, extensions, classes)
     if _is_tar(path):
         return _find_in_tar(path, extensions, classes)
-    return ArchiveIndex(_chosen(_open_zip(path).archive.namelist(), extensions))
+    return ArchiveIndex(_chosen(_open_zip(path)[0].namelist(), extensions))
 
 
 def _chosen(names: Iterable[str], extensions: Collection[str]) -> tuple[str, ...]:
@@ -195,7 +195,10 @@ def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]
 
         def read(i: int) -> bytes:
             if zipped is not None:
-                return zipped.read(names[i])
+                archive, lock = zipped
+                _check_size(archive.getinfo(names[i]).file_size)  # zipfile unpacks no more than this
+                with lock:
+                    return archive.read(names[i])
             if spans is None:
                 return _read_span(path / names[i])
             number, offset, size = spans[i].tolist()
@@ -223,22 +226,11 @@ def _check_size(size: int) -> None:
         raise ValueError(f"{size:,} bytes, more than the {LARGEST:,} that an image may have")
 
 
-class _Zip:
-    """An open zip that threads may share: a lock protects its file position and its reference count."""
+def _open_zip(path: Path) -> tuple[zipfile.ZipFile, threading.Lock]:
+    """Return the open zip, cached because opening one of 50,000 files takes about a second.
 
-    def __init__(self, path: Path) -> None:
-        self.archive = zipfile.ZipFile(path)
-        self.lock = threading.Lock()
-
-    def read(self, member: str) -> bytes:
-        """Return the bytes of a member; raise a ValueError if they are more than LARGEST."""
-        _check_size(self.archive.getinfo(member).file_size)  # zipfile unpacks no more than this
-        with self.lock:
-            return self.archive.read(member)
-
-
-def _open_zip(path: Path) -> _Zip:
-    """Return the open zip, cached because opening one of 50,000 files takes about a second."""
+    Threads may share it with the lock, which protects its file position and its reference count.
+    """
     named_zip = path.suffix.lower() == ".zip"
     what = "not a zip, or one that is cut short" if named_zip else "neither a folder nor a zip or tar"
     with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
@@ -248,8 +240,8 @@ def _open_zip(path: Path) -> _Zip:
 
 
 @lru_cache(maxsize=4)
-def _cached_zip(path: Path, *_: int) -> _Zip:
-    return _Zip(path)
+def _cached_zip(path: Path, *_: int) -> tuple[zipfile.ZipFile, threading.Lock]:
+    return zipfile.ZipFile(path), threading.Lock()
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -21,7 +21,7 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.data.decoding import Box
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import normal, uniform
 
 _ATTEMPTS = 10  # of finding a box that fits, in torchvision and timm
@@ -54,14 +54,12 @@ class Augment:
     crop_clip: bool = False
 
     def __post_init__(self) -> None:
-        low, high = self.crop_scale
-        if not 0.0 < low <= high <= 1.0:
-            raise UserError(f"crop_scale is two shares of an image, 0 < least <= largest <= 1, got {low}, {high}")
-        low, high = self.crop_ratio
-        if not 0.0 < low <= high < math.inf:
-            raise UserError(f"crop_ratio is width / height, 0 < least <= largest, got {low}, {high}")
-        if not 0.0 <= self.erase <= 1.0:
-            raise UserError(f"erase is a share of the images in [0, 1], got {self.erase}")
+        ranges = {"crop_scale": (self.crop_scale, "(0, 1]"), "crop_ratio": (self.crop_ratio, "(0, inf)")}
+        for name, ((low, high), interval) in ranges.items():
+            check_numbers(interval, **{f"the least {name}": low, f"the largest {name}": high})
+            if low > high:
+                raise UserError(f"{name} is the least and the largest, got {low}, {high}")
+        check_numbers("[0, 1]", erase=self.erase)
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
             hint = "use timm's names, such as rand-m9-mstd0.5-inc1"
             raise UserError(f"rand_augment {self.rand_augment!r} is not known: {hint}")
@@ -69,9 +67,9 @@ class Augment:
     def draws(self, seed: int, rows: Tensor) -> list[AugmentDraw]:
         """Return what is drawn for the images at these rows, int64 (b,) on the CPU."""
         boxes = uniform("crop", seed, rows=rows, shape=(_ATTEMPTS, 4)).tolist()
-        mirrored = (uniform("flip", seed, rows=rows) < 0.5).tolist()
+        mirror = (uniform("flip", seed, rows=rows) < 0.5 * self.flip).tolist()
         words = (uniform("rand_augment", seed, rows=rows, shape=(2,)) * 2**24).long().tolist()
-        return [AugmentDraw(self, *drawn) for drawn in zip(boxes, mirrored, words, strict=True)]
+        return [AugmentDraw(self, *drawn) for drawn in zip(boxes, mirror, words, strict=True)]
 
 
 class AugmentDraw(NamedTuple):
@@ -79,13 +77,8 @@ class AugmentDraw(NamedTuple):
 
     augment: Augment
     attempts: list[list[float]]
-    mirrored: bool
+    mirror: bool
     seeds: list[int]
-
-    @property
-    def mirror(self) -> bool:
-        """Return whether the image is mirrored."""
-        return self.augment.flip and self.mirrored
 
     def box(self, height: int, width: int) -> Box:
         """Return the crop of an image of this size: `RandomResizedCrop.get_params` of torchvision, or of MAE's code.

@@ -1,4 +1,4 @@
-"""The data module of randomly cropped images, for MAE and classifiers: decoded anew, or cropped on the device."""
+"""The data module of randomly cropped images, for MAE and classifiers: decoded anew, or cropped in memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory
 from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, planes
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import Listing, common_side, read
-from uvit_decay.runtime.errors import UserError
-
-_TEST_CHUNK = 256  # images that are cropped at once for reading
+from uvit_decay.runtime.errors import check_numbers
 
 
 class _Augmentable(Protocol):
@@ -64,7 +62,7 @@ def _changed(image: Image.Image, draw: AugmentDraw) -> Image.Image:
 
 
 class Cached(InMemory):
-    """Square images of one size in memory, cropped in batches on their device; read by index, they have the test crop.
+    """Square images of one size in memory, cropped on their device; read by index, they have the test crop.
 
     Args:
         images: uint8 (n, c, side, side).
@@ -79,22 +77,19 @@ class Cached(InMemory):
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         images, labels = super().__getitem__(indices)
-        side, scaled = images.shape[-1], self.crop.scaled(self.image_size)
-        if side == scaled == self.image_size:
-            return images, labels
-        start = round((scaled - self.image_size) / 2.0) * side / scaled  # torchvision's CenterCrop, in source pixels
-        corner = torch.full((1, 2), start, device=images.device)
-        length = torch.full_like(corner, self.image_size * side / scaled)
-        parts = [resampled(part, corner, length, self.image_size, inside=False) for part in images.split(_TEST_CHUNK)]
-        return torch.cat(parts), labels
+        return self.crop(images, self.image_size), labels
 
     def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]:
         """Return randomly changed images, uint8 (b, c, size, size) on the device of the set, and labels (b,)."""
+        from torchvision.transforms.v2 import InterpolationMode, functional  # takes a second to import
+
         images, labels = super().__getitem__(indices)
-        boxes = torch.tensor([draw.box(*images.shape[2:]) for draw in draws])
-        mirror = torch.tensor([draw.mirror for draw in draws])
-        boxes, mirror = (part.to(images.device, non_blocking=True) for part in (boxes, mirror))
-        return resampled(images, boxes[:, :2], boxes[:, 2:], self.image_size, mirror), labels
+        size, changed = [self.image_size, self.image_size], []
+        for image, draw in zip(images, draws, strict=True):
+            box = draw.box(*image.shape[1:])
+            part = functional.resized_crop(image, *box, size, InterpolationMode.BICUBIC)
+            changed.append(part.flip(-1) if draw.mirror else part)
+        return torch.stack(changed), labels
 
 
 class AugmentedImages(Images):
@@ -102,7 +97,7 @@ class AugmentedImages(Images):
 
     The crop is torchvision's RandomResizedCrop or MAE's, bicubic. Training images are decoded from their files for
     every batch, in `num_workers` processes; if all are squares of one size that fit in `memory_gb`, such as CIFAR's,
-    they are read once and cropped in batches on the device (not with RandAugment, which is made of PIL's operations).
+    they are read once and cropped on the device (not with RandAugment, which is made of PIL's operations).
     All changes are functions of the seed and of the position in training. Test images, and training images that probes
     read, have the test crop.
 
@@ -141,8 +136,7 @@ class AugmentedImages(Images):
     ) -> None:
         sizes = image_size, channels, batch_size, device_batch_size
         super().__init__(path, test_path, holdout, classes, *sizes, augment.flip, memory_gb, num_workers, seed)
-        if not 0.0 < test_crop <= 1.0:
-            raise UserError(f"test_crop is a share of the shorter side in (0, 1], got {test_crop}")
+        check_numbers("(0, 1]", test_crop=test_crop)
         self.augment, self.crop = augment, ResizedCentre(test_crop)
         check_shape(self.crop.scaled(image_size), channels)
 
@@ -165,47 +159,3 @@ class AugmentedImages(Images):
         if not (self.augment.erase and self.trainer.training):
             return batch
         return batch._replace(images=erased(batch.images, self.augment.erase, self.seed, batch.sample_ids_on("cpu")))
-
-
-_STEPS = 2**14  # weights are whole multiples of 1 / _STEPS, so that float32 sums of weights x 0..255 are exact
-
-
-def resampled(
-    images: Tensor, start: Tensor, length: Tensor, size: int, mirror: Tensor | None = None, inside: bool = True
-) -> Tensor:
-    """Return a part of each image, scaled to size x size: uint8 (b, c, size, size), as PIL's but for roundings.
-
-    The result does not depend on the order of sums, thus neither on the batch size nor on the kernel that runs. Columns
-    are scaled first; PIL scales rows first where that is cheaper, which matters where values are clipped in between.
-
-    Args:
-        images: uint8 (b, c, h, w).
-        start: top and left of the parts in pixels, (b, 2) or (1, 2) for all.
-        length: their heights and widths, likewise.
-        size: height and width of the result.
-        mirror: where this bool tensor (b,) is True, the result is mirrored (left to right).
-        inside: the filter ends at the edges of the part, as if it were cropped before; else at those of the image.
-    """
-    rows, columns = (
-        _weights(start[:, axis], length[:, axis], size, images.shape[2 + axis], inside) for axis in range(2)
-    )
-    if mirror is not None:
-        columns = torch.where(mirror[:, None, None], columns.flip(1), columns)
-    wide = torch.einsum("bchw,bow->bcho", images.float(), columns.expand(len(images), -1, -1))
-    wide = wide.round_().clamp_(0, 255)  # as PIL, which makes bytes of each pass
-    scaled = torch.einsum("bcho,bph->bcpo", wide, rows.expand(len(images), -1, -1))
-    return scaled.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _weights(start: Tensor, length: Tensor, size: int, total: int, inside: bool) -> Tensor:
-    """Return the weights of `total` pixels in each of `size` new ones: float32 (b, size, total), rows of sum 1."""
-    start, length = start.float()[:, None, None], length.float()[:, None, None]
-    scale = length / size
-    centre = start + (torch.arange(size, device=start.device)[:, None] + 0.5) * scale
-    pixel = torch.arange(total, device=start.device) + 0.5
-    x = ((pixel - centre) / scale.clamp(min=1.0)).abs()  # antialiasing: a wider filter where the image shrinks
-    weights = torch.where(x < 1, (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2) * (x < 2)
-    if inside:
-        weights *= (pixel > start) & (pixel < start + length)
-    weights /= weights.sum(2, keepdim=True)
-    return weights.mul_(_STEPS).round_().div_(_STEPS)

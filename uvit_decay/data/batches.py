@@ -155,8 +155,6 @@ class StepSampler(DistributedSampler):
             raise UserError(f"the global batch size {batch_size} is not divisible by {ranks} devices")
         if batch_size > size and not fill:
             raise UserError(f"the global batch size {batch_size} is larger than the {size} images of the set")
-        if limit is not None and limit < 1:
-            raise UserError(f"device_batch_size must be at least 1, got {limit}")
         self.size, self.batch_size, self.start = size, batch_size, 0
         self.share = batch_size // ranks
         self.micro_batches = micro_batches(self.share, limit)

@@ -1,35 +1,29 @@
 """CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz.
 
-File names, URLs and checksums are those of torchvision. The batches are pickles, from which numpy's arrays are
-made and nothing else is called.
+File names, URLs and checksums are those of torchvision. The batches are pickles, which could run code: none is read
+unless its md5 is the official one.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
 import pickle
-import sys
 import tarfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.download import download, verify
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
     from torchvision import datasets
-
-_PIXELS = 3 * 32 * 32
 
 
 class _CIFAR(ImageData, ABC):
@@ -77,15 +71,11 @@ class _CIFAR(ImageData, ABC):
         place = self._find()
         if place is None:
             raise self._failure or UserError(self._not_found())
-        contents = self._read_folder(place) if place.is_dir() else self._read_archive(place)
+        contents = {name: pickle.loads(content, encoding="latin1") for name, content in self._official_files(place)}
         official, (label_key, name_key) = self.official(), self.keys
-        meta = official.meta["filename"]
-        (names,) = _values(contents[meta], f"{place}/{meta}", name_key)
-        if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-            raise UserError(f"{place}/{meta}: {name_key} is not a list of class names")
-        self.class_names = tuple(names)
+        self.class_names = tuple(contents[official.meta["filename"]][name_key])
         self.train, self.test = (
-            _joined([_batch(contents[name], f"{place}/{name}", label_key, len(names)) for name, _ in batches])
+            _joined([contents[name] for name, _ in batches], label_key)
             for batches in (official.train_list, official.test_list)
         )
 
@@ -115,28 +105,21 @@ class _CIFAR(ImageData, ABC):
         hint = "see why its download failed" if self.download else "set --data.download true"
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 
-    def _read_folder(self, folder: Path) -> dict[str, bytes]:
-        """Read the files of the extracted archive; warn of those that are not the official ones."""
-        md5s = self._md5s()
-        missing = [name for name in md5s if not (folder / name).is_file()]
-        if missing:
-            hint = f"copy it again, or remove it and use {self.official().filename}"
-            raise UserError(f"{folder}: incomplete, it lacks {', '.join(missing)}; {hint}")
-        with explained(f"cannot read the files in {folder}", OSError):
-            contents = {name: (folder / name).read_bytes() for name in md5s}
-        actual = {name: hashlib.md5(content, usedforsecurity=False).hexdigest() for name, content in contents.items()}
-        others = [str(folder / name) for name in md5s if actual[name] != md5s[name]]
-        if others:
-            warning = f"warning: not the official CIFAR batches (md5 differs): {', '.join(others)}"
-            rank_zero_only(print)(warning, file=sys.stderr)
-        return contents
+    def _official_files(self, place: Path) -> Iterator[tuple[str, bytes]]:
+        """Yield name and contents of each file in the extracted folder or the archive, which is not extracted.
 
-    def _read_archive(self, path: Path) -> dict[str, bytes]:
-        """Read the files into memory without extracting the archive, whose md5 is verified in place of theirs."""
+        Raises:
+            UserError: a checksum differs, or a file is missing.
+        """
         official = self.official()
-        verify(path, official.tgz_md5, "md5")
-        with tarfile.open(path, "r:gz") as archive:
-            return {name: archive.extractfile(f"{official.base_folder}/{name}").read() for name in self._md5s()}
+        if place.is_dir():
+            for name, md5 in self._md5s().items():
+                verify(place / name, md5, "md5")
+                yield name, (place / name).read_bytes()
+        else:
+            verify(place, official.tgz_md5, "md5")
+            with tarfile.open(place, "r:gz") as archive:
+                yield from ((n, archive.extractfile(f"{official.base_folder}/{n}").read()) for n in self._md5s())
 
 
 class CIFAR10(_CIFAR):
@@ -184,46 +167,7 @@ class CIFAR100(_CIFAR):
         return datasets.CIFAR100
 
 
-class _Unpickler(pickle.Unpickler):
-    """An unpickler that calls nothing but what pickles of numpy's arrays and of bytes call."""
-
-    ALLOWED = {("_codecs", "encode"), ("numpy", "dtype"), ("numpy", "ndarray")}
-    for _module in ("numpy.core", "numpy._core"):  # of numpy 1 and 2
-        ALLOWED |= {(f"{_module}.multiarray", "_reconstruct"), (f"{_module}.numeric", "_frombuffer")}
-
-    def __init__(self, content: bytes, where: str) -> None:
-        super().__init__(io.BytesIO(content), encoding="latin1")  # the text of Python 2, in which arrays are, too
-        self.where = where
-
-    def find_class(self, module: str, name: str) -> Callable:
-        if (module, name) not in self.ALLOWED:
-            raise UserError(f"{self.where} is a pickle that wants to run {f'{module}.{name}'[:200]}: refused")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def _values(content: bytes, where: str, *keys: str) -> list[Any]:
-    """Return the values of these keys of the dict in a pickle; raise a UserError that begins with `where`."""
-    with explained(f"{where}: not a pickle of CIFAR, or damaged", Exception):  # damaged bytes raise nearly anything
-        values = _Unpickler(content, where).load()
-        if missing := [key for key in keys if key not in values]:
-            raise UserError(f"{where}: has no {' and no '.join(missing)}, only {str(list(values))[:200]}")
-        return [values[key] for key in keys]
-
-
-def _batch(content: bytes, where: str, key: str, classes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return images, uint8 (n, 3072), and labels (n,); raise a UserError if the file is not a valid CIFAR batch."""
-    with explained(f"{where}: not a CIFAR batch", ValueError):
-        data, labels = (np.asarray(values) for values in _values(content, where, "data", key))
-        if data.dtype != np.uint8 or data.shape[1:] != (_PIXELS,):
-            raise ValueError(f"data must be uint8 (n, {_PIXELS}), it is {data.dtype} {data.shape}")
-        if labels.dtype.kind != "i" or labels.shape != data.shape[:1]:
-            raise ValueError(f"{len(data)} images but {key} are {labels.dtype} {labels.shape}")
-        if not ((labels >= 0) & (labels < classes)).all():
-            raise ValueError(f"{key} are {labels.min()} to {labels.max()}, but the meta file names {classes} classes")
-    return data, labels
-
-
-def _joined(batches: list[tuple[np.ndarray, np.ndarray]]) -> InMemory:
+def _joined(batches: Sequence[dict[str, Any]], key: str) -> InMemory:
     """Join batches into one set; a row of 3072 bytes holds the red, green and blue plane, each row by row."""
-    images, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+    images, labels = (np.concatenate([batch[name] for batch in batches]) for name in ("data", key))
     return InMemory(torch.from_numpy(images.reshape(-1, 3, 32, 32)), torch.from_numpy(labels.astype(np.int64)))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -29,6 +29,7 @@ MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scalin
 
 _DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
+Picture = TypeVar("Picture")
 Crop = Callable[[Image.Image, int], Image.Image]  # makes an image of any size one of size x size
 
 
@@ -100,8 +101,9 @@ class ResizedCentre:
 
     share: float
 
-    def __call__(self, image: Image.Image, size: int) -> Image.Image:
-        from torchvision.transforms import InterpolationMode, functional
+    def __call__(self, image: Picture, size: int) -> Picture:
+        """Return the crop of an image, or of each in a uint8 tensor (b, c, h, w), up to a level the same."""
+        from torchvision.transforms.v2 import InterpolationMode, functional
 
         image = functional.resize(image, [self.scaled(size)], InterpolationMode.BICUBIC)
         return functional.center_crop(image, [size, size])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.decoding import Crop, centre_crop
 from uvit_decay.data.image_files import Listing, list_images, read
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
 
 
@@ -72,10 +71,8 @@ class Images(ImageData):
         seed: int = 0,
     ) -> None:
         super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
-        if not 0.0 <= holdout < 1.0:
-            raise UserError(f"holdout is a share in [0, 1), got {holdout}")
-        if not 0.0 <= memory_gb < math.inf:
-            raise UserError(f"memory_gb is a size in GiB, 0 or more, got {memory_gb}")
+        check_numbers("[0, 1)", holdout=holdout)
+        check_numbers("[0, inf)", memory_gb=memory_gb)
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
         self.classes = classes
         self.crop: Crop = centre_crop
