@@ -52,11 +52,11 @@ WITHOUT_LIGHTNING = (
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
     ".": 1_395,
-    "callbacks": 1_850,
+    "callbacks": 1_700,
     "checkpoint": 1_790,
     "commands": 1_330,
     "compare": 440,
-    "data": 2_740,
+    "data": 2_580,
     "decay": 920,
     "diffusion": 1_550,
     "doctor": 605,
@@ -65,10 +65,10 @@ BUDGETS = {
     "metrics": 1_130,
     "nn": 1_885,
     "representations": 2_790,
-    "runtime": 1_970,
-    "tasks": 2_020,
+    "runtime": 1_840,
+    "tasks": 2_000,
 }
-LINES, MODULES, ROOMS = 24_700, 183, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_950, 182, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -31,7 +31,7 @@ def parameters(task):
     return {name: p.detach().clone() for name, p in task.net.named_parameters()}
 
 
-@pytest.mark.parametrize(("decay", "ramp"), [(0.9, True), (0.9, False), (0.0, False)])
+@pytest.mark.parametrize(("decay", "ramp"), [(0.9, True), (0.9, False)])
 def test_the_average_is_its_definition(tmp_path, decay, ramp):
     ema, weights = EMA(decay, ramp), Weights()
     tiny_trainer(tmp_path, ema, weights, max_steps=15).fit(tiny_task(), Digits(32))
@@ -140,7 +140,7 @@ def test_an_update_is_one_operation():
     assert [name for name in recorder.ops if not name.startswith("aten.detach")] == ["aten._foreach_lerp_.Scalar"]
 
 
-@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_a_decay_outside_its_range_is_refused(decay):
-    with pytest.raises(UserError, match=r"\[0, 1\)"):
-        EMA(decay)
+def test_a_decay_outside_its_range_is_refused():
+    for decay in (1.0, -0.1, float("nan")):
+        with pytest.raises(UserError, match=r"decay must lie in \[0, 1\)"):
+            EMA(decay)

@@ -16,7 +16,6 @@ from runs import StopAt
 from uvit_decay.callbacks import Progress
 from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
 
 LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
 RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
@@ -153,11 +152,6 @@ def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, caplog):
         fit(tmp_path, progress, max_steps=5)
     assert terminal.shown == []
     assert not [line for line in caplog.messages if line.startswith("step ")]
-
-
-def test_seconds_are_checked():
-    with pytest.raises(UserError, match="line_every takes seconds from 0, got nan"):
-        Progress(line_every=float("nan"))
 
 
 def bars_of(monkeypatch, folder, *flags):

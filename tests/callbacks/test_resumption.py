@@ -8,15 +8,15 @@ import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer, train
 from gloo import lightning_rank, on_two_processes
-from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.resumption import check_same_start, newest
+from uvit_decay.callbacks.resumption import newest
 from uvit_decay.checkpoint.newest import names, newest_whole, rotate, run_folders
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.sharding import register_ddp
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -169,24 +169,21 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
             file.unlink()
 
 
-class SameStart(Callback):
-    def on_fit_start(self, trainer, task) -> None:
-        check_same_start(trainer)
-
-
 def rank_of_two(folder, rank):
     """What two ranks resume from, when they share a folder and when they do not."""
     lightning_rank(rank)
+    register_ddp()
     said = []
     for place in (folder / "shared", folder / f"of rank {rank}"):
         place.mkdir(exist_ok=True)
         os.chdir(place)  # paths are relative, and so the same on all nodes
         options = {"logger": CSVLogger("."), "devices": 2, "strategy": "ddp", "limit_val_batches": 1}
-        best = BestCheckpoint("val/loss", weights_only=True)
-        trainer = tiny_trainer(place, best, SameStart(), max_steps=6, val_check_interval=6, **options)
+        best = BestCheckpoint("val/loss")
+        trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
-            found = newest("auto", {}, (), trainer.loggers, place)
-            trainer.fit(tiny_task(), Digits(32), ckpt_path=found)
+            found, task = newest("auto", {}, (), trainer.loggers, place), tiny_task()
+            task.start = found and (str(found), 4)
+            trainer.fit(task, Digits(32), ckpt_path=found)
             said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
         except UserError as error:
             said.append(str(error))
@@ -200,6 +197,5 @@ def test_all_ranks_resume_from_the_same_checkpoint_or_none_does(tmp_path):
         tiny_trainer(tmp_path / place, StopAt(4), **options).fit(tiny_task(), Digits(32))
     (shared, first), (shared_too, second) = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
     assert shared == shared_too == "last.ckpt to 6, best at 6"
-    assert first.startswith("--ckpt_path is lightning_logs/version_0/checkpoints/last.ckpt (step 4) on ")
-    assert second.startswith("--ckpt_path is no checkpoint on ")
-    assert "they need one folder of runs" in second
+    assert first == second
+    assert first.startswith("the flag ckpt_path: not the same on ")

@@ -16,12 +16,12 @@ from uvit_decay.metrics import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 
 HISTORIES = (history.PROBES, history.GENERATION)
-EVERY = {"every_n_steps": 5, "at_end": False}
+EVERY = {"every_n_steps": 10, "at_end": False}
 MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
 
 
 def a_run(folder, version, *more, stop=20, ckpt_path=None):
-    """The folder of a run of 20 steps, or of fewer, that is evaluated after every five."""
+    """The folder of a run of 20 steps, or of fewer, that is evaluated after every ten."""
     callbacks = [Summary(), LinearProbes(times=(0.1,), max_train=50, max_test=50, **EVERY), StopAt(stop), *more]
     logger = RunLogger("x", str(folder), version)
     options = {"logger": logger, "max_steps": 20, "log_every_n_steps": 4}
@@ -49,10 +49,10 @@ def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopp
     rest = a_run(tmp_path, 2, metrics(), ckpt_path=checkpoint)
     for name in HISTORIES:
         steps = [measurement.step for measurement in history.read(half / name)]
-        assert steps[:2] == [5, 10]
+        assert steps[0] == 10
         assert (rest / name).read_text() == (whole / name).read_text()
     first = history.read(whole / history.PROBES)[0]
-    assert (first.step, first.epoch, first.images_seen) == (5, pytest.approx(5 / 44), 5 * 32)
+    assert (first.step, first.epoch, first.images_seen) == (10, pytest.approx(10 / 44), 10 * 32)
     assert first.metadata["best"]["test_accuracy"] == first.values["best_accuracy"]
     assert rows(rest) == rows(whole)
 
@@ -60,15 +60,13 @@ def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopp
 def test_a_checkpoint_of_no_run_is_continued_without_a_history(half, tmp_path):
     copied = shutil.copy(half / "checkpoints" / "last.ckpt", tmp_path)
     rest = a_run(tmp_path, 1, ckpt_path=copied)
-    assert [measurement.step for measurement in history.read(rest / history.PROBES)] == [15, 20]
+    assert [measurement.step for measurement in history.read(rest / history.PROBES)] == [20]
 
 
 DAMAGED = {
     "probes.jsonl": {json.dumps({"step": 5}): "probes.jsonl, line 1 lacks epoch"},
     "metrics.csv": {
         "step,train/loss\nx,1.0\n": "metrics.csv is damaged: invalid literal",
-        "stap,train/loss\n1,1.0\n": "metrics.csv is damaged: 'step'",
-        "train/loss,step\n1.0\n": "metrics.csv is damaged: int",
         "step,train/loss\n1,1.0,2.0\n": "metrics.csv is damaged: the row of step 1 has more cells",
         f"step,train/loss\n1,{'x' * 200_000}\n": "metrics.csv is damaged: field larger",
     },

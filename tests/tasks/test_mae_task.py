@@ -4,10 +4,8 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT, same, train
-from evaluations import evaluate
 from lightning.pytorch import Callback
 from runs import StopAt, fit
-from sample_script import sample
 from small_mae import mae_task, small_mae
 
 from uvit_decay.checkpoint import load
@@ -89,35 +87,12 @@ def test_its_checkpoint_is_of_an_encoder(checkpoint):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        ["sample.py", "--out", "x.png"],
-        ["evaluate.py", "generation", "--reference", "digits:test"],
-    ],
-    ids=["sample", "generation"],
-)
-def test_commands_that_need_samples_refuse_it_in_one_line(checkpoint, tmp_path, command, monkeypatch, capsys):
-    run = sample if command[0] == "sample.py" else evaluate
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, tmp_path, *command[1:], "--ckpt", checkpoint)
-    assert end.value.code == 2
-    line = capsys.readouterr().err.strip().splitlines()[-1]
-    assert line.startswith("error: this checkpoint is of an encoder (MAE), which makes no images")
-    assert not list(tmp_path.glob("*.png"))
-
-
-@pytest.mark.parametrize(
     ("ratio", "message"),
     [(0.0, r"mask_ratio must lie in \(0, 1\)"), (1.0, "lie in"), (0.99, "leaves 0 visible"), (-0.5, "lie in")],
 )
 def test_a_mask_of_nothing_or_of_everything_is_refused(ratio, message):
     with pytest.raises(UserError, match=message):
         mae_task(mask_ratio=ratio)
-
-
-def test_images_of_another_size_are_refused_before_training(tmp_path):
-    with pytest.raises(UserError, match=r"image_size 8, the network 16: set --model.net.image_size 8"):
-        fit(tmp_path, max_steps=1, task=mae_task(type(small_mae())(**{**small_mae().config, "image_size": 16})))
 
 
 def test_another_function_is_refused_and_another_ratio_said(checkpoint, tmp_path):

@@ -212,9 +212,7 @@ def test_the_optimizer_has_the_settings(name):
     assert group["betas"] == (0.8, 0.7) if name == "adamw" else group["momentum"] == 0.6
 
 
-@pytest.mark.parametrize(
-    ("flag", "stored", "ours"), [("optimizer", "sgd", "lars"), ("decay_on", "layers", "all"), ("layer_decay", 0.5, 1.0)]
-)
+@pytest.mark.parametrize(("flag", "stored", "ours"), [("optimizer", "sgd", "lars"), ("layer_decay", 0.5, 1.0)])
 def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, stored, ours):
     run(tmp_path / "a", OPTIMIZERS["sgd"], max_steps=2)
     path = tmp_path / "a" / "checkpoints" / "last.ckpt"
@@ -229,16 +227,12 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"blr": 0.0}, "blr is positive"),
+        ({"blr": 0.0}, r"blr must lie in \(0, inf\)"),
         ({"lr": 1e-3, "blr": 1e-3}, "blr is in place of lr: set --model.optim.lr or --model.optim.blr to null"),
         ({"warmup_steps": 0, "warmup_epochs": 1}, "warmup_epochs is in place of warmup_steps"),
-        ({"min_lr": -1.0}, "min_lr is not negative"),
-        ({"momentum": 1.0}, "momentum lies in"),
-        ({"layer_decay": 0.0}, "layer_decay in"),
-        ({"warmup_epochs": math.nan}, "warmup_epochs is not negative"),
+        ({"layer_decay": 0.0}, "layer_decay must lie in"),
         ({"optimizer": "adam"}, "optimizer must be adamw or muon or lars or sgd, got 'adam'"),
         ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
-        ({"decay_on": "biases"}, "decay_on must be all or matrices or layers, got 'biases'"),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):

@@ -38,7 +38,6 @@ SOME = ("uvit-bf16", "sit-bf16")  # with --exhaustive alone
 # How the task of shards, and if that is another the task of DDP, is made, and options of the run.
 VARIANTS = {
     "uvit": ([tiny_task], {"gradient_clip_val": 0.05}),
-    "uvit-bf16": ([tiny_task], {"precision": "bf16-mixed"}),
     "sit": ([sit_task], {}),
     "sit-pieces": (
         [partial(sit_task, checkpointing=True, schedule="learnable", qk_norm=True, norm_type="rms")],

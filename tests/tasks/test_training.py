@@ -20,6 +20,7 @@ from uvit_decay.nn import ResNet, SiT, UViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.samples import Samples
 from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.sharding import register_ddp
 
 
@@ -133,14 +134,14 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
             "the data have image_size 8, num_classes 10, the network 16, 7: set --model.net.image_size 8 --model.net.n",
         ),
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
-        (lambda: tiny_task(lr=-1.0), "lr must be positive"),
+        (lambda: tiny_task(lr=-1.0), r"lr must lie in \(0, inf\), got -1"),
         (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),
         (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "a ResNet takes no noise levels"),
         (
             lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)),
             "trains a learned variance: set net",
         ),
-        (lambda: tiny_task(label_dropout=1.5), "label_dropout is a share"),
+        (lambda: tiny_task(label_dropout=1.5), r"label_dropout must lie in \[0, 1\]"),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
         (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
     ],
@@ -158,29 +159,14 @@ def test_an_unconditional_network_trains_on_labelled_data(tmp_path):
     assert (tmp_path / "samples.png").exists()
 
 
-def test_labels_are_dropped_at_the_stated_rate(tmp_path):
-    seen = []
-
-    class Spy(Callback):
-        def on_fit_start(self, trainer, task) -> None:
-            task.net.label_emb.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].clone()))
-
-    fit(tmp_path, Spy(), max_steps=10, task=tiny_task(label_dropout=0.25), data=Digits(256))
-    labels = torch.cat(seen)
-    assert float((labels == 10).double().mean()) == pytest.approx(0.25, abs=0.03)
-    assert set(labels.tolist()) == set(range(11))
-
-
 def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
-    from uvit_decay.tasks.base import Optimization
-
     constant = Optimization(1.0, warmup_steps=4)
     assert [constant.factor(k, 100) for k in (0, 1, 3, 4, 99)] == [0.25, 0.5, 1.0, 1.0, 1.0]
     cosine = Optimization(1.0, warmup_steps=4, schedule="cosine")
     assert [cosine.factor(k, 104) for k in (4, 54, 104, 200)] == pytest.approx([1.0, 0.5, 0.0, 0.0])
 
 
-def test_labels_are_dropped_in_training_alone(tmp_path):
+def test_labels_are_dropped_at_the_stated_rate_in_training_alone(tmp_path):
     seen = {True: [], False: []}
 
     class Spy(Callback):
@@ -188,10 +174,12 @@ def test_labels_are_dropped_in_training_alone(tmp_path):
             table = task.net.label_emb
             table.register_forward_pre_hook(lambda module, inputs: seen[task.training].append(inputs[0].clone()))
 
-    options = {"limit_val_batches": 3, "val_check_interval": 4, "check_val_every_n_epoch": None}
-    fit(tmp_path, Spy(), max_steps=4, task=tiny_task(label_dropout=0.9), **options)
-    assert float((torch.cat(seen[True]) == 10).double().mean()) > 0.8
-    assert len(seen[False]) == 3
+    options = {"limit_val_batches": 1, "val_check_interval": 4, "check_val_every_n_epoch": None}
+    fit(tmp_path, Spy(), max_steps=4, task=tiny_task(label_dropout=0.25), data=Digits(256), **options)
+    labels = torch.cat(seen[True])
+    assert float((labels == 10).double().mean()) == pytest.approx(0.25, abs=0.05)
+    assert set(labels.tolist()) == set(range(11))
+    assert len(seen[False]) == 1
     assert not (torch.cat(seen[False]) == 10).any()
 
 

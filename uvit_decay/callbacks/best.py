@@ -1,4 +1,4 @@
-"""The checkpoint with the best value of a metric, whole or as weights alone.
+"""The checkpoint with the best value of a metric.
 
 Lightning's ModelCheckpoint is not its base: it sees only values that are logged with `log`, not those of generation
 metrics and probes, removes the file of the former best by itself, and names its files by values.
@@ -15,14 +15,13 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay import history
-from uvit_decay.callbacks.checkpoint import LastCheckpoint, save_weights, write_atomically
+from uvit_decay.callbacks.checkpoint import LastCheckpoint, write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import continued_folder, run_folder
 from uvit_decay.checkpoint.newest import CHECKPOINTS
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import duplicate
-from uvit_decay.runtime.validation import typed
 
 VALIDATION = "val/"  # how names of values of validation begin
 
@@ -38,18 +37,15 @@ class BestCheckpoint(Checkpoint):
         metric: a value of validation such as `val/loss`, or one in generation.jsonl or probes.jsonl, such as `fid` or
             `best_accuracy`.
         mode: whether the least (`min`) or the largest (`max`) value is the best.
-        weights_only: write the weights alone, averaged ones if the run keeps them, as .safetensors.
 
     Raises:
         UserError: in fit, no callback of the run measures the metric.
     """
 
-    def __init__(self, metric: str, mode: Literal["min", "max"] = "min", weights_only: bool = False) -> None:
-        if mode not in ("min", "max"):
-            raise UserError(f"mode of BestCheckpoint is min or max, got {mode!r}")
+    def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
         if not metric.replace("/", "_").isidentifier():
             raise UserError(f"metric of BestCheckpoint is a name such as val/loss or fid, got {metric!r}")
-        self.metric, self.mode, self.weights_only = metric, mode, weights_only
+        self.metric, self.mode = metric, mode
         self.value, self.step, self.path = math.nan, -1, ""  # the best so far
 
     @property
@@ -107,14 +103,11 @@ class BestCheckpoint(Checkpoint):
         value = trainer.strategy.broadcast(value)
         better = value < self.value if self.mode == "min" else value > self.value
         if math.isfinite(value) and (better or math.isnan(self.value)) and not trainer.fast_dev_run:
-            suffix = ".safetensors" if self.weights_only else ".ckpt"
-            path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}{suffix}"
+            path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
             self.value, self.step, self.path = value, trainer.global_step, str(path)
             same = (c.newest(trainer) for c in trainer.callbacks if isinstance(c, LastCheckpoint))
             whole = next((file for file in same if file is not None), None)
-            if self.weights_only:
-                save_weights(trainer, path, whole)
-            elif whole is None:
+            if whole is None:
                 trainer.save_checkpoint(path, weights_only=False)
             elif trainer.is_global_zero:
                 duplicate(whole, path)
@@ -123,7 +116,4 @@ class BestCheckpoint(Checkpoint):
         return {"value": self.value, "step": self.step, "path": self.path}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        where = f"state of {self.state_key}"
-        for name, kind in (("step", int), ("path", str)):
-            setattr(self, name, typed(kind, state.get(name), f"{where}: {name}"))
-        self.value = state["value"] if isinstance(state.get("value"), float) else math.nan
+        self.value, self.step, self.path = state["value"], state["step"], state["path"]

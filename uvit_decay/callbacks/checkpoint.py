@@ -14,7 +14,6 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
-from uvit_decay.checkpoint.convert import export_file
 from uvit_decay.checkpoint.newest import CHECKPOINTS, LAST, NEXT, rotate
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
@@ -43,20 +42,6 @@ def write_atomically(trainer: Trainer) -> None:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
 
-def save_weights(trainer: Trainer, target: Path, whole: Path | None) -> None:
-    """Write the weights alone, averaged ones if the run keeps them, as .safetensors; all ranks must call this.
-
-    They are those of `whole`, a checkpoint of this step, or of one that is saved for this and removed.
-    """
-    source = whole or target.with_name(f".{target.stem}.ckpt")
-    if whole is None:
-        trainer.save_checkpoint(source, weights_only=False)
-    if trainer.is_global_zero:
-        export_file(source, target)
-        if whole is None:
-            source.unlink()
-
-
 class LastCheckpoint(Checkpoint):
     """Checkpoints of a run: checkpoints/last.ckpt in the run folder, written regularly, at the end and at a signal.
 
@@ -71,21 +56,12 @@ class LastCheckpoint(Checkpoint):
         every_n_steps: optimizer steps between saves; 0 saves only at the end.
         keep_every_n_steps: optimizer steps between checkpoints that are kept as step_N.ckpt; 0 keeps none.
         keep_last: the newest checkpoints that are kept: last.ckpt, previous.ckpt, previous_2.ckpt and so on.
-        keep_weights_only: keep step_N.safetensors in place of step_N.ckpt: the weights alone, averaged ones if the run
-            keeps them.
     """
 
-    def __init__(
-        self,
-        every_n_steps: int = 1000,
-        keep_every_n_steps: int = 0,
-        keep_last: int = 2,
-        keep_weights_only: bool = False,
-    ) -> None:
+    def __init__(self, every_n_steps: int = 1000, keep_every_n_steps: int = 0, keep_last: int = 2) -> None:
         check_whole(0, every_n_steps=every_n_steps, keep_every_n_steps=keep_every_n_steps)
         check_whole(1, keep_last=keep_last)
         self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
-        self.keep_weights_only = keep_weights_only
         self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
         self._signals: StopSignals | None = None
         self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
@@ -109,26 +85,16 @@ class LastCheckpoint(Checkpoint):
         self._seen_step = self._saved_step = trainer.global_step
         self._wrote = False
 
-    def _save(self, trainer: Trainer, name: str = "last") -> Path | None:
-        """Save checkpoints/<name>.ckpt and return its path; a fast_dev_run saves nothing. All ranks must call this."""
+    def _save(self, trainer: Trainer, name: str = NEXT) -> None:
+        """Save a checkpoint, by default last.ckpt; a fast_dev_run saves nothing. All ranks must call this."""
         if trainer.fast_dev_run:
-            return None
+            return
         folder = run_folder(trainer) / CHECKPOINTS
-        path = folder / f"{name}.ckpt"
-        trainer.save_checkpoint(folder / NEXT if name == "last" else path, weights_only=False)
-        if name == "last":
+        trainer.save_checkpoint(folder / name, weights_only=False)
+        if name == NEXT:
             self._saved_step, self._wrote = trainer.global_step, True
             if trainer.is_global_zero:
                 rotate(folder, self.keep_last)
-        return path
-
-    def _keep(self, trainer: Trainer, name: str) -> None:
-        """Save a checkpoint that is kept, whole or as weights alone."""
-        if self.keep_weights_only and not trainer.fast_dev_run:
-            target = run_folder(trainer) / CHECKPOINTS / f"{name}.safetensors"
-            save_weights(trainer, target, self.newest(trainer))
-        else:
-            self._save(trainer, name)
 
     def newest(self, trainer: Trainer) -> Path | None:
         """Return last.ckpt if this run has saved it at its present step; all ranks must call this."""
@@ -145,7 +111,7 @@ class LastCheckpoint(Checkpoint):
         if self.every_n_steps and step % self.every_n_steps == 0:
             self._save(trainer)
         if self.keep_every_n_steps and step % self.keep_every_n_steps == 0:
-            self._keep(trainer, f"step_{step:08d}")
+            self._save(trainer, f"step_{step:08d}.ckpt")
         if step % AGREE_EVERY == 0 or trainer.world_size == 1:
             self._stop_if_signalled(trainer)
 

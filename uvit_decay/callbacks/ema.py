@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.base import Task, check_finite
 from uvit_decay.tasks.sharding import gathered, like, local, whole
@@ -39,8 +39,7 @@ class EMA(Callback):
     """
 
     def __init__(self, decay: float = 0.9999, ramp: bool = True) -> None:
-        if not 0.0 <= decay < 1.0:
-            raise UserError(f"the EMA decay must lie in [0, 1), got {decay}")
+        check_numbers("[0, 1)", decay=decay)
         self.decay, self.ramp = decay, ramp
         self.updates = 0
         self.shadow: dict[str, Tensor] = {}

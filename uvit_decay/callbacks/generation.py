@@ -8,7 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
@@ -29,7 +28,6 @@ from uvit_decay.image_io import to_uint8
 from uvit_decay.metrics.extractors import Extractor, prepare
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
-from uvit_decay.runtime.flops import measured_seconds
 from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import MOST_IMAGES
@@ -150,12 +148,6 @@ class GenerationMetrics(PeriodicSampling):
                     right = store.tensor("logits").argmax(1) == comparison.samples.labels
                     values["label_consistency"] = float(right.double().mean())
                 self._save(trainer, values, comparison, store.nfe)
-
-    def seconds(self, trainer: Trainer, task: DiffusionTask) -> float:
-        """Estimate the seconds to sample, and to extract the features of this rank's share of the samples."""
-        one = torch.zeros(8, self.extractor.channels, self._size, self._size, dtype=torch.uint8, device=task.device)
-        each = measured_seconds(lambda: self.extractor(one).features) / len(one)
-        return super().seconds(trainer, task) + each * self.num / trainer.world_size
 
     def _save(self, trainer: Trainer, values: dict[str, float], comparison: Comparison, nfe: float) -> None:
         key = comparison.name

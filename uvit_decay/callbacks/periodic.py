@@ -16,8 +16,8 @@ from PIL import Image
 
 from uvit_decay import history
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
-from uvit_decay.callbacks.stopping import leaving_at_signals
-from uvit_decay.diffusion.sampling import Sampling, sampling_seconds, total_nfe
+from uvit_decay.callbacks.stopping import at_signals
+from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.image_io import save_image
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable
@@ -53,10 +53,6 @@ class Periodic(Callback):
     @abstractmethod
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         """Return the network evaluations, each image counted, of one `evaluate`, over all ranks."""
-
-    @abstractmethod
-    def seconds(self, trainer: Trainer, task: Task) -> float:
-        """Estimate the seconds of one `evaluate`; called with the EMA weights."""
 
     def precision(self, task: Task, device: torch.device | None = None) -> Precision:
         """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default.
@@ -116,7 +112,7 @@ class Periodic(Callback):
         if trainer.global_step == self.evaluated or trainer.fast_dev_run:
             return
         self.folder = run_folder(trainer)
-        with leaving_at_signals(trainer):
+        with at_signals(trainer, leave=True):
             self.evaluate(trainer, task)
         self.evaluated = trainer.global_step
 
@@ -168,10 +164,6 @@ class PeriodicSampling(Periodic):
 
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         return total_nfe(self.samples(trainer, task), self.sampling_for(task))
-
-    def seconds(self, trainer: Trainer, task: DiffusionTask) -> float:
-        sampling, share = self.sampling_for(task), self.evaluations(trainer, task) // trainer.world_size
-        return sampling_seconds(task.source(), share, sampling.at_once(self.batch_size), sampling.precision)
 
     def precision(self, task: DiffusionTask, device: torch.device | None = None) -> Precision:
         return self.sampling_for(task, device).precision

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from torch import Tensor
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
@@ -16,7 +15,6 @@ from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole
-from uvit_decay.runtime.flops import estimated_seconds
 from uvit_decay.runtime.random import subset
 from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
@@ -108,14 +106,6 @@ class Reconstructions(Periodic):
     def evaluations(self, trainer: Trainer, task: MAETask) -> int:
         data: ImageData = trainer.datamodule
         return min(self.num, len(data.test or data.train))
-
-    def seconds(self, trainer: Trainer, task: MAETask) -> float:
-        reconstructor, shape = self._reconstructor(trainer, task), (task.net.channels, *2 * (task.net.image_size,))
-
-        def reconstruct(count: int) -> Tensor:
-            return reconstructor(torch.zeros(count, *shape, device=task.device), range(count))
-
-        return estimated_seconds(reconstruct, self.evaluations(trainer, task), self.batch_size)
 
     def evaluate(self, trainer: Trainer, task: MAETask) -> None:
         """Make the grid on rank 0 alone: it is small."""

@@ -90,18 +90,12 @@ class LinearProbes(Periodic):
         images = sum(map(len, probed_images(self.probing, trainer.datamodule)))
         return images * len(self.probing.levels(task.path is None))
 
-    def seconds(self, trainer: Trainer, task: Task) -> float:
-        """Estimate the seconds of this rank's share of the forward passes; the classifiers come on top."""
-        share = self.evaluations(trainer, task) // trainer.world_size
-        return self._prober(trainer, task).estimated_seconds(share)
-
-    def _prober(self, trainer: Trainer, task: Task) -> Prober:
-        return Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, self.precision(task))
-
     def evaluate(self, trainer: Trainer, task: Task) -> None:
         """Probe on all ranks: each takes its share of the noise levels, and only scores are sent to rank 0."""
+        precision = self.precision(task)
         with averaged(trainer, task) as weights:
-            grid = self._prober(trainer, task).grid(Processes.current())
+            prober = Prober(task.net, task.path, trainer.datamodule, self.probing, task.device, precision)
+            grid = prober.grid(Processes.current())
         if grid is not None:
             self._report(trainer, task, grid, weights)
 

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import check_numbers
 
 BAR = "{n_fmt}/{total_fmt} |{bar}| {elapsed}<{remaining}{postfix}"
 LINE = "step {n_fmt}/{total_fmt} after {elapsed}, {remaining} left{postfix}"
@@ -40,9 +40,7 @@ class Progress(TQDMProgressBar):
 
     def __init__(self, every: float = 0.2, line_every: float = 60.0) -> None:
         super().__init__()
-        for name, seconds in (("every", every), ("line_every", line_every)):
-            if not seconds >= 0:  # NaN, too
-                raise UserError(f"{name} takes seconds from 0, got {seconds}")
+        check_numbers("[0, inf]", every=every, line_every=line_every)
         self.every, self.line_every = every, line_every
         self._redirected = ExitStack()
         self._begun = self._shown = 0.0  # times

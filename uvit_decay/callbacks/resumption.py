@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from socket import gethostname
 from typing import TypeGuard
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.checkpoint.newest import Newest, newest_settings, newest_whole, run_folders
+from uvit_decay.checkpoint.newest import newest_settings, newest_whole, run_folders
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.settings import Settings, same_run
 
@@ -63,26 +61,11 @@ def newest(
     if found is None and name == LAST:
         reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
         raise UserError(f"--ckpt_path last: {reason}")
-    rank_zero_info(_said(name, found, where))
-    return found.path if found else None
-
-
-def check_same_start(trainer: Trainer) -> None:
-    """Raise a UserError on all ranks if any of them has found another checkpoint than rank 0."""
-    path = trainer.ckpt_path
-    ours = (str(path), read_training_checkpoint(Path(path), whole=False)["global_step"]) if path else None
-    if trainer.strategy.reduce_boolean_decision(trainer.strategy.broadcast(ours) != ours, all=False):
-        start = "{} (step {})".format(*ours) if ours else "no checkpoint"
-        raise UserError(
-            f"--ckpt_path is {start} on {gethostname()}, and not the same on all nodes: they need one folder of runs, "
-            "on a file system that they share"
-        )
-
-
-def _said(name: str, found: Newest | None, where: Path) -> str:
     if found is None:
-        return f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}"
-    resuming = f"resuming from {found.path} (step {found.step})"
-    if found.damaged:
-        return f"warning: {'; '.join(found.damaged)}: --ckpt_path {name} is {resuming}"
-    return f"--ckpt_path {name}: {resuming}"
+        said = f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}"
+    else:
+        said = f"--ckpt_path {name}: resuming from {found.path} (step {found.step})"
+        if found.damaged:
+            said = f"warning: {'; '.join(found.damaged)}: {said}"
+    rank_zero_info(said)
+    return found.path if found else None

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.cli import SaveConfigCallback
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
-from PIL.Image import Image
 
 from uvit_decay import history
-from uvit_decay.callbacks.resumption import check_same_start, makes_folders
-from uvit_decay.callbacks.stopping import finishing_files
+from uvit_decay.callbacks.resumption import makes_folders
+from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.checkpoint.newest import CHECKPOINTS, run_of
 from uvit_decay.history import GENERATION, METRICS, PROBES, read_rows
 from uvit_decay.runtime.errors import UserError, check_whole
@@ -57,7 +53,7 @@ def run_folder(trainer: Trainer) -> Path:
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes config.yaml to the run folder, which may hold no other run; all ranks must resume from one checkpoint."""
+    """Writes config.yaml to the run folder, which may hold no other run."""
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         self._folder = run_folder(trainer)
@@ -65,9 +61,6 @@ class SaveConfig(SaveConfigCallback):
         if trainer.strategy.broadcast(held) and not self.already_saved:
             raise UserError(f"{self._folder} holds a run already: choose another version or folder of the logger")
         super().setup(trainer, task, stage)
-
-    def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
-        check_same_start(trainer)  # Lightning names the checkpoint only when it has read it
 
     def save_config(self, trainer: Trainer, task: Task, stage: str) -> None:
         for logger in trainer.loggers:
@@ -99,7 +92,7 @@ def record(
     step, batches = trainer.global_step, trainer.num_training_batches / trainer.accumulate_grad_batches
     images = trainer.lightning_module.images_seen
     measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
-    with finishing_files(trainer):
+    with at_signals(trainer, leave=False):
         for logger in trainer.loggers:
             logger.log_metrics(dict(logged), step)
             logger.save()
@@ -119,23 +112,22 @@ class RunLogger(TensorBoardLogger):
         check_writable(Path(save_dir) / experiment, folder=True)
         # CSVLogger warns that the folder exists, which TensorBoard has just made.
         warnings.filterwarnings("ignore", message="Experiment logs directory .* exists and is not empty")
-        name = f"version_{version}" if isinstance(version, int) else version  # as TensorBoardLogger names the folder
-        # metrics.csv marks a run: CSVLogger would overwrite it.
-        if name is not None and Path(save_dir, experiment, name, METRICS).exists():
-            raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
-        made = name is not None and not Path(save_dir, experiment, name).exists()
         super().__init__(save_dir, name=experiment, version=version, default_hp_metric=False)
-        self._csv: MetricsLog | None = None
+        folder = None if version is None else Path(self.log_dir)
+        if folder and (folder / METRICS).exists():  # which marks a run: CSVLogger would overwrite it
+            raise UserError(f"version {version} of {experiment} in {save_dir} exists already: choose another")
+        self._csv: CSVLogger | None = None
         self._logged = False  # whether this run itself logged anything; a resumed one begins with a copied log
-        self._made = made  # whether the folder is this run's own
+        self._made = folder is not None and not folder.exists()  # whether the folder is this run's own
         self._copied: set[tuple[int, str]] = set()  # step and name of numbers in the copied log, of its last step
 
     @property
-    def csv(self) -> MetricsLog:
-        """The logger of metrics.csv, made on first use, when the version is known."""
+    def csv(self) -> CSVLogger:
+        """The logger of metrics.csv, made on first use, when the version is known; a file that is there is removed."""
         if self._csv is None:
-            self._csv = MetricsLog(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
-            self._csv.begin()
+            self._csv = CSVLogger(self.save_dir, name=self.name, version=self.version, flush_logs_every_n_steps=10)
+            if rank_zero_only.rank == 0:
+                self._csv._experiment = _Writer(self.log_dir)
         return self._csv
 
     def _get_next_version(self) -> int:
@@ -156,12 +148,6 @@ class RunLogger(TensorBoardLogger):
             super().log_metrics(metrics, step)
             if step is None or not self._copied >= {(step, name) for name in metrics}:
                 self.csv.log_metrics(metrics, step)
-
-    @rank_zero_only
-    def log_image(self, key: str, images: Sequence[Image], step: int) -> None:
-        """Add pictures to TensorBoard; metrics.csv has none."""
-        for image in images:
-            self.experiment.add_image(key, np.asarray(image), step, dataformats="HWC")
 
     @rank_zero_only
     def copy_until(self, step: int, source: Path) -> None:
@@ -203,9 +189,6 @@ class RunFolder(RunLogger):
     experiment = None  # Lightning asks for it, and TensorBoard's would begin a file
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        """Do nothing."""
-
-    def log_image(self, key: str, images: Sequence[Image], step: int) -> None:
         """Do nothing."""
 
     def save(self) -> None:
@@ -269,21 +252,8 @@ class _Writer(ExperimentWriter):
     """Lightning's writer, which truncates the file when a number of a new name makes it rewrite the header."""
 
     def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        path, text = Path(self.metrics_file_path), io.StringIO(newline="")
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-        writer = csv.DictWriter(text, fieldnames)
-        writer.writeheader()
-        writer.writerows(rows)
-        with replacing(path) as file:
-            file.write(text.getvalue().encode())
-
-
-class MetricsLog(CSVLogger):
-    """Lightning's CSVLogger with a header that is replaced atomically."""
-
-    @rank_zero_only
-    def begin(self) -> None:
-        """Make the folder; a file that is there is removed."""
-        self._fs.makedirs(self.root_dir, exist_ok=True)
-        self._experiment = _Writer(self.log_dir)
+        path = self.metrics_file_path
+        with replacing(Path(path)) as file:
+            self.metrics_file_path = shutil.copyfile(path, file.name)
+            super()._rewrite_with_new_header(fieldnames)
+        self.metrics_file_path = path

@@ -65,40 +65,26 @@ class StopSignals(Callback):
         self.interrupted = True
         raise STOPS[number]
 
-    @contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Let a signal, also one that was received before, leave the body at once."""
-        self.at_once, before = True, self.at_once
-        try:
-            if self.number is not None:
-                self._leave(self.number)
-            yield
-        finally:
-            self.at_once = before
+    def leave_if_due(self) -> None:
+        """Leave at a signal that was received while it was only remembered."""
+        if self.at_once and self.number is not None:
+            self._leave(self.number)
 
 
 @contextmanager
-def leaving_at_signals(trainer: Trainer) -> Iterator[None]:
-    """Let a signal leave the body, an evaluation, at once; on several ranks all must finish it, or some would wait."""
-    signals = StopSignals.of(trainer)
-    if signals is not None and trainer.world_size == 1:
-        with signals.leaving():
-            yield
-    else:
-        yield
+def at_signals(trainer: Trainer, leave: bool) -> Iterator[None]:
+    """Let a signal `leave` the body, an evaluation, at once, or else only when the body, which writes files, is done.
 
-
-@contextmanager
-def finishing_files(trainer: Trainer) -> Iterator[None]:
-    """Let a signal leave an evaluation only when the body, which writes files, is done."""
+    On several ranks all must finish an evaluation, or some would wait for ever.
+    """
     signals = StopSignals.of(trainer)
-    if signals is None:
+    if signals is None or (leave and trainer.world_size > 1):
         yield
         return
-    before, signals.at_once = signals.at_once, False
+    signals.at_once, before = leave, signals.at_once
     try:
+        signals.leave_if_due()
         yield
     finally:
         signals.at_once = before
-    if before and signals.number is not None:
-        signals._leave(signals.number)
+    signals.leave_if_due()

@@ -257,9 +257,11 @@ class CLI(LightningCLI):
 
     def _check_fits(self, path: str | Path) -> int:
         """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
-        contents = read_training_checkpoint(Path(path))
+        named = self._get(self.config, "ckpt_path") in NAMES  # `newest` has compared that with its checksums
+        contents = read_training_checkpoint(Path(path), whole=not named)
         check(contents, self.model, str(path), self.subcommand == "fit")
         self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
+        self.model.start = str(path), contents["global_step"]
         return contents["global_step"]
 
     def _settings(self) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class Task(LightningModule):
         self.net, self.optim, self.seed = net, optim, seed
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from those of the checkpoint, --resume.allow
+        self.start: tuple[str, int] | None = None  # the checkpoint and its step, if the program sets them
         backends = (AUTO, *torch.compiler.list_backends(exclude_tags=()))
         if not isinstance(compile, bool) and compile not in backends:
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
@@ -176,19 +177,16 @@ class Task(LightningModule):
         epoch, total = run_length(self.trainer)
         if self.optim.schedule == "cosine" and math.isinf(total):
             raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
-        lr, floor = self._rate(), self.optim.min_lr / self._rate()
+        batch = self.trainer.datamodule.batch_size
+        lr = self.optim.rate(batch)
         if self.optim.blr is not None:
-            batch = self.trainer.datamodule.batch_size
             rank_zero_info(f"learning rate {lr:g} = blr {self.optim.blr:g} x global batch {batch} / 256")
         if (warmup := self.optim.warmup(epoch)) >= total:
             flag = self.optim.flags()[1]
             rank_zero_info(f"warning: the run ends at step {total:g}, in its warm-up of {warmup:g} steps: lower {flag}")
         optimizer = self.optim.build(self.net, lr)
-        scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, floor))
+        scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, self.optim.min_lr / lr))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
-
-    def _rate(self) -> float:
-        return self.optim.rate(self.trainer.datamodule.batch_size)
 
     def _logs_this_step(self) -> bool:
         every = self.trainer.log_every_n_steps

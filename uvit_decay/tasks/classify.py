@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -15,35 +13,16 @@ from torch.nn.functional import cross_entropy
 from uvit_decay.data.augment import seeded
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.vit import ViT
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator, uniform
-from uvit_decay.runtime.validation import typed
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
-
-SCORES = "scores"  # key in the checkpoint
-
-
-@dataclass(frozen=True)
-class Score:
-    """Accuracy on test images, shares in [0, 1], in epoch `epoch` (from 1) after `step` optimizer steps."""
-
-    top1: float
-    top5: float
-    images: int
-    epoch: int
-    step: int
-
-    def __str__(self) -> str:
-        shares = f"top-1 {100 * self.top1:.2f} %, top-5 {100 * self.top5:.2f} % of {self.images} test images"
-        return f"{shares} (epoch {self.epoch}, step {self.step})"
 
 
 class ClassifyTask(Task):
     """Training of a classifier net(x) -> logits by cross-entropy.
 
-    Logs val/loss, val/top1 and val/top5 of all test images, each once, and the best top-1 so far with its epoch; says
-    the last and the best result at the end. The best one is chosen on the test images: report the last.
+    Logs val/loss, val/top1 and val/top5 of all test images, each once, and says the last ones at the end.
 
     Args:
         net: the network, see `Task`; `linear_head` is the linear layer of its classifier.
@@ -90,11 +69,9 @@ class ClassifyTask(Task):
             raise UserError(f"a classifier needs two classes or more, the network has {net.num_classes}")
         if not isinstance(net, Classifier):
             raise UserError(f"a {type(net).__name__} is no classifier: set --model.net to a ViT or a ResNet")
-        shares = {"drop_path": drop_path, "label_smoothing": label_smoothing}
-        if not (all(0 <= share < 1 for share in shares.values()) and 0 <= switch_prob <= 1):
-            raise UserError(f"shares lie in [0, 1), switch_prob in [0, 1]; got {shares}, switch_prob {switch_prob}")
-        if not min(mixup, cutmix) >= 0:
-            raise UserError(f"mixup and cutmix are not negative, got {mixup} and {cutmix}")
+        check_numbers("[0, 1)", drop_path=drop_path, label_smoothing=label_smoothing)
+        check_numbers("[0, 1]", switch_prob=switch_prob)
+        check_numbers("[0, inf)", mixup=mixup, cutmix=cutmix)
         if drop_path and not isinstance(net, ViT):
             raise UserError(f"a {type(net).__name__} has no stochastic depth: set --model.drop_path 0")
         self.frozen, self.init_from = frozen, init_from
@@ -102,8 +79,7 @@ class ClassifyTask(Task):
         self.drop_path, self.label_smoothing = drop_path, label_smoothing
         options = (switch_prob, label_smoothing, net.num_classes, seed)
         self.mixing = Mixing(mixup, cutmix, *options) if mixup or cutmix else None
-        self.last: Score | None = None
-        self.best: Score | None = None
+        self._last = ""  # result of the last validation
         self._sums = torch.zeros(4)
         self._head = head_module(net)
         self._start_head()
@@ -181,23 +157,16 @@ class ClassifyTask(Task):
 
     def on_validation_epoch_end(self) -> None:
         loss, top1, top5, images = self.trainer.strategy.reduce(self._sums, reduce_op="sum").tolist()
-        score = Score(top1 / images, top5 / images, int(images), self._epoch(), self.trainer.global_step)
-        values = {"loss": loss / images, "top1": score.top1, "top5": score.top5}
+        values = {"loss": loss / images, "top1": top1 / images, "top5": top5 / images}
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
-            self.last = score
-            self.best = max(self.best or score, score, key=lambda one: (one.top1, -one.step))
-            values |= {"best_top1": self.best.top1, "best_epoch": float(self.best.epoch)}
+            shares = ", ".join(f"{name} {100 * values[name]:.2f} %" for name in ("top1", "top5"))
+            self._last = f"{shares} of {images:.0f} test images at step {self.trainer.global_step}"
         for name, value in values.items():
             self.log(f"val/{name}", value, prog_bar=name in ("loss", "top1"), sync_dist=True)
 
-    def _epoch(self) -> int:
-        """Return the number of the epoch, from 1; Lightning's also counts epochs in which a run was stopped."""
-        batches = self.trainer.global_step * self.trainer.accumulate_grad_batches
-        return math.ceil(batches / self.trainer.num_training_batches) if self.trainer.num_training_batches else 0
-
     def on_train_end(self) -> None:
-        if self.last and self.best:
-            rank_zero_info(f"last: {self.last}\nbest: {self.best}, chosen on the test images")
+        if self._last:
+            rank_zero_info(f"last validation: {self._last}")
 
     def on_validation_start(self) -> None:
         self.sync_batch_norms()
@@ -212,13 +181,6 @@ class ClassifyTask(Task):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.sync_batch_norms()
         super().on_save_checkpoint(checkpoint)
-        scores = {"last": self.last, "best": self.best}
-        checkpoint[SCORES] = {name: asdict(score) for name, score in scores.items() if score}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        scores = typed(dict[str, Score], checkpoint.get(SCORES, {}), "scores of the checkpoint")
-        self.last, self.best = scores.get("last"), scores.get("best")
 
 
 class Mixing:

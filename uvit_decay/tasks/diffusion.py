@@ -26,7 +26,7 @@ from uvit_decay.diffusion.prediction import (
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.nn.vit import Encoder
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.sampling_options import Weights
@@ -72,8 +72,7 @@ class DiffusionTask(Task):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
         if getattr(net, "learned_variance", False):
             raise UserError("no loss here trains a learned variance: set net.learned_variance to false")
-        if not 0.0 <= label_dropout <= 1.0:
-            raise UserError(f"label_dropout is a share in [0, 1], got {label_dropout}")
+        check_numbers("[0, 1]", label_dropout=label_dropout)
         if net.num_classes and label_dropout and not net.null_label:
             raise UserError(
                 "label_dropout needs a network with a null label: set null_label to true, or the dropout to 0"

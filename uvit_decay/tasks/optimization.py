@@ -15,7 +15,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.nn.base import DecayedNet
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 from uvit_decay.runtime.lars import LARS
 from uvit_decay.tasks.muon import MUON, Muon, hidden_matrices
 from uvit_decay.tasks.sharding import full
@@ -84,19 +84,14 @@ class Optimization:
             if getattr(self, name) is not None and getattr(self, other) is not None:
                 flags = f"--model.optim.{name} or --model.optim.{other}"
                 raise UserError(f"{other} is in place of {name}: set {flags} to null")
-        if not (self.lr is None or self.lr > 0):
-            raise UserError(f"lr must be positive, got {self.lr}")
-        warmup = self.warmup_steps or 0
-        if not (all(0.0 <= beta < 1.0 for beta in self.betas) and self.weight_decay >= 0 and warmup >= 0):
-            raise UserError(f"betas lie in [0, 1), weight_decay and warmup_steps are not negative; got {self}")
+        rate, warmup = self.flags()
+        check_numbers("(0, inf)", **{rate: self.rate(256)})
+        check_numbers("[0, inf)", weight_decay=self.weight_decay, min_lr=self.min_lr, **{warmup: self.warmup(1)})
+        check_numbers("[0, 1)", **{"the first of betas": self.betas[0], "the second of betas": self.betas[1]})
+        check_numbers("(0, 1)", momentum=self.momentum)
+        check_numbers("(0, 1]", layer_decay=self.layer_decay)
         for known, name in ((Name, "optimizer"), (DecayOn, "decay_on"), (Annealing, "schedule")):
             check_choice(known, **{name: getattr(self, name)})
-        if not (0.0 < self.momentum < 1.0 and 0.0 < self.layer_decay <= 1.0):
-            raise UserError(f"momentum lies in (0, 1), layer_decay in (0, 1]; got {self.momentum}, {self.layer_decay}")
-        if not (self.min_lr >= 0 and (self.blr is None or self.blr > 0)):
-            raise UserError(f"blr is positive, min_lr is not negative; got {self.blr}, {self.min_lr}")
-        if self.warmup_epochs is not None and not 0 <= self.warmup_epochs < math.inf:
-            raise UserError(f"warmup_epochs is not negative, got {self.warmup_epochs}")
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""
@@ -174,11 +169,7 @@ class Optimization:
     def build(self, net: nn.Module, lr: float) -> Optimizer:
         """Return the optimizer of all parameters of `net`; it takes this run's settings, not a checkpoint's.
 
-        AdamW is fused: one kernel for all parameters.
-
-        Args:
-            net: the network.
-            lr: learning rate after the warm-up; without this and `blr` 2e-4.
+        `lr` is the rate after the warm-up. AdamW is fused: one kernel for all parameters.
         """
         groups = self.groups(net, lr)
         if self.optimizer == "adamw":
@@ -198,12 +189,6 @@ class Optimization:
             return {"momentum_buffer": parameter}
         step = {"step": torch.tensor(0.0)} if BUFFERS[self.optimizer] == ADAM else {}
         return step | dict.fromkeys(BUFFERS[self.optimizer], parameter)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the plain settings that groups of this optimizer hold, but for the learning rate and weight decay."""
-        if self.optimizer == MUON:  # whose groups have betas or a momentum
-            return {}
-        return {"betas": list(self.betas)} if self.optimizer == "adamw" else {"momentum": self.momentum}
 
 
 def run_length(trainer: Trainer) -> tuple[int, float]:

@@ -181,10 +181,8 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
     if ema:
         _check_count(ema["updates"], "EMA.updates")
     (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
-    ours = task.optim.groups(task.net, 1.0)
-    for group, _ in zip(optimizer["param_groups"], ours, strict=True):
-        _ = [group[name] for name in ("initial_lr", "weight_decay", *task.optim.settings())]
-    ordered = [(parameter, group) for group in ours for parameter in group["params"]]
+    groups = task.optim.groups(task.net, 1.0)  # settings of the stored ones are not used
+    ordered = [(parameter, group) for group in groups for parameter in group["params"]]
     for i, moments in optimizer["state"].items():
         _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
     _check_count(schedule["last_epoch"], "lr_schedulers.last_epoch")

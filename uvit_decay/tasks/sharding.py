@@ -47,7 +47,7 @@ class Replicated(DDPStrategy):
         options: of DDPStrategy.
 
     Raises:
-        UserError: processes have different settings.
+        UserError: processes have different settings, or resume from different checkpoints.
     """
 
     def __init__(self, *, timeout: timedelta = TRAINING, **options: Any) -> None:
@@ -60,8 +60,9 @@ class Replicated(DDPStrategy):
     def setup_distributed(self) -> None:
         choose_interface(self.cluster_environment.main_address)
         super().setup_distributed()
-        settings = {name: str(value) for name, value in self.lightning_module.settings.items() if name not in PLACES}
-        Processes.current().check_same("the flag", settings)
+        task = self.lightning_module
+        settings = {name: str(value) for name, value in task.settings.items() if name not in PLACES}
+        Processes.current().check_same("the flag", settings | {"ckpt_path": task.start})
 
 
 def check_nodes(trainer: Trainer) -> None:
