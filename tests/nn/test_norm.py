@@ -18,7 +18,6 @@ from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.block import AdaLNBlock, Attention, Block
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.utilisation import counted_flops
 
 TIMM = {"layer": torch.nn.LayerNorm, "rms": RmsNorm}
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
