@@ -11,7 +11,7 @@ from conftest import ROOT
 from programs import ranks
 from sample_script import sample
 
-from uvit_decay.runtime.distributed import Processes, _slurm_nodes, batches, set_variables
+from uvit_decay.runtime.distributed import Processes, _slurm_nodes, batches, others_needed, set_variables
 from uvit_decay.runtime.errors import UserError, user_errors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -114,6 +114,11 @@ def test_any_number_of_processes_samples_what_one_does(one, trained, tmp_path, l
     with np.load(tmp_path / "many.npz") as file:
         assert np.array_equal(file["arr_0"], one[0][:count])
         assert np.array_equal(file["arr_1"], one[1][:count])
+
+
+def test_a_second_collective_on_a_lost_network_is_one_line():
+    with pytest.raises(UserError, match="cannot be reached: Application timeout"), others_needed():
+        raise RuntimeError("Application timeout caused pair closure")  # all that gloo says of it
 
 
 def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch, capsys):
