@@ -70,7 +70,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
 def workspace(image_dir, vae, tmp_path_factory) -> Path:
     """A folder with what the commands name: configs, two runs, images, an autoencoder, samples.
 
-    The runs are two seeds of the default, tiny, evaluated at steps 20, 40 and 60.
+    The runs are two seeds of the default, tiny, evaluated at steps 15 and 30.
     """
     folder = tmp_path_factory.mktemp("workspace")
     for name in ("configs", "train.py", "sample.py", "evaluate.py", "checkpoints"):
@@ -82,14 +82,14 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
     content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
     for callback in content["trainer"]["callbacks"]:
         if callback["class_path"].endswith("LinearProbes"):
-            callback["init_args"] = {"every_n_steps": 20, "times": [0.1], "max_train": 200, "max_test": 100}
+            callback["init_args"] = {"every_n_steps": 15, "times": [0.1], "max_train": 200, "max_test": 100}
         if callback["class_path"].endswith("GenerationMetrics"):
             callback["init_args"]["num"] = 100
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
     for seed in (0, 1):
         with pytest.MonkeyPatch.context() as patch:
             trained_once(patch)
-            options = [*TINY, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1", "--trainer.max_steps=60"]
+            options = [*TINY, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1", "--trainer.max_steps=30"]
             train(patch, folder, "fit", "--config=small.yaml", *options)
     return folder
 
@@ -97,7 +97,7 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
 def smaller(words: list[str]) -> list[str]:
     """Return the command with options that make it quick; the last word wins."""
     if "train.py" in words and "--ckpt_path" in words:
-        return [*words, *TINY, "--trainer.max_steps=62"] if "fit" in words else [*words, *TINY]
+        return [*words, *TINY, "--trainer.max_steps=32"] if "fit" in words else [*words, *TINY]
     if "train.py" in words:
         tiny = TINY_MAE if any("mae" in word for word in words) else TINY
         tiny = tiny[2:] if "--model.init_from" in words else tiny  # sizes are those of the file
@@ -125,8 +125,8 @@ def run(words: list[str], workspace: Path, programs: Launcher, monkeypatch) -> N
 def test_compare_reads_what_train_leaves(workspace):
     folders = [workspace / "runs" / "digits" / f"version_{seed}" for seed in (0, 1)]
     runs = [Run.read(folder) for folder in folders]
-    assert [[point["step"] for point in run.evaluations] for run in runs] == [[20, 40, 60]] * 2
-    assert runs[0].evaluations[-1]["epoch"] == pytest.approx(60 / 44)  # 1437 digits, 44 whole batches of 32
+    assert [[point["step"] for point in run.evaluations] for run in runs] == [[15, 30]] * 2
+    assert runs[0].evaluations[-1]["epoch"] == pytest.approx(30 / 44)  # 1437 digits, 44 whole batches of 32
     assert all(run.last[key] > 0 for run in runs for key in (BEST, ON_TEST, "tracked_accuracy", KNN, RANK, "fid", "is"))
     assert [line for line in remarks(runs, "model.net.alpha_min") if "is their mean" not in line] == []  # so few steps
 
