@@ -88,6 +88,8 @@ def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "compare", str(run), "--x", "net.depth")
     shown = capsys.readouterr()
     header, _, row, _ = shown.out.splitlines()[:4]
-    assert header.startswith("| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank | dim")
+    assert header.startswith(
+        "| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank of mean "
+    )
     assert row.startswith("| 0.7 | 8 | 1 | ")
     assert shown.err == ""

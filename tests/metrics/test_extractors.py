@@ -1,8 +1,6 @@
 """The small classifier, on the digits."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -94,16 +92,3 @@ def test_the_identity_tells_weights_apart(digits):
     one, again, other = (prepared(digits, steps) for steps in (3, 3, 4))
     assert one.fingerprint() == again.fingerprint() != other.fingerprint()
     assert re.fullmatch(r"small-cnn-[0-9a-f]{12}", one.fingerprint())
-
-
-def test_importing_metrics_is_light():
-    """Parsers of options and a rank's few lines need no networks."""
-    heavy = ("torch_fidelity", "torchvision", "torchmetrics", "lightning", "sklearn", "torch.export", "urllib.request")
-    code = f"""
-import sys, torch
-with_torch = set(sys.modules)
-import uvit_decay.representations.effective_rank
-print(sorted(set({heavy}) & set(sys.modules) - with_torch))
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout == "[]\n"

@@ -137,7 +137,7 @@ def test_autocast_and_reduced_precision_around_it_change_nothing(inception, phot
 
 def test_compiled_it_gives_the_same(weights, photographs, outputs, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
-    compiled = prepared(weights, spatial=True, compile="aot_eager")
+    compiled = prepared(weights, spatial=True, compile="eager")
     assert all(close(a, b) for a, b in zip(compiled(photographs), outputs, strict=True))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_net, tiny_trainer
+from conftest import tiny_trainer
 from evaluations import evaluate, refused
 from PIL import Image
 
@@ -188,6 +188,3 @@ def test_images_and_networks_that_do_not_fit_are_refused(trained):
     wide.net.image_size = 16
     with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):
         open_patch_features(wide, options, CPU)
-    without = replace(wide, net=tiny_net(null_label=False))
-    with pytest.raises(UserError, match="under the null label"):
-        open_patch_features(without, options, CPU)
