@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from importlib import import_module
 from importlib.metadata import version as version_of
 
 from docutils import nodes
@@ -41,6 +43,15 @@ templates_path = ["_templates"]
 autodoc_member_order = "bysource"
 add_module_names = False
 DOCUMENTED = "decay|nn|diffusion|data|metrics|representations|evaluation|tasks|callbacks|checkpoint|hub"
+PACKAGES = [import_module(f"uvit_decay.{name}") for name in DOCUMENTED.split("|")]
+EXPORTED = {p.__name__: {name: getattr(p, name) for name in getattr(p, "__all__", ())} for p in PACKAGES}
+KINDS = ((inspect.isclass, "class"), (inspect.isfunction, "function"), (lambda _: True, "data"))
+autosummary_context = {
+    "exported": {
+        package: {name: next(kind for fits, kind in KINDS if fits(obj)) for name, obj in names.items()}
+        for package, names in EXPORTED.items()
+    }
+}
 nitpick_ignore_regex = [
     ("py:.*", rf"(?!uvit_decay\.({DOCUMENTED})\.).*"),  # other libraries' inventories would need a network
     ("py:.*", r".*\._\w+"),  # private
@@ -56,6 +67,12 @@ def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: objec
     parts[1::3] = [f"``{code}``" for code in parts[1::3]]
     parts[2::3] = [letter and rf"\ {letter}" for letter in parts[2::3]]
     lines[:] = "".join(parts).split("\n")
+
+
+def only_once(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
+    """Leave out of a module's page what the page of its package has."""
+    exported = (obj is other for names in EXPORTED.values() for other in names.values())
+    return (what == "module" and any(exported)) or None
 
 
 def own_signature(
@@ -79,4 +96,5 @@ def setup(app: Sphinx) -> None:
     """Register these functions."""
     app.connect("autodoc-process-docstring", as_plain_text, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", own_signature)
+    app.connect("autodoc-skip-member", only_once)
     app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))
