@@ -62,7 +62,7 @@ class Replicated(DDPStrategy):
         super().setup_distributed()
         task = self.lightning_module
         settings = {name: str(value) for name, value in task.settings.items() if name not in PLACES}
-        Processes.current().check_same("the flag", settings | {"ckpt_path": task.start})
+        Processes.current().check_same("the flag", settings | {"ckpt_path": str(task.start)})
 
 
 def check_nodes(trainer: Trainer) -> None:
