@@ -23,6 +23,9 @@ from small_programs import SmallPrograms, small_inputs
 from uvit_decay.callbacks import EMA, LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.evaluation.feature_table import EXTRACTORS
+from uvit_decay.evaluation.metric_table import METRICS
+from uvit_decay.evaluation.open_by_name import SETS
 from uvit_decay.metrics import SmallClassifier
 from uvit_decay.nn import UViT
 from uvit_decay.tasks import DiffusionTask
@@ -164,6 +167,19 @@ def state(task: DiffusionTask) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture
+def mine(monkeypatch) -> Iterator[None]:
+    """Forgets the user's module `mine` of the working folder after a test, and what it registered."""
+    tables = METRICS, EXTRACTORS, SETS
+    before = [dict(table) for table in tables]
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield
+    sys.modules.pop("mine", None)
+    for table, entries in zip(tables, before, strict=True):
+        table.clear()
+        table.update(entries)
 
 
 @pytest.fixture(scope="session")

@@ -23,18 +23,25 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = ("LOG.md", "extending.md", "index.md", "CONTRIBUTING.md")  # test_extending.py, test_site.py; these two include
 PAGES = [page for page in PAGES if page.name not in OTHERS]
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
+EXAMPLES = re.findall(r"^## (.*?)\n(.*?)(?=^## |\Z)", (ROOT / "docs" / "extending.md").read_text(), re.M | re.S)
 TINY_MAE = ["--model.net.dim=16", "--model.net.depth=2", "--data.holdout=0.4"]
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(page: Path | str, language: str) -> list[str]:
+    text = page.read_text() if isinstance(page, Path) else page
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-def commands(page: Path) -> tuple[list[str], list[str]]:
+def commands(page: Path | str) -> tuple[list[str], list[str]]:
     """Return the commands of a page that run here, and those that a comment says need something else."""
     lines = [line.partition(" #") for block in blocks(page, "bash") for line in block.replace("\\\n", " ").splitlines()]
     needy = [command.strip() for command, _, comment in lines if comment.strip().startswith("needs ")]
     return [command.strip() for command, *_ in lines if command.strip() not in needy], needy
+
+
+def code(*titles: str) -> str:
+    """The code of these sections of docs/extending.md, one after the other."""
+    return "".join(block for title in titles for block in blocks(dict(EXAMPLES)[title], "python"))
 
 
 def test_the_first_commands_of_the_readme_are_those_of_the_continuous_integration():
@@ -141,6 +148,19 @@ def test_commands_run(page, workspace, programs, monkeypatch, capsys):
         except BaseException as error:
             error.add_note(f"{page.name}: {command}\n{capsys.readouterr().err[-2000:]}")
             raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("title", "section"), EXAMPLES, ids=dict(EXAMPLES))
+def test_an_example_of_ones_own_runs_as_printed(title, section, mine, workspace, programs, monkeypatch):
+    trained_once(monkeypatch)
+    (workspace / "mine.py").write_text(code(title))
+    for words in map(shlex.split, commands(section)[0]):
+        if "fit" in words:
+            small = ["--config=small.yaml", *TINY, "--trainer.max_steps=3"]
+            run([*words[:3], *small, *words[3:]], workspace, programs, monkeypatch)
+        else:
+            run(smaller(words), workspace, programs, monkeypatch)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)[1]], ids=lambda page: page.stem)

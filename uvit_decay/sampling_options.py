@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from uvit_decay.class_names import class_numbers
 from uvit_decay.runtime.command_line import Advanced, Bounds, check_bounds
 from uvit_decay.runtime.errors import MOST_SEED, UserError
+from uvit_decay.runtime.instantiate import Trusted
 
 LARGEST_GRID = 10_000  # images; a grid is assembled in memory
 MOST_IMAGES = 10_000_000  # 200 times what papers sample
@@ -26,12 +27,12 @@ class LoadingOptions:
     Args:
         weights: ema or raw; default: EMA where the checkpoint has them.
         device: cpu, cuda, cuda:1, mps; default: the GPU if there is one.
-        trust: class of a network or noise path from elsewhere to allow; may be given again for more.
+        trust: module or class from elsewhere to import and allow, as docs/extending.md shows; may be given again.
     """
 
     weights: Weights | None = None
     device: str | None = None
-    trust: Annotated[Sequence[str], Advanced] = ()
+    trust: Annotated[Sequence[Trusted], Advanced] = ()
 
 
 @dataclass(frozen=True)

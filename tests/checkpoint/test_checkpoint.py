@@ -104,7 +104,9 @@ def test_a_trusted_class_is_built(trained, tmp_path, monkeypatch, part, base):
     with pytest.raises(UserError, match=f"--trust {name}"):
         load(path)
     assert type(getattr(load(path, trusted=[name]), part)).__name__ == "Mine"
-    sample(ckpt=path, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[name], device="cpu"))
+    sample(
+        ckpt=path, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[f"{part}_elsewhere"], device="cpu")
+    )
     assert (tmp_path / "one.png").exists()
 
 

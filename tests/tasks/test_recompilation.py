@@ -82,6 +82,8 @@ def test_auto_compiles_by_block_on_gpus_with_triton_alone(device, triton, expect
 class _Scale(nn.Module):
     """A network of one number."""
 
+    image_size, channels, num_classes, null_label, config = 4, 1, 0, False, {}
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))

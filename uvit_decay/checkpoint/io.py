@@ -17,6 +17,7 @@ from uvit_decay.checkpoint.card import KEY, ModelCard, average
 from uvit_decay.checkpoint.detect import ThirdParty, looks_like
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import DiffusionModel
+from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.program import localised, or_bundled
@@ -27,7 +28,6 @@ from uvit_decay.sampling_options import Weights
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"  # in a folder that was exported for diffusers
 INDEX, AUTOENCODER = "model_index.json", "vae"  # of such a folder, the second only of a checkpoint of latents
-ATTRIBUTES = ("image_size", "channels", "num_classes", "null_label")  # of every network
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     Args:
         path: a .ckpt or a .safetensors file, or a folder that was exported for diffusers.
         weights: the set to load; None takes EMA weights if the file has them, else raw ones.
-        trusted: qualified names of classes outside uvit_decay that the file may name as its network or its noise path.
+        trusted: classes outside uvit_decay, or modules, that the file may name for its network or its noise path.
 
     Raises:
         UserError: missing, damaged or third-party file, one that contains code, weights that it lacks, that are not
@@ -73,9 +73,7 @@ def load(path: Path, weights: Weights | None = None, trusted: Sequence[str] = ()
     net.load_state_dict(copies, assign=ours)
     if ours:
         net.float()
-    for name in ATTRIBUTES:
-        if not isinstance(getattr(net, name, None), int):
-            raise UserError(f"{path} describes a {type(net).__name__}, which is no network of images: it has no {name}")
+    check_attributes(net, f"{path} describes a {type(net).__name__}")
     latents, names = card.latents, card.class_names
     if latents and latents.channels != net.channels:
         raise UserError(f"{path} describes latents of {latents.channels} channels, its network has {net.channels}")

@@ -33,7 +33,7 @@ from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.instantiate import renamed
+from uvit_decay.runtime.instantiate import Trusted, renamed
 from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
@@ -107,7 +107,7 @@ class CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the arguments, and check what Lightning would reject only later."""
         trust_parser = OneLineParser(add_help=False, allow_abbrev=False)
-        trust_parser.add_argument("--trust", action="append", default=[])
+        trust_parser.add_argument("--trust", action="append", default=[], type=Trusted)
         given, rest = trust_parser.parse_known_args(args)
         limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from uvit_decay.evaluation.feature_table import FeatureOptions
 from uvit_decay.evaluation.metric_table import MetricOptions
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.sampling_options import Count, SamplingOptions
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def check_ending(option: str, path: Path | None, ending: str) -> None:
 
 def _refuse_sampling(num: int | None, save_samples: Path | None, sampling: SamplingOptions) -> None:
     """Raise a UserError for sampling options, which do not apply to existing images (--samples)."""
-    plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size)
+    plain = SamplingOptions(device=sampling.device, batch_size=sampling.batch_size, trust=sampling.trust)
     changed = [name for name, value in asdict(plain).items() if value != getattr(sampling, name)]
     given = [name for name, value in {"num": num, "save_samples": save_samples}.items() if value] + changed
     if given:
@@ -101,6 +103,7 @@ def statistics(
     spatial: bool = False,
     batch_size: Count = 64,
     device: str | None = None,
+    trust: Sequence[Trusted] = (),
     features: FeatureOptions,
 ) -> None:
     """Mean and covariance of the features of a reference, as an .npz with its metadata.
@@ -111,6 +114,7 @@ def statistics(
         spatial: with those of sFID.
         batch_size: images at a time.
         device: cpu, cuda, cuda:1; default: the GPU if there is one.
+        trust: module to import, which may register an extractor or a data set; may be given again.
     """
     check_ending("--out", out, ".npz")
 

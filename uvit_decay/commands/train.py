@@ -18,8 +18,8 @@ Without --config it is configs/digits.yaml, which trains on a CPU in minutes. A 
 comes with the package if there is no such file: --config digits or configs/digits.yaml. Every setting of one is a flag,
 and all flags of Lightning's Trainer are there as --trainer.<flag>. The whole list: python train.py fit --help. A class:
 python train.py fit --model.net.help uvit_decay.nn.UViT. What would run: python train.py fit ... --print_config. A class
-that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours.Class. Flags are keys of
-configs, with underscores; hyphens in their place are accepted.
+that is not of this package, Lightning, torch.nn or torch.optim is allowed by --trust yours, its module. Flags are keys
+of configs, with underscores; hyphens in their place are accepted.
 """
 
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, weighte
 from uvit_decay.runtime.errors import UserError, check_choice
 
 # An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
-# number, `--trust mine.schedule --model.net.schedule mine.schedule`. Networks record a function as what it gave.
+# number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record a function as what it gave.
 Numbers = Sequence[float] | Sequence[Sequence[float]]
 Schedule = Literal[*SHORTCUTS] | Sequence[float] | Sequence[Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]

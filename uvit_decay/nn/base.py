@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, get_type_hints, runtime_checkable
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -34,6 +34,38 @@ class DataLayers(NamedTuple):
     positions: tuple[str, ...]
     labels: str | None = None
     label_bias: str | None = None
+
+
+class ImageNetwork(Protocol):
+    """Network that tasks train and checkpoints rebuild, an nn.Module with these attributes.
+
+    A denoiser is called as net(x, t, y) with images x (b, c, h, w) of about [-1, 1], times t (b,) in [0, 1], of which 1
+    is noise, and labels y (b,) int64 or None for no label; it returns (b, c, h, w). A classifier net(x) returns logits.
+    With `uvit_decay.nn.intermediates.HasIntermediates` its features can be probed.
+    """
+
+    image_size: int
+    """Height and width of the images, in pixels or latent cells."""
+
+    channels: int
+    """Channels of the images: 3 for RGB, 1 for grey, 4 for the latents of most autoencoders."""
+
+    num_classes: int
+    """Number K of classes, whose labels are 0 to K - 1; 0 for a network without labels."""
+
+    null_label: bool
+    """Whether it takes the label K, "no label", which label dropout trains and guidance needs."""
+
+    config: dict
+    """The arguments of its constructor as plain values, from which a checkpoint rebuilds it."""
+
+
+def check_attributes(net: nn.Module, what: str) -> None:
+    """Raise a UserError that begins with `what` if the network lacks attributes of `ImageNetwork`."""
+    wanted = get_type_hints(ImageNetwork).items()
+    if missing := [name for name, kind in wanted if not isinstance(getattr(net, name, None), kind)]:
+        lacks = f"it has no {', '.join(missing)}: see docs/extending.md and uvit_decay.nn.base.ImageNetwork"
+        raise UserError(f"{what}, which is no network of images: {lacks}")
 
 
 @runtime_checkable

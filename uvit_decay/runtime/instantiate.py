@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +56,20 @@ def renamed(values: Any) -> Any:
     return flag + equals + MOVED.get(path, MOVED.get(module, module) + dot + name)
 
 
+class Trusted(str):
+    """The name of a module or a class from elsewhere, by --trust: found in the working folder, too, and imported.
+
+    So a module registers its metrics, extractors and data sets before other options name them.
+    """
+
+    def __new__(cls, name: str) -> Trusted:
+        if str(Path.cwd()) not in sys.path:  # which begins with the folder of the script
+            sys.path.append(str(Path.cwd()))
+        with explained(f"--trust {name} cannot be imported", ImportError, AttributeError, ValueError):
+            pkgutil.resolve_name(name)
+        return super().__new__(cls, name)
+
+
 @dataclass(frozen=True)
 class Spec:
     """An object as plain values: the full path of its class, where it is now, and its constructor arguments."""
@@ -81,11 +97,11 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         spec: class path and arguments.
         base: required base class.
         home: package whose classes may be built; their arguments must have the annotated types.
-        trusted: class paths from elsewhere that are allowed, too.
+        trusted: classes from elsewhere, or modules with all of theirs, that are allowed, too.
         where: name of the file in errors.
     """
     name = spec.class_path
-    if not spec.is_from(home) and name not in trusted:
+    if not (spec.is_from(home) or any(name == other or spec.is_from(other) for other in trusted)):
         allowing = localised("sample.py --trust")
         raise UserError(f"{where} names {name}, which is not part of uvit_decay: {allowing} {name} allows it")
     module, _, attribute = name.rpartition(".")

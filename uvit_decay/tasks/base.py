@@ -42,6 +42,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.sampling import Sampling
+from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.tasks.init_from import adapt, read_initial
@@ -62,8 +63,7 @@ class Task(LightningModule):
     is not finite.
 
     Args:
-        net: the network; it has the attributes `image_size`, `channels`, `num_classes` and `config`, its constructor
-            arguments, with which it is rebuilt from checkpoints.
+        net: the network, with the attributes of `uvit_decay.nn.base.ImageNetwork`.
         optim: optimizer and learning rate.
         compile: compile the network in place with torch.compile: true, or the name of a backend; checkpoints, probes
             and sampling work as without it. `auto` is true on CUDA GPUs, and false on CPUs, where it takes a minute to
@@ -78,6 +78,7 @@ class Task(LightningModule):
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = AUTO, seed: int = 0) -> None:
         super().__init__()
+        check_attributes(net, f"net is a {type(net).__name__}")
         self.net, self.optim, self.seed = net, optim, seed
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from those of the checkpoint, --resume.allow

@@ -37,7 +37,7 @@ class DiffusionTask(Task):
     """Training of any network net(x, t, y) as a denoiser.
 
     Args:
-        net: the network, see `Task`; it has the attribute `null_label`, too.
+        net: the network, see `Task`.
         path: the noise path from data to noise; a dataclass.
         prediction: what the network predicts: the noise `eps`, the data `x`, the `velocity` or the `score`.
         weighting: weights of the loss over noise levels: `none`, `velocity` (of eps and score, SiT; of x, JiT) or

@@ -1,33 +1,40 @@
-"""The worked examples of docs/extending.md and CONTRIBUTING.md: their code, as it is, adds metrics and extractors."""
+"""What the examples of docs/extending.md compute, and what is refused; test_docs.py runs them as printed."""
 
 import json
-import re
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, train
 from evaluations import evaluate, refused
+from test_docs import code
 
-from uvit_decay.evaluation.feature_table import EXTRACTORS
 from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.image_io import save_npz
 
 
+def test_a_network_that_lacks_something_is_refused_before_training(mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(
+        code("A network").replace("self.config", "settings").replace(", self.null_label", ", self.other")
+    )
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", "--trust", "mine", "--model.net", "mine.ConvNet")
+    line = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "net is a ConvNet, which is no network of images: it has no null_label, config: see docs/ext" in line
+    assert not [*tmp_path.rglob("*.ckpt")]
+
+
+def test_a_module_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
+    line = refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", "x.ckpt", "--trust", "not_there")
+    assert line == "error: --trust not_there cannot be imported: No module named 'not_there'"
+
+
 @pytest.fixture
-def extended():
-    """The tables with the entries of both pages."""
-    before = dict(METRICS), dict(EXTRACTORS)
-    for page in ("docs/extending.md", "CONTRIBUTING.md"):
-        blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
-        assert len(blocks) == 2
-        for block in blocks:
-            exec(compile(block, page, "exec"), {"__name__": "example"})
-    yield
-    for table, entries in zip((METRICS, EXTRACTORS), before, strict=True):
-        table.clear()
-        table.update(entries)
+def extended(mine, tmp_path):
+    """A module with the metric and the extractor of the page."""
+    (tmp_path / "mine.py").write_text(code("A metric", "An extractor of features"))
+    return ["--trust", "mine"]
 
 
 @pytest.fixture
@@ -40,8 +47,8 @@ def sides(tmp_path):
 
 
 def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsys):
-    evaluate(monkeypatch, tmp_path, "generation", *sides, "--features", "colours", "--metrics", "fid,mean",
-             "--allow-few")  # fmt: skip
+    options = ["--features", "colours", "--metrics", "fid,mean", "--allow-few"]
+    evaluate(monkeypatch, tmp_path, "generation", *sides, *options, *extended)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["values"]["mean_distance"] == pytest.approx(16**0.5 * 5)  # 16 parts, each |(3, 4, 0)| away
     assert report["values"]["fid"] == pytest.approx(16 * 25)
@@ -55,27 +62,15 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
     assert "mean_distance 20" in capsys.readouterr().out
 
 
-def test_the_example_for_contributors_is_computed(extended, sides, tmp_path, monkeypatch):
-    black, bright = (torch.full((10, 1, 8, 8), value, dtype=torch.uint8) for value in (0, 7))
-    save_npz(tmp_path / "black.npz", [black], 10)
-    save_npz(tmp_path / "dark.npz", [bright], 10)
-    evaluate(monkeypatch, tmp_path, "generation", *sides, "--features", "pixels", "--metrics", "worst")
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["metrics"] == {"worst/dark-10_vs_black-10_pixels": 7}
-    assert "Worst mean" in (tmp_path / "report.html").read_text()
-
-
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
-    base = ["generation", *sides, "--features", "colours", "--metrics"]
-    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean,worst" in refused(
-        monkeypatch, tmp_path, capsys, *base, "best"
-    )
+    base = ["generation", *sides, *extended, "--features", "colours", "--metrics"]
+    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
     assert "--metrics is needs logits, which colours does not yield" in refused(
         monkeypatch, tmp_path, capsys, *base, "is"
     )
     assert "fid needs 49 or more" in refused(monkeypatch, tmp_path, capsys, *base, "fid")
-    line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, "--features", "colour")
-    assert "takes one of inception, digits, dinov2, colours, pixels, got colour;" in line
+    line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, *extended, "--features", "colour")
+    assert "takes one of inception, digits, dinov2, colours, got colour;" in line
 
 
 def test_the_table_is_in_the_help_without_torch():
