@@ -47,12 +47,12 @@ def sides(tmp_path):
 
 
 def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsys):
-    options = ["--features", "colours", "--metrics", "fid,mean", "--allow-few"]
+    options = ["--features", "colours", "--metrics", "fd,mean", "--allow-few"]
     evaluate(monkeypatch, tmp_path, "generation", *sides, *options, *extended)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["values"]["mean_distance"] == pytest.approx(16**0.5 * 5)  # 16 parts, each |(3, 4, 0)| away
-    assert report["values"]["fid"] == pytest.approx(16 * 25)
-    assert set(report["metrics"]) == {f"{name}/dark-10_vs_black-10_colours" for name in ("fid", "mean_distance")}
+    assert report["values"]["fd"] == pytest.approx(16 * 25)
+    assert set(report["metrics"]) == {f"{name}/dark-10_vs_black-10_colours" for name in ("fd", "mean_distance")}
     assert report["protocol"]["extractor"] == "colours-000000000000"
     assert any("features of colours, not Inception's" in remark for remark in report["remarks"])
     page = " ".join((tmp_path / "report.html").read_text().split())
@@ -64,11 +64,11 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
 
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
     base = ["generation", *sides, *extended, "--features", "colours", "--metrics"]
-    assert "some of fid,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
+    assert "some of fid,fd,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
     assert "--metrics is needs logits, which colours does not yield" in refused(
         monkeypatch, tmp_path, capsys, *base, "is"
     )
-    assert "fid needs 49 or more" in refused(monkeypatch, tmp_path, capsys, *base, "fid")
+    assert "fd needs 49 or more" in refused(monkeypatch, tmp_path, capsys, *base, "fid")
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, *extended, "--features", "colour")
     assert "takes one of inception, digits, dinov2, colours, got colour;" in line
 

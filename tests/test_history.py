@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -18,11 +19,11 @@ def test_a_line_is_a_measurement_and_is_read_back(tmp_path):
     path = tmp_path / "probes.jsonl"
     assert history.read(path) == []
     for step in (20, 40):
-        history.append(path, at(step, best_accuracy=0.5, fid=math.nan))
+        history.append(path, at(step, best_accuracy=0.5, fd=math.nan))
     first, second = map(json.loads, path.read_text().splitlines())
     assert first.keys() == {"step", "epoch", "images_seen", "values", "metadata"}
-    assert second["values"] == {"best_accuracy": 0.5, "fid": None}
-    assert history.read(path) == [at(step, best_accuracy=0.5, fid=math.nan) for step in (20, 40)]
+    assert second["values"] == {"best_accuracy": 0.5, "fd": None}
+    assert history.read(path) == [at(step, best_accuracy=0.5, fd=math.nan) for step in (20, 40)]
 
 
 def test_a_run_from_an_earlier_step_replaces_what_was_measured_later(tmp_path):
@@ -53,3 +54,10 @@ def test_a_copy_ends_at_its_step(tmp_path):
         history.append(source, at(step, value=1.0))
     history.copy_until(40, source, target)
     assert [measurement.step for measurement in history.read(target)] == [20, 40]
+
+
+def test_the_older_name_of_a_distance_is_read_as_that_of_its_features(tmp_path):
+    path = tmp_path / "generation.jsonl"
+    for step, extractor in ((1, "small-cnn-0123456789ab"), (2, "inception-v3-adm-0123456789ab")):
+        history.append(path, replace(at(step, fid=3.0), metadata={"extractor": extractor}))
+    assert [list(measurement.values) for measurement in history.read(path)] == [["fd"], ["fid"]]

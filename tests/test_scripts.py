@@ -44,7 +44,7 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
     assert list(run.glob("events.out.tfevents.*"))
     assert {path.name for path in run.iterdir()} == {*wanted, "checkpoints", "samples", *_events(run)}
     header = (run / "metrics.csv").read_text().splitlines()[0]
-    for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fid"):
+    for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fd"):
         assert column in header
     command = re.search(r"sample from it: python (sample\.py .*)", trained.stdout + trained.stderr)[1]
     sampled = programs.start(*shlex.split(command), "--num", "10", cwd=tmp_path)

@@ -1,6 +1,6 @@
 """Histories of a run: probes.jsonl and generation.jsonl in its folder, one line of JSON for each measurement.
 
-{"step": 500, "epoch": 11.36, "images_seen": 16000, "values": {"fid": 12.3}, "metadata": {"n": 1000, ...}}
+{"step": 500, "epoch": 11.36, "images_seen": 16000, "values": {"fd": 12.3}, "metadata": {"n": 1000, ...}}
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from uvit_decay.runtime.validation import parse, read_text, typed
 
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
+RENAMED = {"fid": "fd"}  # older names of metrics, of features that are not Inception's
 LARGEST = 2**28  # bytes of a history
 LARGEST_LOG = 2**30
 
@@ -79,8 +80,9 @@ def _measurement(line: str, where: str) -> Measurement:
     for name in ("step", "epoch", "images_seen"):
         if getattr(measurement, name) < 0:
             raise UserError(f"{where}: {name} is {getattr(measurement, name)}, below 0")
+    older = {} if str(measurement.metadata.get("extractor")).startswith("inception") else RENAMED
     values = {
-        name.replace("watched_", "tracked_"): math.nan if value is None else value  # the older name
+        older.get(name, name.replace("watched_", "tracked_")): math.nan if value is None else value
         for name, value in measurement.values.items()
     }
     return replace(measurement, values=values)

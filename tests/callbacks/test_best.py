@@ -24,7 +24,7 @@ class Measured(Periodic):
 
     def evaluate(self, trainer, task) -> None:
         if trainer.is_global_zero:
-            record(trainer, self.folder / GENERATION, {"fid": VALUES[trainer.global_step]}, {}, {})
+            record(trainer, self.folder / GENERATION, {"fd": VALUES[trainer.global_step]}, {}, {})
 
     def evaluations(self, trainer, task) -> int:
         return 0
@@ -42,7 +42,7 @@ def step(path):
 
 
 def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint_of_its_step(tmp_path):
-    best = BestCheckpoint("fid")
+    best = BestCheckpoint("fid")  # the older name of what is measured
     callbacks = [Measured(2), best, LastCheckpoint(every_n_steps=4)]
     _, folder = fit(tmp_path, *callbacks, StopAt(8))
     assert (best.value, best.step) == (3.0, 4)
@@ -88,4 +88,4 @@ def test_an_evaluation_in_which_a_run_was_stopped_is_made_up_for(tmp_path):
         fit(tmp_path / "half", Killed(2), LastCheckpoint(every_n_steps=4), max_steps=5)
     fit(tmp_path / "rest", Measured(2), max_steps=5, ckpt_path=tmp_path / "half" / "checkpoints" / "last.ckpt")
     measured = history.read(tmp_path / "rest" / GENERATION)
-    assert [(m.step, m.values["fid"]) for m in measured] == [(step, VALUES[step]) for step in (2, 4, 5)]
+    assert [(m.step, m.values["fd"]) for m in measured] == [(step, VALUES[step]) for step in (2, 4, 5)]

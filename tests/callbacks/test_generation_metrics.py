@@ -32,7 +32,7 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
 
     fit(tmp_path, GenerationMetrics(Pixels(), num=20, max_reference=50, allow_few=True), max_steps=2)
     (line,) = history.read(tmp_path / "generation.jsonl")
-    assert line.values["fid"] > 0
+    assert line.values["fd"] > 0
     assert "label_consistency" not in line.values
     assert (line.metadata["samples"]["labels"], line.metadata["samples"]["clip"]) == (
         "all 10 classes in turn",
@@ -47,9 +47,9 @@ def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
     assert set(line.values) == {"mind", "label_consistency"}
     assert line.values["mind"] > 0
     assert (line.metadata["mind_projections"], line.metadata["mind_scale"]) == (1024, "3 d")
-    with pytest.raises(UserError, match="takes some of fid,is,kid,prc,sfid,mind,fdd,kdd, got 'best'"):
+    with pytest.raises(UserError, match="takes some of fid,fd,is,kid,prc,sfid,mind,fdd,kdd, got 'best'"):
         GenerationMetrics(SmallClassifier(), metrics=["best"])
-    with pytest.raises(UserError, match="--metrics fdd is not of small-cnn, whose metrics are fid,is,kid,prc,mind"):
+    with pytest.raises(UserError, match="--metrics fdd is not of small-cnn, whose metrics are fd,is,kid,prc,mind"):
         GenerationMetrics(SmallClassifier(), metrics=["fdd"])
 
 
@@ -94,6 +94,6 @@ def test_samples_of_latents_are_judged_decoded_against_images(encoded, image_dir
     gc.collect()
     assert [copied() for copied in copies] == [None, None]
     *_, line = history.read(tmp_path / "generation.jsonl")
-    assert line.values["fid"] > 0
+    assert line.values["fd"] > 0
     assert (line.metadata["samples"]["size"], line.metadata["reference"]["size"]) == ("32x32", "32x32")
     assert any("not Inception's" in remark for remark in line.metadata["remarks"])

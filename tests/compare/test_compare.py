@@ -38,7 +38,7 @@ def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):
     assert [row["alpha_min"] for row in rows] == ["1.0", "0.7", "all"]
     assert float(rows[0]["best_accuracy_mean"]) == pytest.approx(np.mean([0.8, 0.82]))
     assert float(rows[0]["best_accuracy_std"]) == pytest.approx(np.std([0.8, 0.82], ddof=1), rel=1e-5)
-    assert float(rows[0]["fid_std"]) == pytest.approx(np.std([14, 15], ddof=1), rel=1e-5)
+    assert float(rows[0]["fd_std"]) == pytest.approx(np.std([14, 15], ddof=1), rel=1e-5)
 
 
 def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
@@ -52,14 +52,14 @@ def test_runs_with_fid_alone_have_curves_of_it(tmp_path, monkeypatch, capsys):
     drawn = {}
     monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: drawn.setdefault(key, []).extend(runs))
     compare(monkeypatch, tmp_path, *runs)
-    assert [[(point["step"], point["fid"]) for point in run] for run in drawn["fid"]] == [
+    assert [[(point["step"], point["fd"]) for point in run] for run in drawn["fd"]] == [
         [(1, 99.0), (180, 12.0)],
         [(1, 99.0), (180, 14.0)],
     ]
-    assert list(drawn) == ["fid", "is"]
+    assert list(drawn) == ["fd", "is"]
     shown = capsys.readouterr()
     assert shown.out.splitlines()[:3] == [
-        "| alpha_min | runs | FID | Inception Score |",
+        "| alpha_min | runs | FD (small-cnn) | Inception Score |",
         "| --- | --- | --- | --- |",
         "| 1.0 | 1 | 12.00 | 2.00 |",
     ]
@@ -97,7 +97,7 @@ def test_the_history_is_read_whatever_its_order(tmp_path):
     assert [point[BEST] for point in run.evaluations] == [0.5, 0.6, 0.8]
     assert [point["images"] for point in run.evaluations] == [60 * 32, 120 * 32, 180 * 32]
     assert [point["epoch"] for point in run.evaluations] == pytest.approx([60 / 44, 120 / 44, 180 / 44])
-    assert run.last["fid"] == 12.0
+    assert run.last["fd"] == 12.0
 
 
 def test_the_mean_is_of_the_steps_that_all_runs_looked_at():
@@ -137,11 +137,11 @@ DIFFERENT = {
         "evaluations": {120: (0.6, 3.0), 180: (0.8, 4.0)},
         "ckpt_path": "moved/last.ckpt",
     },
-    "FID's n differs: 1000 in {0}; 500 in {1}": {"metadata": {**METADATA, "n": 500}},
-    "FID's bins differs: absent in {0}; 8 in {1}": {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
-    "FID's samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
-    "FID is not of the step of the last evaluation in {1}": {"at": 100},
-    "no generation.jsonl, so no FID, in {1}": {"metadata": None},
+    "the metrics' n differs: 1000 in {0}; 500 in {1}": {"metadata": {**METADATA, "n": 500}},
+    "the metrics' bins differs: absent in {0}; 8 in {1}": {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
+    "the metrics' samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
+    "metrics of samples are not of the step of the last evaluation in {1}": {"at": 100},
+    "no generation.jsonl, so no metrics of samples, in {1}": {"metadata": None},
     "no probes.jsonl, so no curves, in {1}": {"evaluations": {}, "earlier": 60},
     "trainer.callbacks.LinearProbes.times differs: [0.1, 0.2] in {0}; absent in {1}": {"probes": False},
     "the pool of the rank differs: mean patch tokens in {0}; class tokens in {1}": {"pool": "cls"},
@@ -156,7 +156,7 @@ def test_what_differs_is_remarked(line, tmp_path):
     actual = list(remarks(runs, "model.net.alpha_min"))
     assert line.format(*folders) in actual
     assert all(remark.count("\n") == 0 for remark in actual)
-    assert len(actual) == 1 or "Probes" in line or "FID's samples" in line or "last evaluation" in line
+    assert len(actual) == 1 or "Probes" in line or "the metrics' samples" in line or "last evaluation" in line
 
 
 def test_a_remark_names_few_runs(four, tmp_path):

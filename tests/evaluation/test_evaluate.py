@@ -40,10 +40,10 @@ def test_a_folder_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_pat
                  "--out", "report.json")  # fmt: skip
         results.append(values(tmp_path))
     assert results[0] == results[1]
-    assert set(results[0]) == {"fid", "is", "is_std", "kid", "kid_std", "precision", "recall"}
+    assert set(results[0]) == {"fd", "is", "is_std", "kid", "kid_std", "precision", "recall"}
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [key for key in report["metrics"] if key.startswith("fid/")] == [
-        "fid/array-150_vs_digits-train-1437_small-cnn"
+    assert [key for key in report["metrics"] if key.startswith("fd/")] == [
+        "fd/array-150_vs_digits-train-1437_small-cnn"
     ]
     assert report["protocol"]["n"] == 150
     assert report["protocol"]["reference"] == {"name": "digits-train", "n": 1437, "size": "8x8"}
@@ -61,7 +61,7 @@ def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsy
     evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / "jpegs", "--reference", forms / "pngs",
              "--features", "digits", "--metrics", "fid", "--out", "report.json")  # fmt: skip
     assert "jpegs are JPEGs and the other side is not" in capsys.readouterr().err
-    assert values(tmp_path)["fid"] > 0
+    assert values(tmp_path)["fd"] > 0
 
 
 def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, capsys):
@@ -78,7 +78,7 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
     remarks = capsys.readouterr().err
     for name in ("kid", "prc"):
         assert f"remark: without {name}: the reference has statistics only" in remarks
-    assert values(tmp_path, "images.json")["fid"] == pytest.approx(values(tmp_path, "stats.json")["fid"], rel=1e-12)
+    assert values(tmp_path, "images.json")["fd"] == pytest.approx(values(tmp_path, "stats.json")["fd"], rel=1e-12)
 
 
 def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
@@ -89,8 +89,8 @@ def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
              "--out", "array.json")  # fmt: skip
     assert values(tmp_path, "direct.json") == values(tmp_path, "array.json")
     report = json.loads((tmp_path / "direct.json").read_text())
-    (key,) = [key for key in report["metrics"] if key.startswith("fid/")]
-    assert key == "fid/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn"
+    (key,) = [key for key in report["metrics"] if key.startswith("fd/")]
+    assert key == "fd/last-step12_ema_dpm++3_w2_seed4_nfe3-120_vs_digits-train-1437_small-cnn"
     assert report["protocol"]["measured_nfe"] == 6  # three steps, both halves of guidance
     assert set(report["coverage"]) == set("0123456789")
     assert np.load(tmp_path / "samples.npz")["arr_1"].tolist() == [i % 10 for i in range(120)]
@@ -114,7 +114,7 @@ def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monk
     [
         (["--samples", "nowhere", *DIGITS], "nowhere: nothing there"),
         (["--samples", "digits:test", "--reference", "digits:train"], "Inception weights"),
-        (["--samples", "few.npz", *DIGITS], "few has 40 images, fid needs 65 or more: the covariance"),
+        (["--samples", "few.npz", *DIGITS], "few has 40 images, fd needs 65 or more: the covariance"),
         (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 images, metrics need 2 or more"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid needs spatial, which small-cnn does not"),
         (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from uvit_decay.evaluation.metric_table import DINOV2, METRICS, MetricOptions, displayed
+from uvit_decay.evaluation.metric_table import DINOV2, METRICS, OTHER, MetricOptions, displayed, on_screen
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.runtime.errors import UserError
 
@@ -23,6 +23,7 @@ class Named(Extractor):
 def test_distances_between_features_of_dinov2_have_names_of_their_own():
     options = MetricOptions()
     assert options.chosen(Named(logits=10), 2000) == ("fid", "is", "kid", "prc")
+    assert options.chosen(Named(OTHER, logits=10), 2000) == ("fd", "is", "kid", "prc")
     assert options.chosen(Named(DINOV2), 2000) == ("prc", "fdd", "kdd")
     assert options.chosen(Named(DINOV2), 0) == ("fdd",)
     assert [displayed()[name].title for name in ("fid", "fdd", "kid", "kdd")] == ["FID", "FDD", "KID", "KDD"]
@@ -43,3 +44,12 @@ def test_metrics_by_default_that_are_left_out_have_a_reason():
     }
     assert options.left_out(Named(DINOV2), 0) == dict.fromkeys(("prc", "kdd"), "the reference has statistics only")
     assert MetricOptions(("fid",)).left_out(Named(), 0) == {}
+
+
+def test_the_older_name_of_a_distance_is_that_of_today_where_the_features_are_not_inceptions():
+    assert MetricOptions(("fid", "prc")).chosen(Named(OTHER), 2000) == ("fd", "prc")
+    assert MetricOptions(("fid", "prc")).chosen(Named(), 2000) == ("fid", "prc")
+    with pytest.raises(UserError, match="--metrics fd is not of named, whose metrics are fid,"):
+        MetricOptions(("fd",)).chosen(Named(), 2000)
+    assert on_screen("fd", "FD", "small-cnn-0123456789ab") == "FD (small-cnn)"
+    assert on_screen("fid", "FID", "inception-v3-adm-0123456789ab") == "FID"

@@ -98,9 +98,11 @@ def test_everything_is_there(tmp_path):
 
 @pytest.mark.parametrize("key", displayed())
 def test_every_metric_says_what_it_means(tmp_path, key):
-    page = " ".join(Page(written(tmp_path, replace(REPORT, metrics={key: 0.5}))).texts)
+    report = replace(REPORT, metrics={key: 0.5}, protocol={"extractor": "small-cnn-0123456789ab"})
+    page = " ".join(Page(written(tmp_path, report)).texts)
     value = displayed()[key]
-    assert f"{value.title}  {0.5:.{value.decimals}f}  {value.meaning}; {value.better} is better" in page
+    title = "FD (small-cnn)" if key == "fd" else value.title
+    assert f"{title}  {0.5:.{value.decimals}f}  {value.meaning}; {value.better} is better" in page
 
 
 def test_the_images_are_inside(tmp_path):

@@ -228,9 +228,7 @@ def test_looking_with_unequal_shares_shows_the_same_and_changes_nothing(runs):
     places = [folder / f"looking {strategy}" for strategy in ("fsdp", "ddp")]
     found, wanted = (history.read(place / "generation.jsonl") for place in places)
     assert len(found) == len(wanted) == 2
-    assert [entry.values["fid"] for entry in found] == pytest.approx(
-        [entry.values["fid"] for entry in wanted], rel=1e-3
-    )
+    assert [entry.values["fd"] for entry in found] == pytest.approx([entry.values["fd"] for entry in wanted], rel=1e-3)
     images = [np.asarray(Image.open(place / "samples.png")).astype(int) for place in places]
     assert abs(images[0] - images[1]).max() <= 1
     tables = [np.genfromtxt(place / "probes.csv", delimiter=",", skip_header=1)[:, 7] for place in places]

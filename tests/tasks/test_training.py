@@ -87,7 +87,7 @@ def test_two_processes_train_as_one_does(tmp_path):
     for name, value in one["callbacks"]["EMA"]["shadow"].items():
         torch.testing.assert_close(two["callbacks"]["EMA"]["shadow"][name], value, rtol=0, atol=2e-5)
     scores = [history.read(tmp_path / f"on {devices}" / "generation.jsonl")[0].values for devices in (1, 2)]
-    for name in ("fid", "is", "label_consistency"):
+    for name in ("fd", "is", "label_consistency"):
         assert scores[1][name] == pytest.approx(scores[0][name], rel=1e-3)
     images = [np.asarray(Image.open(tmp_path / f"on {devices}" / "samples.png")).astype(int) for devices in (1, 2)]
     assert abs(images[0] - images[1]).max() <= 1

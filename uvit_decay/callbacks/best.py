@@ -34,7 +34,7 @@ class BestCheckpoint(Checkpoint):
     stays in the folder of the run that did.
 
     Args:
-        metric: a value of validation such as `val/loss`, or one in generation.jsonl or probes.jsonl, such as `fid` or
+        metric: a value of validation such as `val/loss`, or one in generation.jsonl or probes.jsonl, such as `fd` or
             `best_accuracy`.
         mode: whether the least (`min`) or the largest (`max`) value is the best.
 
@@ -94,9 +94,10 @@ class BestCheckpoint(Checkpoint):
         for name in names if trainer.is_global_zero else ():
             for measurement in history.read(folder / name):
                 values |= measurement.values if measurement.step == trainer.global_step else {}
-        if values and self.metric not in values:
+        metric = self.metric if self.metric in values else history.RENAMED.get(self.metric, self.metric)
+        if values and metric not in values:
             rank_zero_info(f"BestCheckpoint: no {self.metric} is among {', '.join(sorted(values))}")
-        self._judge(trainer, values.get(self.metric, math.nan))
+        self._judge(trainer, values.get(metric, math.nan))
 
     def _judge(self, trainer: Trainer, value: float) -> None:
         """Save if the value is the best so far; all ranks must call this, and take the value of rank 0."""

@@ -21,7 +21,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.generation import Comparison, open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages, GeneratedImages, ImageSource
-from uvit_decay.evaluation.metric_table import MetricOptions, displayed
+from uvit_decay.evaluation.metric_table import MetricOptions, displayed, on_screen
 from uvit_decay.evaluation.report import remarks
 from uvit_decay.history import GENERATION
 from uvit_decay.image_io import to_uint8
@@ -44,7 +44,7 @@ class GenerationMetrics(PeriodicSampling):
 
     Args:
         extractor: `Inception` for RGB photographs, `SmallClassifier` for small images such as digits.
-        num: images; FID needs more than the extractor has features.
+        num: images; FID and FD need more than the extractor has features.
         reference: as --reference of evaluate.py, its images cropped to the size of the samples; null: the training
             images.
         max_reference: largest number of training images in the reference, a fixed random choice.
@@ -52,7 +52,7 @@ class GenerationMetrics(PeriodicSampling):
         batch_size: images per batch on each device.
         allow_few: allow fewer images than features, for a trial.
         metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: those by
-            default that compare no single images, such as fid and is.
+            default that compare no single images, such as fid (fd of other features than Inception's) and is.
         when: when to measure, and how to sample, as of `PeriodicSampling`.
     """
 
@@ -155,5 +155,6 @@ class GenerationMetrics(PeriodicSampling):
         logged = {f"{name}/{key}": value for name, value in values.items()}
         record(trainer, self.folder / GENERATION, values, metadata, logged)
         decimals = {name: value.decimals for name, value in displayed().items()}
-        shown = ", ".join(f"{n.replace('_', ' ')} {value:.{decimals.get(n, 3)}f}" for n, value in values.items())
+        names = {name: on_screen(name, name.replace("_", " "), metadata["extractor"]) for name in values}
+        shown = ", ".join(f"{names[n]} {value:.{decimals.get(n, 3)}f}" for n, value in values.items())
         rank_zero_info(f"GenerationMetrics at step {trainer.global_step}: {shown} ({key})")

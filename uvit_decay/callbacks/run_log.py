@@ -33,7 +33,7 @@ CONTENTS = {
     METRICS: "all logged numbers, also as TensorBoard events",
     "samples.png": "samples",
     "reconstructions.png": "images, masked images and their reconstructions",
-    GENERATION: "metrics of samples, such as FID, and how they were measured, a line each time",
+    GENERATION: "metrics of samples, such as FID or FD, and how they were measured, a line each time",
     PROBES: "linear probes: the best cell and how it was measured, a line each time",
     "probes.png": "the newest linear probes, layer x noise level",
     "probes.csv": "the same as numbers, with effective ranks",

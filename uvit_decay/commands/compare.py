@@ -23,7 +23,7 @@ def compare(
 ) -> None:
     """Draw learning curves of runs, and print a table with a row for each value of an option, averaged over seeds.
 
-    Curves are those of the probes; of runs without probes, those of FID and the other metrics of their samples. Writes
+    Curves are those of the probes; of runs without probes, those of the metrics of their samples. Writes
     the figure, and the table as a .csv beside it. What differs between the runs besides the options is remarked.
 
     Args:
@@ -61,7 +61,7 @@ def compare(
     if any(run.probed for run in loaded):
         print(f"r: Pearson's correlation of the {report.title_of(ranked, loaded)} and the accuracy of the best probe.")
     if protocol := report.measured(loaded):
-        print(f"FID and IS: {protocol}.")
+        print(f"Metrics of samples: {protocol}.")
     for remark in report.remarks(loaded, *options):
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {spreadsheet.name}")

@@ -28,7 +28,7 @@ from uvit_decay.compare.runs import (
     by_key,
     is_number,
 )
-from uvit_decay.evaluation.metric_table import displayed
+from uvit_decay.evaluation.metric_table import displayed, on_screen
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.plots import final_values, learning_curves
 from uvit_decay.runtime.files import replacing
@@ -110,9 +110,11 @@ def pearson(points: Sequence[Mapping[str, float]], rank: str = RANK) -> float:
 
 
 def title_of(value: str, runs: Sequence[Run]) -> str:
-    """Return the title of a value, of a rank with the tokens whose rank it is."""
+    """Return the title of a value, of a rank with the tokens whose rank it is, of a distance with the features."""
     tokens = sorted({run.ranked for run in runs if run.probed}) if value in RANKS.values() else ()
-    return COLUMNS[value][0] + (f" of {' or '.join(tokens)}" if tokens else "")
+    extractors = {str(run.protocol.get("extractor")) for run in runs if value in run.last}
+    title = COLUMNS[value][0] + (f" of {' or '.join(tokens)}" if tokens else "")
+    return on_screen(value, title, extractors.pop()) if len(extractors) == 1 else title
 
 
 def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
@@ -127,7 +129,7 @@ def markdown(options: Sequence[str], table: Sequence[Row]) -> str:
 
 
 def save_csv(path: Path, options: Sequence[str], table: Sequence[Row]) -> None:
-    """Write the table as CSV; each row includes the last step and the protocol of its FID."""
+    """Write the table as CSV; each row includes the last step and the protocol of its samples' metrics."""
     text = io.StringIO()
     writer = csv.writer(text)
     parts = (f"{key}_{part}" for key in COLUMNS for part in Spread._fields)
@@ -147,7 +149,7 @@ def last_steps(runs: Sequence[Run]) -> str:
 
 
 def measured(runs: Sequence[Run]) -> str:
-    """Summarise the protocol of FID and IS in a line; empty if no run measured them."""
+    """Summarise the protocol of the metrics of samples in a line; empty if no run has any."""
     protocols = [run.protocol for run in runs if run.generation]
     if not protocols:
         return ""
@@ -184,7 +186,7 @@ def save_final_values(path: Path, names: Sequence[str], groups: Groups, option: 
 def _drawn(runs: Sequence[Run], rank: str) -> dict[str, str]:
     """Return the values that are drawn, and their titles: those of the probes, else those of the samples."""
     if not any(run.probed for run in runs):
-        return {name: value.title for name, value in displayed().items() if any(name in run.last for run in runs)}
+        return {name: title_of(name, runs) for name in displayed() if any(name in run.last for run in runs)}
     shown = {rank: title_of(rank, runs), BEST: "best probe accuracy", KNN: "kNN accuracy"}
     known = any(math.isfinite(run.last.get(MEAN_SHARE, math.nan)) for run in runs)
     return shown | ({MEAN_SHARE: "share of the mean"} if known else {})
@@ -210,7 +212,7 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     if collapsed := [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]:
         what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
-    yield from _fid_remarks([run for run in runs if run.generation], [run for run in runs if not run.generation])
+    yield from _remarks_on_samples([run for run in runs if run.generation], [run for run in runs if not run.generation])
     named = {"seed": SEED, **{option: option for option in options}}
     settings = by_key(runs, lambda run: ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items()))
     for what, same in settings.items():
@@ -218,14 +220,14 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
             yield f"{what} occurs {len(same)} times, so the spread is not that of seeds: {_names(same)}"
 
 
-def _fid_remarks(generated: Sequence[Run], others: Sequence[Run]) -> Iterator[str]:
-    """Yield remarks on the FID, which runs of denoisers may have; encoders have none."""
+def _remarks_on_samples(generated: Sequence[Run], others: Sequence[Run]) -> Iterator[str]:
+    """Yield remarks on the metrics of samples, which runs of denoisers may have; encoders have none."""
     for other in sorted({key for run in generated for key in run.protocol}):
-        yield from _differing(f"FID's {other}", {run: run.protocol.get(other, "absent") for run in generated})
+        yield from _differing(f"the metrics' {other}", {run: run.protocol.get(other, "absent") for run in generated})
     if late := [run for run in generated if run.generation.step != run.last_step]:
-        yield f"FID is not of the step of the last evaluation in {_names(late)}"
+        yield f"metrics of samples are not of the step of the last evaluation in {_names(late)}"
     if generated and others:
-        yield f"no {GENERATION}, so no FID, in {_names(others)}"
+        yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
 
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Run:
 
     @property
     def last(self) -> Mapping[str, float]:
-        """The values of the last evaluation, with `fid`, `is` and `val/top1` as last measured."""
+        """The values of the last evaluation, with the metrics of samples and `val/top1` as last measured."""
         generated = {} if self.generation is None else self.generation.values
         return {**self.evaluations[-1], **generated, **({} if self.top1 is None else {TOP1: self.top1})}
 
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def protocol(self) -> dict[str, Any]:
-        """Everything that FID and IS depend on, flat; empty if they were not measured."""
+        """Everything that the metrics of samples depend on, flat; empty if there are none."""
         metadata = {} if self.generation is None else self.generation.metadata
         return dict(flat({name: value for name, value in metadata.items() if name not in OUTCOMES}))
 

@@ -6,11 +6,13 @@ imported by the functions that compute them, so that --help needs no torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from uvit_decay.history import RENAMED
 from uvit_decay.runtime.command_line import Advanced, Bounds
 from uvit_decay.runtime.errors import UserError
 
@@ -24,10 +26,7 @@ if TYPE_CHECKING:
 SPLITS = 10  # parts of the Inception Score
 NEIGHBOURS = 3  # k of precision and recall
 PROJECTIONS = 1024  # directions of MIND
-INCEPTION, DINOV2 = (
-    "inception",
-    "dinov2",
-)  # families of extractors: of FID and KID, and of FDD and KDD
+INCEPTION, DINOV2, OTHER = "inception", "dinov2", "other"  # families: of FID and KID, FDD and KDD, FD and KID
 
 
 class Value(NamedTuple):
@@ -64,7 +63,7 @@ class Metric:
         least: least number of images on either side, for the options and the width of the output that it needs.
         advice: remedy for fewer images; `{n}` stands for their number.
         settings: the options that its values depend on, by name, for reports.
-        family: the family of extractors whose features it is named for; None means all.
+        families: the families of extractors whose features it is named for.
         by_default: whether it is computed unless the user names metrics.
     """
 
@@ -75,7 +74,7 @@ class Metric:
     least: Callable[[MetricOptions, int], int] = lambda options, width: 2
     advice: str = "take more"
     settings: Callable[[MetricOptions], dict[str, Any]] = lambda options: {}
-    family: str | None = None
+    families: Collection[str] = (INCEPTION, DINOV2, OTHER)
     by_default: bool = True
 
 
@@ -117,14 +116,22 @@ def _full_rank(options: MetricOptions, width: int) -> int:
 
 
 FULL_RANK = "the covariance of fewer images than features says little; take more, KID or KDD instead, or --allow-few"
+DISTANCE = "Fréchet distance between the features of samples and reference"
+FD = Metric(
+    {"fd": Value("FD", 2, "lower", DISTANCE)},
+    partial(_frechet, "fd", "features"),
+    least=_full_rank,
+    advice=FULL_RANK,
+    families=(OTHER,),
+)
 METRICS = {
-    "fid": Metric(
-        {"fid": Value("FID", 2, "lower", "Fréchet distance between the features of samples and reference")},
-        partial(_frechet, "fid", "features"),
-        least=_full_rank,
-        advice=FULL_RANK,
-        family=INCEPTION,
+    "fid": replace(
+        FD,
+        values={"fid": Value("FID", 2, "lower", DISTANCE)},
+        compute=partial(_frechet, "fid", "features"),
+        families=(INCEPTION,),
     ),
+    "fd": FD,
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
         _inception_score,
@@ -132,7 +139,7 @@ METRICS = {
         compares_with="nothing",
         least=lambda options, width: SPLITS,
         settings=lambda options: {"is_splits": SPLITS},
-        family=INCEPTION,
+        families=(INCEPTION, OTHER),
     ),
     "kid": Metric(
         {"kid": Value("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best")},
@@ -141,7 +148,7 @@ METRICS = {
         least=lambda options, width: options.kid_subset,
         advice="--kid-subset {n} or less",
         settings=lambda options: {"kid_subset": options.kid_subset},
-        family=INCEPTION,
+        families=(INCEPTION, OTHER),
     ),
     "prc": Metric(
         {
@@ -170,18 +177,18 @@ METRICS = {
 }
 METRICS |= {  # the same distances, by the names that they have between features of DINOv2
     "fdd": replace(
-        METRICS["fid"],
+        FD,
         values={
             "fdd": Value("FDD", 2, "lower", "Fréchet distance between the DINOv2 features of samples and reference")
         },
         compute=partial(_frechet, "fdd", "features"),
-        family=DINOV2,
+        families=(DINOV2,),
     ),
     "kdd": replace(
         METRICS["kid"],
         values={"kdd": Value("KDD", 5, "lower", "kernel distance between DINOv2 features; unbiased, about 0 at best")},
         compute=partial(_kernel, "kdd"),
-        family=DINOV2,
+        families=(DINOV2,),
     ),
 }
 
@@ -189,6 +196,11 @@ METRICS |= {  # the same distances, by the names that they have between features
 def displayed(names: Sequence[str] | None = None) -> dict[str, Value]:
     """Return the display of every value of these metrics, or of all metrics, by the name of the value."""
     return {key: value for name in names or METRICS for key, value in METRICS[name].values.items()}
+
+
+def on_screen(name: str, title: str, extractor: str) -> str:
+    """Return how a value is called for readers: `title`; FD with the features, of an extractor's fingerprint."""
+    return f"FD ({re.sub('-[0-9a-f]{12}$', '', extractor)})" if name == "fd" else title
 
 
 @dataclass(frozen=True)
@@ -217,7 +229,7 @@ class MetricOptions:
 
     def check_names(self, extractor: Extractor) -> None:
         """Raise a UserError for a chosen metric that is not of features of this family; the weights may be absent."""
-        for name in self.metrics or ():
+        for name in self._names(extractor):
             if not _is_named_for(METRICS[name], extractor):
                 others = {key: other.needs for key, other in METRICS.items() if _is_named_for(other, extractor)}
                 known = extractor.widths or others.values()  # those of a user's file are known once it is loaded
@@ -233,10 +245,16 @@ class MetricOptions:
             UserError: a chosen metric that is not of this extractor's features.
         """
         self.check_names(extractor)
-        for name in self.metrics or ():
+        names = self._names(extractor)
+        for name in names:
             if METRICS[name].needs not in extractor.widths:
                 raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
-        return self.metrics or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
+        return names or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
+
+    def _names(self, extractor: Extractor) -> tuple[str, ...]:
+        """Return the names of the chosen metrics; an older one is replaced by that of these features."""
+        pairs = [(name, RENAMED.get(name, name)) for name in self.metrics or ()]
+        return tuple(new if _is_named_for(METRICS[new], extractor) else name for name, new in pairs)
 
     def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
         """Return the metrics by default that `chosen` leaves out, each with the reason; arguments as of `chosen`."""
@@ -260,4 +278,4 @@ class MetricOptions:
 
 
 def _is_named_for(metric: Metric, extractor: Extractor) -> bool:
-    return metric.family in (None, extractor.family)
+    return extractor.family in metric.families

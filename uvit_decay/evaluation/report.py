@@ -13,6 +13,7 @@ from uvit_decay.evaluation.extract import SHOWN
 from uvit_decay.evaluation.feature_store import FeatureStore, Reference
 from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.image_sources import ImageSource
+from uvit_decay.evaluation.metric_table import on_screen
 from uvit_decay.evaluation.report_html import Neighbours, Report, write_html
 from uvit_decay.image_io import grid_columns, save_npz
 from uvit_decay.metrics.precision_recall import covered, nearest
@@ -20,7 +21,7 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.files import check_writable, claimed
 from uvit_decay.runtime.validation import write_json
 
-COMPARABLE = 10_000  # samples; FID decreases with their number, and published values use 50,000
+COMPARABLE = 10_000  # samples; distances decrease with their number, and published values use 50,000
 ROWS, NEAREST = 6, 6  # rows and columns of the memorisation check
 FEWEST = 10  # fewest samples and reference images of a class for which coverage is reported
 
@@ -48,7 +49,7 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
             save_npz(save_samples, store.iterate("images"), len(store), comparison.samples.labels)
         store.remove()
     for name, value in report.metrics.items():
-        print(f"{name} {value:.6g}")
+        print(f"{on_screen(name, name, report.protocol['extractor'])} {value:.6g}")
     for remark in report.remarks:
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")

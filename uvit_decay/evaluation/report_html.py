@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from uvit_decay.class_names import in_words, synonyms
-from uvit_decay.evaluation.metric_table import displayed
+from uvit_decay.evaluation.metric_table import displayed, on_screen
 from uvit_decay.image_io import labelled_grid, to_pil
 from uvit_decay.runtime.files import replacing
 
@@ -72,7 +72,7 @@ def write_html(path: Path, report: Report) -> None:
     )
     page = environment.from_string(text).render(
         title=report.title,
-        metrics=list(_metric_rows(report.metrics)),
+        metrics=list(_metric_rows(report.metrics, str(report.protocol.get("extractor")))),
         remarks=report.remarks,
         grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
         sample_count=len(report.samples),
@@ -85,7 +85,7 @@ def write_html(path: Path, report: Report) -> None:
         file.write(page.encode(errors="backslashreplace"))  # a folder's name may be no UTF-8
 
 
-def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
+def _metric_rows(metrics: dict[str, float], extractor: str) -> Iterator[dict[str, str]]:
     for key, value in metrics.items():
         if key.endswith("_std") and key.removesuffix("_std") in metrics:
             continue
@@ -96,7 +96,7 @@ def _metric_rows(metrics: dict[str, float]) -> Iterator[dict[str, str]]:
             shown += f" ± {spread:{digits}}"
         shown = shown.replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not a finite number"
         title, _, better, phrase = display or (key, None, "", "")
-        yield {"name": title, "value": shown, "better": better, "phrase": phrase}
+        yield {"name": on_screen(key, title, extractor), "value": shown, "better": better, "phrase": phrase}
 
 
 def _data_uri(image: Image.Image) -> str:

@@ -49,7 +49,7 @@ class Extractor(ABC):
     `Features`. `channels` is the number of image channels; None means those of the training set. With `needs_labels`
     it is trained on the images of a data set, and its logits are of their classes. `sha256` is that of its weights.
     Products of float32 numbers are rounded to tf32 only with `tf32`. `family` decides how distances between the
-    features are called: FID and KID, or FDD and KDD.
+    features are called: FID and KID, FDD and KDD, or FD and KID.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Extractor(ABC):
     channels: int | None = 3
     needs_labels = False
     tf32 = False
-    family: Literal["inception", "dinov2"] = "inception"
+    family: Literal["inception", "dinov2", "other"] = "other"
     sha256: str
 
     @abstractmethod
@@ -107,6 +107,8 @@ class Inception(Extractor):
         compile: compile the network with torch.compile: true, or the name of a backend.
         precision: of the convolutions; part of the name unless it is float32, since numbers of papers are of float32.
     """
+
+    family = "inception"
 
     def __init__(
         self,
