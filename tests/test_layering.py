@@ -63,7 +63,7 @@ BUDGETS = {
     "evaluation": 1_700,
     "hub": 690,
     "metrics": 1_120,
-    "nn": 1_885,
+    "nn": 1_900,
     "representations": 2_700,
     "runtime": 1_840,
     "tasks": 2_000,
