@@ -72,3 +72,11 @@ def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
     path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
     lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
     assert export_file(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
+
+
+def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
+    layout = SMALL | dict(depth=8)
+    path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
+    export_file(path, tmp_path / "official.pth")
+    state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
+    assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)

@@ -96,6 +96,8 @@ def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[s
     """Write the official layout and return a note on what it does not record."""
     state = official_state(net, stored.state, stored.where)
     missing = missing_metadata(net, stored.card, state, target)
+    if isinstance(net, MAE):
+        state |= mae.unread_skips(net, state)
     entry = _family(net, stored.where).entry
     _save(target, {entry: state} if entry else state)
     return [f"an official file does not record {', '.join(missing)}: pass them on with it"] if missing else []

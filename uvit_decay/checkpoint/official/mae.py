@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from uvit_decay.checkpoint.detect import MAE_FILE, VIT_FILE, looks_like
 from uvit_decay.checkpoint.official.common import (
     ImportOptions,
@@ -158,3 +161,13 @@ def without_unread(loaded: StateDict, net: MAE) -> tuple[StateDict, str]:
     names = tuple(f"{layer}." for layer in unread)
     kept = {name: value for name, value in loaded.state.items() if not (names and name.startswith(names))}
     return replace(loaded, state=kept), ", ".join(unread)
+
+
+def unread_skips(net: MAE, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return zero weights of the SkipLayers that the authors' code builds and nothing reads, for its strict loader."""
+    return {
+        f"skip.{j}.{name.removeprefix('skip.0.')}": torch.zeros_like(value)
+        for j in range(len(net.skip), net.config["depth"] // 2 if len(net.skip) else 0)
+        for name, value in state.items()
+        if name.startswith("skip.0.")
+    }
