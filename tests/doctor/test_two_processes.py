@@ -39,5 +39,5 @@ def test_the_doctor_times_the_steps_of_two_ranks(programs, tmp_path):
     shown = started[0].stdout
     assert "ok       ranks: 2 = 1 node x 2, started by torchrun" in shown
     assert "ok       memory: a step of 1 x 16 images" in shown
-    assert started[1].stdout == ""
+    assert all(line.startswith("[Gloo] ") for line in started[1].stdout.splitlines())  # torch 2.9's own
     assert not list(tmp_path.iterdir())

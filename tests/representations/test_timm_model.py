@@ -71,7 +71,7 @@ def test_what_is_no_vision_transformer_is_one_line(file, tmp_path):
     state = weights(num_classes=0).state_dict()
     torch.save({name: value for name, value in state.items() if not name.startswith("norm.")}, tmp_path / "decayed.pth")
     with pytest.raises(
-        UserError, match=r"does not fit test_vit: it lacks norm.weight; decayed and fine-tuned MAEs: python -m"
+        UserError, match=r"does not fit test_vit: it lacks norm.weight; decayed and fine-tuned MAEs: uvit-decay import"
     ):
         timm_vit(NAME, tmp_path / "decayed.pth")
     with pytest.raises(UserError, match=r"does not fit vit_tiny_patch16_224"):
