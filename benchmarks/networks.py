@@ -18,11 +18,11 @@ def plain_of(net: UViT | SiT | MAE) -> nn.Module:
     size = c["patch_size"], c["channels"], c["dim"], c["depth"], c["heads"], c["alpha_min"]
     labels = c.get("num_classes", 0) and c["num_classes"] + c["null_label"]
     if isinstance(net, UViT):
-        return plain.UViT(c["image_size"], *size, labels)
+        return plain.PlainUViT(c["image_size"], *size, labels)
     if isinstance(net, SiT):
-        return plain.SiT(c["image_size"], *size, labels)
+        return plain.PlainSiT(c["image_size"], *size, labels)
     decoder = c["decoder_dim"], c["decoder_depth"], c["decoder_heads"]
-    return plain.MAE(c["image_size"], c["patch_size"], c["dim"], c["depth"], c["heads"], *decoder, c["alpha_min"])
+    return plain.PlainMAE(c["image_size"], c["patch_size"], c["dim"], c["depth"], c["heads"], *decoder, c["alpha_min"])
 
 
 def both(net: UViT | SiT | MAE, setting: Setting) -> tuple[nn.Module, nn.Module]:

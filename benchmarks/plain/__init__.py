@@ -4,8 +4,8 @@ Parameters have the official names, so that weights of this package load. Nothin
 or samplers.
 """
 
-from benchmarks.plain.mae import MAE
-from benchmarks.plain.sit import SiT
-from benchmarks.plain.uvit import UViT
+from benchmarks.plain.mae import PlainMAE
+from benchmarks.plain.sit import PlainSiT
+from benchmarks.plain.uvit import PlainUViT
 
-__all__ = ["MAE", "SiT", "UViT"]
+__all__ = ["PlainMAE", "PlainSiT", "PlainUViT"]

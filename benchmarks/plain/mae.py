@@ -29,7 +29,7 @@ class SkipLayer(nn.Module):
         return y + self.fc(torch.cat([unshuffle(state, self.mask_token, ids_restore), y], dim=-1))
 
 
-class MAE(nn.Module):
+class PlainMAE(nn.Module):
     """net(images, noise) -> loss; images are standardised."""
 
     def __init__(

@@ -60,7 +60,7 @@ class LabelEmbedder(nn.Module):
         return self.embedding_table(y)
 
 
-class SiT(nn.Module):
+class PlainSiT(nn.Module):
     """net(x, t, y) in SiT's time, 0 noise and 1 data."""
 
     def __init__(

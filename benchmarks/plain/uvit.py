@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from benchmarks.plain.blocks import Block, PatchEmbed, alphas, timestep_embedding, unpatchify
 
 
-class UViT(nn.Module):
+class PlainUViT(nn.Module):
     """net(x, 999 t, y), with the official names of parameters."""
 
     def __init__(
