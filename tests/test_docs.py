@@ -175,5 +175,7 @@ def test_options_of_trainings_that_need_more_are_understood(page, tmp_path, monk
 
 def test_paths_that_the_pages_name_are_there():
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "extending.md"]:
-        for path in re.findall(r"`((?:uvit_decay|tests|docs|configs|benchmarks)/[\w./-]*)`", page.read_text()):
+        text = page.read_text()
+        named = re.findall(r"`((?:uvit_decay|tests|docs|configs|benchmarks)/[\w./-]*)`", text)
+        for path in named + re.findall(r"\btests/[\w/]+\.py", text):
             assert (ROOT / path).exists(), f"{page.name}: {path}"
