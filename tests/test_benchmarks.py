@@ -133,7 +133,9 @@ def test_waits_for_a_gpu_are_counted_by_step_and_place(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_gpu_is_tried_in_one_command(tmp_path, capfd):
+def test_a_gpu_is_tried_in_one_command(tmp_path, capfd, exhaustive):
+    if not exhaustive:
+        pytest.skip("a minute: --exhaustive runs the whole command, the tests above its parts")
     from benchmarks.gpu import main
 
     main(["--device", "cpu", "--quick", "--out", str(tmp_path / "gpu")])
