@@ -226,7 +226,8 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise UserError("torch finds no GPU here; --device cpu --quick tests the program")
-    setting = Setting(torch.device(options.device), options.quick, options.device == "cuda", budget=0.1 if options.quick else 3.0)
+    budget = 0.1 if options.quick else 3.0
+    setting = Setting(torch.device(options.device), options.quick, options.device == "cuda", budget=budget)
     start, facts = time.monotonic(), table.machine(setting)
     found: dict[str, Any] = {"machine": facts}
     text = f"{facts['date']}, {facts['device']}, torch {facts['versions']['torch']}, "
