@@ -59,7 +59,7 @@ class Run:
 
     @property
     def probed(self) -> bool:
-        """Whether the evaluations are those of probes."""
+        """Return whether the evaluations are those of probes."""
         return self.ranked is not None
 
     @property
