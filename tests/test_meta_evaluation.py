@@ -50,6 +50,9 @@ def waits_of(call):
     return Counter(place.rpartition("/")[2] for place in waits.found), result
 
 
+MADE = waits_of(lambda: torch.tensor([1.0], device=META))[0].total()  # torch 2.9 makes it out of sight: 0, not 1
+
+
 @pytest.fixture(scope="module")
 def net():
     return tiny_net().to(META).eval()
@@ -63,7 +66,7 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
     assert features == {f"features.py work: {TO_HOST}": 3}
     found, _ = waits_of(lambda: prober.grid(Processes()))
     assert found - features == {
-        f"logistic.py logistic_grid: {TO_DEVICE}": 6,  # order, penalties, features and labels
+        f"logistic.py logistic_grid: {TO_DEVICE}": 5 + MADE,  # order, features and labels; penalties
         f"logistic.py of: {SEEN}": 1,  # eigenvectors, of all layers at once
         f"logistic.py minimise: {NUMBER}": 12,  # has it converged?
         f"logistic.py <genexpr>: {TO_HOST}": 2,
@@ -116,13 +119,14 @@ def test_classifiers_of_features_wait_once_an_epoch_or_iteration():
         f"linear_probes.py accuracies: {TO_HOST}": 3,
     }
     found = waits_of(lambda: fitted_accuracy(train, labels, test, labels[:16], 1.0, 4))[0]
-    assert found == {
+    expected = {
         f"logistic.py minimise: {NUMBER}": 4,
         f"logistic.py of: {SEEN}": 1,
-        f"logistic.py fitted_accuracy: {TO_DEVICE}": 1,
+        f"logistic.py fitted_accuracy: {TO_DEVICE}": MADE,
         f"logistic.py fitted_accuracy: {NUMBER}": 1,
         f"logistic.py fitted_accuracy: {TO_HOST}": 1,
     }
+    assert found == Counter(expected)
 
 
 def test_likelihoods_never_wait(net):
