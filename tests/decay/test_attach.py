@@ -8,28 +8,37 @@ import pytest
 import timm
 import torch
 from foreign_models import DEPTH, MODELS, Case, hooks
+from foreign_resnets import RESNETS, Residual, small_timm
+from timm.models.resnet import BasicBlock
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torchvision.models import resnet18
 
 from uvit_decay import decay
 
+ALL = {**MODELS, **RESNETS}
 SCHEDULES = {
     "linear": {"alpha_min": 0.7},
-    "cosine": {"alpha_min": 0.7, "schedule": "cosine"},
+    "cosine": {"alpha_min": 0.7, "schedule": "cosine", "index": "v2"},
     "constant": {"alpha_min": 1.0, "schedule": "constant"},
     "constant-branch": {"alpha_min": 1.0, "schedule": "constant-branch"},
     "learnable": {"alpha_min": 0.7, "schedule": "learnable"},
+}
+OF_TRANSFORMERS = {
     "block": {"alpha_min": 0.6, "granularity": "block", "index": "v2"},
     "attention": {"alpha_min": 0.6, "branches": "attention"},
     "mlp": {"alpha_min": 0.6, "branches": "mlp", "index": "v1"},
 }
+SCHEDULED = [(name, options) for name in ALL for options in SCHEDULES.values()]
+SCHEDULED += [(name, options) for name in MODELS for options in OF_TRANSFORMERS.values()]
+transformers = pytest.mark.parametrize("case", MODELS, indirect=True)
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=ALL)
 def case(request) -> Case:
     torch.manual_seed(0)
-    return MODELS[request.param]()
+    return ALL[request.param]()
 
 
 def gradients(model, out):
@@ -47,15 +56,16 @@ def test_alpha_one_registers_nothing_and_leaves_every_bit(case):
         attached = decay.attach(case.model, 1.0)
         assert hooks(case.model) == 0
         assert torch.equal(case(), plain)
-    assert attached.alphas.tolist() == [1.0] * (2 * DEPTH)
+    assert attached.alphas.tolist() == [1.0] * len(case.weights(1.0).alphas)
 
 
-@pytest.mark.parametrize("options", SCHEDULES.values(), ids=SCHEDULES)
+@pytest.mark.parametrize(("case", "options"), SCHEDULED, indirect=["case"])
 def test_attached_equals_the_edited_forward_in_value_and_gradient(case, options):
     case.to(torch.float64)
     plain = case().detach()
     attached = decay.attach(case.model, **options)
-    weights = decay.shortcuts(DEPTH, **options)
+    weights = case.weights(**options)
+    assert attached.shortcuts == weights
     torch.testing.assert_close(attached.alphas.tolist(), list(weights.alphas), rtol=1e-6, atol=0)
     # Learned alphas are float32, as in our own networks.
     alphas = attached.alphas.tolist() if weights.learned else weights.alphas
@@ -69,38 +79,64 @@ def test_attached_equals_the_edited_forward_in_value_and_gradient(case, options)
 
 def test_attached_equals_the_edited_forward_in_single_precision_and_leaves_no_trace(case):
     with torch.no_grad():
-        plain = case()
+        plain, alphas = case(), case.weights(0.7).alphas
         with decay.attach(case.model, 0.7) as attached:
-            torch.testing.assert_close(case(), case.edited(decay.shortcuts(DEPTH, 0.7).alphas), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(case(), case.edited(alphas), rtol=1e-4, atol=1e-4)
             assert attached.alphas[-1] == pytest.approx(0.7)
-            assert "6 branches, alpha 1 .. 0.7, hooked" in repr(attached)
+            assert f"{len(alphas)} branches, alpha 1 .. 0.7, hooked" in repr(attached)
         assert hooks(case.model) == 0
         assert torch.equal(case(), plain)
 
 
-def test_timm_vit_s_decays_all_its_24_branches():
+@pytest.mark.parametrize(
+    ("build", "training"),
+    [
+        (lambda: MODELS["timm"](timm.create_model("vit_small_patch16_224"), size=224), False),
+        *((lambda: Residual(resnet18()), training) for training in (True, False)),
+        *((lambda: Residual(timm.create_model("resnet50")), training) for training in (True, False)),
+    ],
+)
+def test_published_networks_decay_all_their_branches(build, training):
     torch.manual_seed(0)
-    case = MODELS["timm"](timm.create_model("vit_small_patch16_224").eval(), size=224)
+    case = build()
+    case.model.train(training), case.reference.train(training)
     with torch.no_grad():
         plain = case()
         attached = decay.attach(case.model, 1.0)
         assert torch.equal(case(), plain)
         attached.remove()
         attached = decay.attach(case.model, 0.7)
-        torch.testing.assert_close(case(), case.edited(decay.shortcuts(12, 0.7).alphas), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(case(), case.edited(case.weights(0.7).alphas), rtol=1e-4, atol=1e-4)
         assert not torch.allclose(case(), plain, atol=1e-3)
         attached.remove()
         assert torch.equal(case(), plain)
+        assert list(case.model.state_dict()) == list(case.reference.state_dict())
 
 
-def test_stochastic_depth_and_layer_scale_belong_to_the_branch():
-    vit = VisionTransformer(32, 8, embed_dim=24, depth=DEPTH, num_heads=2, init_values=0.5, drop_path_rate=0.5).train()
-    case = MODELS["timm"](vit, size=32, batch=8)
-    decay.attach(vit, 0.7)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: MODELS["timm"](
+            VisionTransformer(
+                32, 8, embed_dim=24, depth=DEPTH, num_heads=2, init_values=0.5, drop_path_rate=0.5
+            ).train(),
+            batch=8,
+        ),
+        lambda: Residual(small_timm(BasicBlock, drop_path_rate=0.5)),
+    ],
+    ids=["vit", "resnet"],
+)
+def test_stochastic_depth_and_layer_scale_belong_to_the_branch(build):
+    torch.manual_seed(0)
+    case = build()
+    case.to(torch.float64)
+    decay.attach(case.model, 0.7)
     torch.manual_seed(1)
     out = case()
     torch.manual_seed(1)
-    torch.testing.assert_close(out, case.edited(decay.shortcuts(DEPTH, 0.7).alphas), rtol=1e-4, atol=1e-4)
+    edited = case.edited(case.weights(0.7).alphas)
+    torch.testing.assert_close(out, edited, rtol=1e-9, atol=1e-9)
+    assert_same_gradients(case, out, edited)
 
 
 def test_state_dict_keeps_its_keys_and_loads_strictly_both_ways(case):
@@ -119,19 +155,20 @@ def test_learned_alphas_get_gradients_that_finite_differences_confirm(case):
     assert [name for name, _ in attached.named_parameters()] == ["alphas"]
     assert list(attached.state_dict()) == ["alphas"]
     (gradient,) = torch.autograd.grad(case().square().mean(), attached.alphas)
-    for k in (0, 1, 2 * DEPTH - 1):
-        up, down = ([a + (i == k) * h for i, a in enumerate(attached.alphas.tolist())] for h in (1e-5, -1e-5))
+    for k in (0, 1, len(gradient) - 1):
+        up, down = ([a + (i == k) * h for i, a in enumerate(attached.alphas.tolist())] for h in (1e-6, -1e-6))
         with torch.no_grad():
-            slope = (case.edited(up).square().mean() - case.edited(down).square().mean()) / 2e-5
+            slope = (case.edited(up).square().mean() - case.edited(down).square().mean()) / 2e-6
         torch.testing.assert_close(gradient[k], slope, rtol=1e-5, atol=1e-8)
 
 
+@transformers
 def test_a_model_that_was_compiled_is_compiled_anew_with_and_without_the_decay(case):
     compiled = torch.compile(case.model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         plain = case(model=compiled)
     attached = decay.attach(case.model, 0.7)
-    out, edited = case(model=compiled), case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+    out, edited = case(model=compiled), case.edited(case.weights(0.7).alphas)
     torch.testing.assert_close(out, edited, rtol=1e-4, atol=1e-4)
     assert_same_gradients(case, out, edited)
     attached.remove()
@@ -139,10 +176,8 @@ def test_a_model_that_was_compiled_is_compiled_anew_with_and_without_the_decay(c
         assert torch.equal(case(model=compiled), plain)
 
 
-@pytest.mark.parametrize("name", ["diffusers", "torch"])
-def test_learned_alphas_are_inputs_of_a_compiled_model(name):
-    torch.manual_seed(0)
-    case = MODELS[name]()
+@pytest.mark.parametrize("case", ["diffusers", "torch"], indirect=True)
+def test_learned_alphas_are_inputs_of_a_compiled_model(case):
     attached = decay.attach(case.model, 0.7, schedule="learnable")
     compiled = torch.compile(case.model, backend="aot_eager", fullgraph=True)
     for shift in (0.0, 0.1):
@@ -159,7 +194,7 @@ def test_checkpointed_blocks_recompute_the_decay_and_let_it_go(case, reentrant):
     case.to(torch.float64)
     case.x.requires_grad_()  # the reentrant kind gives no gradients at all without
     attached = decay.attach(case.model, 0.7)
-    edited = case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+    edited = case.edited(case.weights(0.7).alphas)
     expected = gradients(case.reference, edited)
     for block in case.blocks():
         forward = type(block).__call__.__get__(block)
@@ -184,13 +219,13 @@ def test_their_own_checkpointing_gives_the_same_gradients():
         torch.manual_seed(1)  # in training DiT drops labels
         out = case()
         torch.manual_seed(1)
-        assert_same_gradients(case, out, case.edited(decay.shortcuts(DEPTH, 0.7).alphas))
+        assert_same_gradients(case, out, case.edited(case.weights(0.7).alphas))
 
 
 def test_autocast_leaves_the_shortcut_in_its_precision(case):
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         decay.attach(case.model, 0.7)
-        out, edited = case(), case.edited(decay.shortcuts(DEPTH, 0.7).alphas)
+        out, edited = case(), case.edited(case.weights(0.7).alphas)
     assert out.dtype == edited.dtype
     torch.testing.assert_close(out.float(), edited.float(), rtol=0.05, atol=0.05)
 
@@ -202,7 +237,7 @@ def test_what_other_hooks_see_is_the_decayed_network(case):
     decay.attach(case.model, 0.7)
     with torch.no_grad():
         case()
-        case.edited(decay.shortcuts(DEPTH, 0.7).alphas, states=decayed)
+        case.edited(case.weights(0.7).alphas, states=decayed)
     for got, expected in zip(seen, decayed, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
@@ -228,6 +263,7 @@ def test_copies_stay_decayed_and_can_be_removed_with_their_own_handle(case, copi
         assert torch.equal(case(), decayed)
 
 
+@transformers
 def test_threads_that_share_a_model_do_not_mix(case):
     decay.attach(case.model, 0.7)
     inner, outer = case(scale=1.0).detach(), {}
@@ -252,13 +288,15 @@ def test_an_error_in_the_middle_of_a_block_is_forgotten(case):
     def fail(module, args):
         raise RuntimeError("stopped here")
 
-    stop = [m for m in case.blocks()[1].modules() if isinstance(m, nn.Linear)][-1].register_forward_pre_hook(fail)
+    *_, last = (m for m in case.blocks()[1].modules() if isinstance(m, nn.Linear | nn.Conv2d))
+    stop = last.register_forward_pre_hook(fail)
     with pytest.raises(RuntimeError, match="stopped here"):
         case()
     stop.remove()
     assert torch.equal(case(), expected)
 
 
+@pytest.mark.parametrize("case", [*MODELS, "torchvision-basic"], indirect=True)
 def test_named_pairs_are_the_same_as_known_blocks(case):
     with torch.no_grad(), decay.attach(case.model, 0.7):
         known = case()

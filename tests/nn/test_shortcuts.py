@@ -182,8 +182,10 @@ def test_what_does_not_fall_refuses_alpha_min_and_one_kind_of_branches():
     for schedule in (*(name for name, kind in SHORTCUTS.items() if not kind.falls), [1.0] * 4, falling):
         with pytest.raises(UserError, match="has no alpha_min"):
             shortcuts(2, 0.7, schedule)
-        with pytest.raises(UserError, match="for both kinds of branches"):
-            shortcuts(2, 1.0, schedule, branches="mlp")
+    for schedule in ("learnable", *(name for name, kind in SHORTCUTS.items() if not kind.falls), [1.0] * 4, falling):
+        for branches in ("attention", "mlp"):
+            with pytest.raises(UserError, match="for both kinds of branches"):
+                shortcuts(2, 1.0, schedule, branches=branches)
 
 
 def test_the_gain_of_a_branch_is_its_beta_over_the_product_of_the_alphas():

@@ -18,6 +18,8 @@ DEPTH = 3
 class Case:
     """A model and its inputs; `edited` is its forward with alpha x + beta f, written out, on a copy without hooks."""
 
+    per_block = 2
+
     def __init__(self, model: nn.Module, x: Tensor) -> None:
         self.model, self.reference, self.x = model, copy.deepcopy(model), x
 
@@ -27,10 +29,14 @@ class Case:
     def __call__(self, model: nn.Module | None = None, scale: float = 1.0) -> Tensor:
         return (self.model if model is None else model)(scale * self.x)
 
+    def weights(self, alpha_min: float, **options) -> decay.Shortcuts:
+        """Those of its branches."""
+        return decay.shortcuts(len(self.blocks()), alpha_min, **options, per_block=self.per_block)
+
 
 class TimmViT(Case):
     def __init__(self, model: VisionTransformer | None = None, size: int = 32, batch: int = 2) -> None:
-        sizes = {"embed_dim": 384, "num_heads": 6, "num_classes": 10}
+        sizes = {"embed_dim": 48, "num_heads": 2, "num_classes": 10}
         model = model or VisionTransformer(32, 8, depth=DEPTH, init_values=0.5, **sizes).eval()
         super().__init__(model, torch.randn(batch, 3, size, size))
         self.pairs = [(f"blocks.{i}.norm{j}", f"blocks.{i}.drop_path{j}") for i in range(DEPTH) for j in (1, 2)]

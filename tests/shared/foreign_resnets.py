@@ -1,13 +1,17 @@
-"""ResNets of torchvision and timm, small, and their forward in which the shortcuts are edited."""
+"""Small ResNets of torchvision and timm, each with a copy of its forward in which the shortcuts are edited."""
 
 from __future__ import annotations
 
+import torch
+from foreign_models import Case
 from timm.layers import BlurPool2d
 from timm.models.resnet import BasicBlock as TimmBasicBlock
 from timm.models.resnet import Bottleneck as TimmBottleneck
 from timm.models.resnet import ResNet as TimmResNet
-from torch import nn
+from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, Bottleneck
+
+from uvit_decay import decay
 
 
 def tv_branch(block, x):
@@ -26,30 +30,6 @@ def timm_branch(block, x):
         out = block.bn2(block.conv2(block.aa(block.bn1(out).relu())))
     out = out if block.se is None else block.se(out)
     return out if block.drop_path is None else block.drop_path(out)
-
-
-def edited(model, x, alphas, betas=None):
-    """The forward of a ResNet of either library with relu(alpha * shortcut(x) + beta * f(x)), written out."""
-    timms = isinstance(model, TimmResNet)
-    branch = timm_branch if timms else tv_branch
-    x = model.maxpool(model.bn1(model.conv1(x)).relu())
-    blocks = [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
-    assert len(blocks) == len(alphas)
-    for block, alpha, beta in zip(blocks, alphas, betas or (1.0,) * len(alphas), strict=True):
-        shortcut = x if block.downsample is None else block.downsample(x)
-        x = (alpha * shortcut + beta * branch(block, x)).relu()
-    return model.forward_head(x) if timms else model.fc(model.avgpool(x).flatten(1))
-
-
-def randomised(model):
-    """The same with norms that differ from the identity, so that no branch is silent and running means matter."""
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor in (module.weight, module.bias):
-                nn.init.normal_(tensor, 0.3, 0.3)
-            module.running_mean.normal_(0, 0.1)
-            module.running_var.uniform_(0.5, 2)
-    return model
 
 
 class Small(nn.Module):
@@ -78,14 +58,55 @@ def small_timm(block, **options):
     return TimmResNet(block, (2, 1, 1, 1), num_classes=7, channels=(8, 16, 16, 32), **options)
 
 
-MODELS = {
-    "torchvision-basic": lambda: Small(BasicBlock),
-    "torchvision-bottleneck": lambda: Small(Bottleneck),
-    "timm-basic": lambda: small_timm(TimmBasicBlock),
-    "timm-bottleneck": lambda: small_timm(TimmBottleneck),
-    "timm-se-aa": lambda: small_timm(TimmBasicBlock, aa_layer=BlurPool2d, block_args={"attn_layer": "se"}),
+class Residual(Case):
+    """A ResNet in training, whose norms differ from the identity: no branch is silent, and running means matter."""
+
+    per_block = 1
+
+    def __init__(self, model: nn.Module) -> None:
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                for tensor in (module.weight, module.bias):
+                    nn.init.normal_(tensor, 0.3, 0.3)
+                module.running_mean.normal_(0, 0.1)
+                module.running_var.uniform_(0.5, 2)
+        super().__init__(model.train(), torch.randn(4, 3, 48, 48))
+
+    def blocks(self, model: nn.Module | None = None) -> list[nn.Module]:
+        model = self.model if model is None else model
+        return [*model.layer1, *model.layer2, *model.layer3, *model.layer4]
+
+    def edited(self, alphas, betas=None, states=None) -> Tensor:
+        """With relu(alpha * shortcut(x) + beta * f(x))."""
+        model, betas = self.reference, betas or (1.0,) * len(alphas)
+        timms = isinstance(model, TimmResNet)
+        branch = timm_branch if timms else tv_branch
+        x = model.maxpool(model.bn1(model.conv1(self.x)).relu())
+        for block, alpha, beta in zip(self.blocks(model), alphas, betas, strict=True):
+            shortcut = x if block.downsample is None else block.downsample(x)
+            x = (alpha * shortcut + beta * branch(block, x)).relu()
+            if states is not None:
+                states.append(x)
+        return model.forward_head(x) if timms else model.fc(model.avgpool(x).flatten(1))
+
+
+class Basic(Residual):
+    """That of torchvision's basic blocks."""
+
+    def __init__(self) -> None:
+        super().__init__(Small(BasicBlock))
+        names = ["layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer4.0"]
+        projections = [None, None, *(f"{name}.downsample" for name in names[2:])]
+        self.pairs = [
+            decay.Single(f"{name}.conv1", f"{name}.bn2", projection)
+            for name, projection in zip(names, projections, strict=True)
+        ]
+
+
+RESNETS = {
+    "torchvision-basic": Basic,
+    "torchvision-bottleneck": lambda: Residual(Small(Bottleneck)),
+    "timm-basic": lambda: Residual(small_timm(TimmBasicBlock)),
+    "timm-bottleneck": lambda: Residual(small_timm(TimmBottleneck)),
+    "timm-se-aa": lambda: Residual(small_timm(TimmBasicBlock, aa_layer=BlurPool2d, block_args={"attn_layer": "se"})),
 }
-
-
-def blocks_of(model):
-    return sum(len(getattr(model, f"layer{i}")) for i in (1, 2, 3, 4))
