@@ -22,8 +22,12 @@ class Kind:
     name: str
     reference: ModuleType
     options: dict
-    blocks: int
+    stages: tuple[str, ...]
     tokens: int
+
+    @property
+    def blocks(self):
+        return len(self.stages)
 
     def small(self, **options):
         return self.reference.small(**self.options | options)
@@ -38,10 +42,12 @@ class Kind:
         return self.reference.inputs(**self.reference.SMALL | self.options | options)
 
 
-UVIT = Kind("uvit", uvit_reference, dict(num_classes=3), blocks=5, tokens=2 + 16)
-SIT = Kind("sit", sit_reference, dict(wiring="official"), blocks=4, tokens=16)
-DECAYED_SIT = Kind("sit-decayed", sit_reference, dict(wiring="decayed"), blocks=4, tokens=16)
-CONCAT_SIT = Kind("sit-concat", sit_reference, dict(wiring="decayed", skip="concat"), blocks=4, tokens=16)
+OF_UVIT = ("in_blocks.0", "in_blocks.1", "mid_block", "out_blocks.0", "out_blocks.1")
+OF_DECAYED = ("enc_blocks.0", "enc_blocks.1", "dec_blocks.0", "dec_blocks.1")
+UVIT = Kind("uvit", uvit_reference, dict(num_classes=3), OF_UVIT, tokens=2 + 16)
+SIT = Kind("sit", sit_reference, dict(wiring="official"), tuple(f"blocks.{i}" for i in range(4)), tokens=16)
+DECAYED_SIT = Kind("sit-decayed", sit_reference, dict(wiring="decayed"), OF_DECAYED, tokens=16)
+CONCAT_SIT = Kind("sit-concat", sit_reference, dict(wiring="decayed", skip="concat"), OF_DECAYED, tokens=16)
 each_kind = pytest.mark.parametrize("kind", [UVIT, SIT, DECAYED_SIT, CONCAT_SIT], ids=lambda kind: kind.name)
 
 
@@ -73,7 +79,7 @@ class Encoder:
 
 
 def mae(**options):
-    return Prediction(MAE(**mae_reference.SMALL, wiring="decayed", zero_init=False, **options))
+    return Prediction(MAE(**mae_reference.SMALL | dict(wiring="decayed", zero_init=False) | options))
 
 
 def vit(**options):

@@ -38,15 +38,12 @@ def test_value_and_gradients_are_those_of_the_definition(dtype, tolerance):
         assert (actual.double() - reference).norm() < tolerance * reference.norm()
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_without_gradients_or_of_a_frozen_network_it_is_the_fused_kernel(enabled):
-    q, k, v = inputs(torch.bfloat16)
-    if enabled:
-        q, k, v = q.detach(), k.detach(), v.detach()
+@pytest.mark.parametrize(
+    ("dtype", "enabled", "frozen"),
+    [(torch.bfloat16, False, False), (torch.bfloat16, True, True), (torch.float32, True, False)],
+)
+def test_where_it_is_the_faster_it_is_the_fused_kernel(dtype, enabled, frozen):
+    """Without gradients, of a frozen network, and in single precision."""
+    q, k, v = (tensor.detach() if frozen else tensor for tensor in inputs(dtype))
     with torch.set_grad_enabled(enabled):
         assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))
-
-
-def test_where_the_fused_kernel_is_the_faster_it_stays_in_training():
-    q, k, v = inputs(torch.float32)
-    assert torch.equal(attention(q, k, v), scaled_dot_product_attention(q, k, v))

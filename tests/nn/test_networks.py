@@ -7,7 +7,7 @@ import pytest
 import torch
 from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of, each_kind, gradients
 
-from uvit_decay.nn.intermediates import pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates, pooled
 from uvit_decay.nn.mae import Masking
 from uvit_decay.runtime.errors import UserError
 
@@ -45,13 +45,14 @@ def test_no_labels_means_the_null_label(kind):
 
 @each_kind
 def test_a_network_without_null_label_asks_for_classes(kind):
+    assert not kind.small(num_classes=0).null_label
     net = kind.loaded(null_label=False)
     x, t, labels = kind.inputs()
     assert net(x, t, labels).shape == x.shape
     with pytest.raises(UserError, match="null label"):
         net(x, t)
     with pytest.raises(UserError, match="null label"):
-        pooled_features(net, x, t)
+        next(net.forward_intermediates(x, t))
 
 
 # ---- compilation
@@ -63,10 +64,9 @@ def test_a_network_without_null_label_asks_for_classes(kind):
     [
         (UVIT, dict()),
         (UVIT, dict(schedule="learnable", num_classes=0)),
-        (SIT, dict()),
         (DECAYED_SIT, dict()),
         (SIT, dict(schedule="learnable", num_classes=0)),
-        (MASKED, dict(schedule="learnable")),
+        (MASKED, dict(schedule="learnable", depth=2, decoder_depth=1)),
         (VIT, dict(schedule="learnable")),
     ],
 )
@@ -85,7 +85,8 @@ def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(kind,
     for name, gradient in gradients(net, arguments).items():
         torch.testing.assert_close(actual[name], gradient, atol=1e-6, rtol=1e-4)
     if kind not in (MASKED, VIT):
-        assert torch.equal(pooled_features(compiled, *arguments[:2]), pooled_features(net, *arguments[:2]))
+        states = (tapped.forward_intermediates(*arguments[:2]) for tapped in (compiled, net))
+        assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
 
 # ---- taps
@@ -98,8 +99,11 @@ def test_each_state_of_the_trunk_is_the_output_of_the_module_that_its_stage_name
         module = net.get_submodule(stage.name)
         module.register_forward_hook(lambda *call, name=stage.name: seen.setdefault(name, call[-1]))
     states = list(net.forward_intermediates(*kind.inputs()))
-    assert len(states) == len(net.layers)
-    assert list(seen) == [stage.name for stage in net.layers[1:]]
+    assert isinstance(net, HasIntermediates)
+    assert [stage.name for stage in net.layers] == ["embeddings", *kind.stages]
+    middle = ["middle"] * (kind is UVIT)
+    assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * 2, *middle, *["decoder"] * 2]
+    assert list(seen) == list(kind.stages)
     for state, output in zip(states[1:], seen.values(), strict=True):
         assert state.shape == (3, kind.tokens, 16)
         assert torch.equal(state, output)
@@ -107,23 +111,16 @@ def test_each_state_of_the_trunk_is_the_output_of_the_module_that_its_stage_name
 
 @each_kind
 @pytest.mark.parametrize("num_classes", [0, 3])
-def test_pooled_features_are_the_means_over_patch_tokens_under_the_null_label(num_classes, kind):
+def test_states_are_those_of_the_null_label_and_patches_are_their_last_tokens(num_classes, kind):
     net = kind.loaded(alpha_min=0.7, num_classes=num_classes)
     x, t, _ = kind.inputs()
     null = torch.full((3,), num_classes) if num_classes else None
     with torch.no_grad():
-        features = pooled_features(net, x, t)
-        states = list(net.forward_intermediates(x, t, null))
-    assert features.shape == (1 + kind.blocks, 3, 16)
-    for stage, state in enumerate(states):
-        expected = sum(state[:, token] for token in range(-16, 0)) / 16  # patches are the last tokens
-        torch.testing.assert_close(features[stage], expected, atol=1e-6, rtol=1e-5)
-
-
-@each_kind
-def test_pooled_features_are_float32_under_bfloat16_autocast(kind):
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        assert pooled_features(kind.loaded(), *kind.inputs()[:2]).dtype == torch.float32
+        pairs = zip(net.forward_intermediates(x, t), net.forward_intermediates(x, t, null), strict=True)
+        for state, expected in pairs:
+            assert torch.equal(state, expected)
+            mean = sum(state[:, token] for token in range(-16, 0)) / 16
+            torch.testing.assert_close(pooled(state, "mean", net.num_prefix_tokens), mean, atol=1e-6, rtol=1e-5)
 
 
 # ---- user errors
@@ -138,6 +135,7 @@ def test_pooled_features_are_float32_under_bfloat16_autocast(kind):
         *((kind, dict(patch_size=3), "patch_size 3") for kind in (UVIT, SIT)),
         *((kind, dict(heads=3), "heads 3") for kind in (UVIT, SIT)),
         *((kind, dict(alpha_min=0.0), "alpha_min") for kind in (UVIT, SIT)),
+        *((kind, dict(norm_type="batch"), "norm_type must be layer or rms, got 'batch'") for kind in (UVIT, SIT)),
         (UVIT, dict(init="kaiming"), "init must be official or xavier, got 'kaiming'"),
         (SIT, dict(patch_size=0), "patch_size"),
         (SIT, dict(num_classes=-1), "num_classes"),

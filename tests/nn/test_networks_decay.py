@@ -31,9 +31,12 @@ def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(k
     ],
 )
 def test_weights_of_another_decay_are_refused_with_both_named(stored, asked, named, kind):
+    net = kind.small(**asked)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
     for strict in (True, False):
         with pytest.raises(UserError, match=named.format(fewer=2 * kind.blocks - 4, all=2 * kind.blocks)):
-            kind.small(**asked).load_state_dict(kind.small(**stored).state_dict(), strict=strict)
+            net.load_state_dict(kind.loaded(**stored).state_dict(), strict=strict)
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
 
 @each_kind
@@ -44,6 +47,7 @@ def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(option
     net = kind.small(**options)
     net.load_state_dict(kind.random_state(), strict=True)
     assert torch.equal(net.alphas.detach(), torch.tensor(shortcuts(kind.blocks, options["alpha_min"]).alphas))
+    assert ("alphas" in dict(net.named_parameters())) == ("schedule" in options)
 
 
 @each_kind
@@ -58,13 +62,3 @@ def test_the_decay_is_checked_under_a_prefix_too(kind):
 def test_weights_in_bf16_load_into_a_float32_network(kind):
     net = kind.small(alpha_min=0.7)
     net.load_state_dict({name: value.bfloat16() for name, value in net.state_dict().items()})
-
-
-# ---- learnable and fixed alphas
-
-
-@each_kind
-def test_fixed_alphas_are_no_parameters(kind):
-    net = kind.small(alpha_min=0.7)
-    assert "alphas" in dict(net.named_buffers())
-    assert "alphas" not in dict(net.named_parameters())

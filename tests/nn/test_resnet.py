@@ -10,7 +10,7 @@ from torchvision.transforms import Normalize
 
 from uvit_decay import decay
 from uvit_decay.nn import ResNet
-from uvit_decay.nn.intermediates import HasIntermediates, pooled_features
+from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.runtime.errors import UserError
 
 SMALL = {"image_size": 16, "width": 4, "num_classes": 5, "stem": "cifar"}
@@ -87,10 +87,10 @@ def test_its_features_are_what_the_classifier_reads():
     seen = []
     net.avgpool.register_forward_hook(lambda m, a, out: seen.append(out))
     x = images(16, 3)
-    features = pooled_features(net, x)
-    assert features.shape == (1, 3, net.dim) == (1, 3, 32)
-    torch.testing.assert_close(features[0], seen[0].flatten(1))
-    torch.testing.assert_close(net(x), net.linear_head(features[0]))
+    (features,) = net.forward_intermediates(x)
+    assert features.shape == (3, 1, net.dim) == (3, 1, 32)
+    torch.testing.assert_close(features[:, 0], seen[0].flatten(1))
+    torch.testing.assert_close(net(x), net.linear_head(features[:, 0]))
 
 
 @pytest.mark.parametrize(("stem", "side"), [("cifar", 16), ("imagenet", 4)])
@@ -104,7 +104,7 @@ def test_the_stems(stem, side):
 
 def test_any_channels_and_sizes_without_a_classifier():
     net = ResNet(image_size=20, channels=2, width=4, stem="cifar", pixels="unit")
-    assert pooled_features(net, torch.zeros(2, 2, 20, 20)).shape == (1, 2, 32)
+    assert next(net.forward_intermediates(torch.zeros(2, 2, 20, 20))).shape == (2, 1, 32)
     with pytest.raises(UserError, match="no classifier: set num_classes"):
         net(torch.zeros(2, 2, 20, 20))
 

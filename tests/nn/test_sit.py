@@ -1,20 +1,10 @@
-"""SiT in use, as no other network: labels and time, precision and taps."""
+"""SiT in use, as no other network: time, variance, the decay and its skips, initialisation."""
 
 import pytest
 import torch
-from sit_reference import inputs, loaded, small
+from sit_reference import SMALL, inputs, loaded, small
 
-from uvit_decay.nn.intermediates import HasIntermediates
-
-# ---- labels and time
-
-
-def test_an_unconditional_network_has_no_labels_and_no_null_label():
-    net = loaded(num_classes=0)
-    assert (net.num_classes, net.null_label) == (0, False)
-    assert not [name for name in net.state_dict() if name.startswith("y_embedder")]
-    x, t, _ = inputs()
-    assert net(x, t).std() > 0.3
+# ---- time and variance
 
 
 def test_data_is_embedded_as_one_and_noise_as_zero():
@@ -42,33 +32,61 @@ def test_a_learned_variance_is_the_second_half_of_the_channels():
     assert both[:, 4:].std() > 0.3
 
 
-# ---- precision
+# ---- decay
 
 
-def test_bfloat16_autocast_leaves_the_embedding_of_time_exact():
-    net = loaded()
-    times = torch.tensor([0.5, 0.5005])
-    exact = net.t_embedder(times)
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = net.t_embedder(times)
-    assert rough.dtype == torch.float32
-    assert torch.equal(rough, exact)
-    assert not torch.equal(rough[0], rough[1])
+def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
+    net = small(wiring="decayed", alpha_min=0.6)
+    alphas = [1 - 0.4 * k / 7 for k in range(8)]
+    with torch.no_grad():
+        states = list(net.forward_intermediates(*inputs()))
+        for j, read in enumerate((2, 1)):  # the state after the last encoder block first, then the one before it
+            merged = states[2 + j] + states[read] @ net.dec_blocks[j].skip.weight.T
+            torch.testing.assert_close(states[3 + j], merged * alphas[4 + 2 * j] * alphas[5 + 2 * j])
+            assert not torch.allclose(states[3 + j], states[2 + j], atol=0.1)
 
 
-# ---- taps
+# ---- initialisation
 
 
-def test_stages_are_the_embeddings_and_every_block_in_execution_order():
-    official = [f"blocks.{i}" for i in range(4)]
-    decayed = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(2)]
-    for wiring, blocks in (("official", official), ("decayed", decayed)):
-        net = small(depth=4, wiring=wiring)
-        assert [stage.name for stage in net.layers] == ["embeddings", *blocks]
-        assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * 2, *["decoder"] * 2]
-        assert isinstance(net, HasIntermediates)
+@pytest.mark.parametrize("skip", ["add", "concat"])
+def test_skips_start_random_unless_they_are_to_start_silent(skip):
+    for block in small(wiring="decayed", skip=skip).dec_blocks:
+        assert block.skip.weight.std() > 0.1
+    silent = torch.eye(16, 32) if skip == "concat" else torch.zeros(16, 16)
+    for block in small(wiring="decayed", skip=skip, skip_zero_init=True).dec_blocks:
+        assert torch.equal(block.skip.weight, silent)
+        assert not block.skip.bias.any()
 
 
-@pytest.mark.parametrize(("depth", "kinds"), [(1, ["middle"]), (3, ["encoder", "middle", "decoder"])])
-def test_an_odd_depth_has_a_middle_block(depth, kinds):
-    assert [stage.kind for stage in small(depth=depth).layers[1:]] == kinds
+@pytest.mark.parametrize(
+    "wiring", [dict(wiring="official"), dict(wiring="decayed"), dict(wiring="decayed", skip="concat")]
+)
+def test_alpha_min_changes_no_random_draw_of_the_initialisation(wiring):
+    plain, decayed = small(**wiring).state_dict(), small(alpha_min=0.7, **wiring).state_dict()
+    assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(wiring="decayed"),
+        dict(wiring="decayed", skip_zero_init=True),
+        dict(wiring="decayed", skip="concat", skip_zero_init=True),
+        dict(learn_sigma=True),
+        dict(num_classes=0, schedule="learnable"),
+    ],
+)
+def test_after_a_few_steps_gradients_reach_every_trained_parameter(options):
+    net = small(alpha_min=0.7, **options)
+    x, t, y = inputs(**SMALL | options)
+    positions = net.pos_embed.clone()
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    for _ in range(4):
+        optimizer.zero_grad()
+        (net(x, t, y) - x).square().mean().backward()
+        optimizer.step()
+    silent = [name for name, parameter in net.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    assert silent == ["pos_embed"]
+    assert torch.equal(net.pos_embed, positions)

@@ -7,27 +7,13 @@ import torch
 from torch import nn
 from uvit_reference import SMALL, VARIANTS, inputs, official_forward, official_shapes, random_state, small
 
-from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
 PIXELS_32 = dict(image_size=32, channels=3)
 LATENTS_32 = dict(image_size=32, channels=4)
-PARAMETERS = [  # more in tests/checkpoint/test_official.py
-    ("uvit-s/2", PIXELS_32, 44_255_328),
-    ("uvit-h/2", dict(num_classes=1000, **LATENTS_32), 500_832_016),
-    ("uvit-m/4", LATENTS_32, 130_048_724),
-]
 
-
-# ---- sizes and layout
-
-
-@pytest.mark.parametrize(("name", "options", "count"), PARAMETERS)
-def test_parameter_counts_are_the_official_ones_and_decay_adds_none(name, options, count):
-    with torch.device("meta"):
-        nets = [create_model(name, alpha_min=alpha_min, **options) for alpha_min in (1.0, 0.7)]
-    assert [sum(parameter.numel() for parameter in net.parameters()) for net in nets] == [count, count]
+# ---- sizes and layout; numbers of parameters are in tests/checkpoint/test_official.py
 
 
 @pytest.mark.parametrize(
@@ -49,48 +35,19 @@ def test_unknown_names_are_user_errors_that_list_the_sizes(name):
         create_model(name)
 
 
-# ---- taps
-
-
-def test_stages_are_the_embeddings_and_every_block_in_execution_order():
-    net = small(depth=4)
-    names = ["embeddings", "in_blocks.0", "in_blocks.1", "mid_block", "out_blocks.0", "out_blocks.1"]
-    assert [stage.name for stage in net.layers] == names
-    assert [stage.kind for stage in net.layers] == ["embeddings", *["encoder"] * 2, "middle", *["decoder"] * 2]
-    assert len(net.blocks()) == 5
-    assert isinstance(net, HasIntermediates)
-
-
-# ---- loading
-
-
-def test_loading_does_not_change_the_callers_dict():
-    state = random_state(**SMALL)
-    before = dict(state)
-    small(alpha_min=0.7).load_state_dict(state)
-    assert state.keys() == before.keys()
-    assert all(state[key] is before[key] for key in before)
-
-
-@pytest.mark.parametrize("missing", ["pos_embed", "mid_block.mlp.fc2.bias", "out_blocks.1.skip_linear.weight"])
-def test_strict_loading_still_refuses_incomplete_files(missing):
-    state = random_state(**SMALL)
-    del state[missing]
-    with pytest.raises(RuntimeError, match=missing):
-        small().load_state_dict(state, strict=True)
-
-
 # ---- the official function
 
 
+@pytest.mark.parametrize("alpha_min", [1.0, 0.6])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_official_weights_give_the_official_function_at_alpha_min_one(variant):
+def test_official_weights_give_the_official_function_with_its_shortcuts_scaled(variant, alpha_min):
     options = SMALL | VARIANTS[variant]
     state, arguments = random_state(**options), inputs(**options)
-    net = small(**options, alpha_min=1.0).eval()
+    net = small(**options, alpha_min=alpha_min).eval()
     net.load_state_dict(state, strict=True)
     with torch.no_grad():
-        expected = official_forward(state, *arguments, **options)
+        alphas = [1 - (1 - alpha_min) * k / 9 for k in range(10)]
+        expected = official_forward(state, *arguments, **options, alphas=alphas)
         assert expected.std() > 0.3
         torch.testing.assert_close(net(*arguments), expected, atol=1e-5, rtol=1e-5)
 
@@ -141,3 +98,31 @@ def test_xavier_initialisation_is_uniform_with_wide_positions_and_labels():
             assert module.bias is None or not module.bias.any()
     assert net.pos_embed.std().item() == pytest.approx(0.2, rel=0.05)
     assert net.label_emb.weight.std().item() == pytest.approx(0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("init", ["official", "xavier"])
+@pytest.mark.parametrize(
+    ("alpha_min", "zero_init", "silent"),
+    [(1.0, None, False), (0.999, None, True), (0.6, None, True), (0.6, False, False), (1.0, True, True)],
+)
+def test_branches_start_silent_if_decayed_unless_said_otherwise(alpha_min, zero_init, silent, init):
+    net = small(alpha_min=alpha_min, zero_init=zero_init, init=init)
+    for block in net.blocks():
+        for linear in (block.attn.proj, block.mlp.fc2):
+            assert bool(linear.weight.any()) != silent
+            assert not linear.bias.any()
+        assert block.attn.qkv.weight.any()
+        assert block.mlp.fc1.weight.any()
+        assert block.skip_linear is None or block.skip_linear.weight.any()
+
+
+@pytest.mark.parametrize(("options", "silent"), [(dict(), True), (dict(zero_init=False), False)])
+def test_a_named_size_starts_alike_with_and_without_decay(options, silent):
+    tiny = dict(image_size=4, num_classes=3, dim=16, depth=2, heads=2, **options)
+    nets = []
+    for alpha_min in (1.0, 0.7):
+        torch.manual_seed(0)
+        nets.append(create_model("uvit-s/2", alpha_min, **tiny))
+    plain, decayed = (net.state_dict() for net in nets)
+    assert [key for key in plain if not torch.equal(plain[key], decayed[key])] == ["alphas"]
+    assert plain["in_blocks.0.mlp.fc2.weight"].any() != silent

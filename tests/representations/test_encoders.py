@@ -7,7 +7,7 @@ from conftest import tiny_net
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.image_io import to_float
-from uvit_decay.nn.intermediates import Layer, pooled_features
+from uvit_decay.nn.intermediates import Layer, pooled
 from uvit_decay.nn.resnet import ResNet
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import SCORES
@@ -79,7 +79,9 @@ def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
 
 
-def test_a_class_token_that_is_not_there_is_one_line(digits):
+def test_what_the_network_does_not_have_is_one_line(digits):
+    with pytest.raises(UserError, match="under the null label"):
+        check_probed(tiny_net(null_label=False), VP(), digits, Probing())
     with pytest.raises(UserError, match="UViT has no class token"):
         check_probed(tiny_net(), VP(), digits, Probing(pool="cls"))
     with pytest.raises(UserError, match="no layer blocks.7"):
@@ -87,8 +89,8 @@ def test_a_class_token_that_is_not_there_is_one_line(digits):
 
 
 def test_pools_of_bfloat16_tokens_are_float32():
-    with torch.autocast("cpu", torch.bfloat16):
-        assert pooled_features(Encoder(), torch.zeros(1, 1, 8, 8).bfloat16(), pool="cls").dtype == torch.float32
+    for pool in ("mean", "all", "cls"):
+        assert pooled(torch.zeros(1, 3, 16).bfloat16(), pool, 2).dtype == torch.float32
 
 
 def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -81,11 +80,3 @@ def pooled(state: Float[Tensor, "b n d"], pool: Pool, prefix: int) -> Float[Tens
     if pool == "cls":
         return state[:, 0].float()
     return state[:, prefix if pool == "mean" else 0 :].float().mean(dim=1)
-
-
-def pooled_features(
-    net: HasIntermediates, x: Float[Tensor, "b c h w"], *conditions: Tensor, pool: Pool = "mean"
-) -> Float[Tensor, "layers b d"]:
-    """Return the float32 features of every layer, pooled over tokens; see `pooled`. A denoiser has the null label."""
-    states = net.forward_intermediates(x, *conditions)
-    return torch.stack([pooled(state, pool, net.num_prefix_tokens) for state in states])
