@@ -167,12 +167,3 @@ def test_default_names_tell_what_was_measured_and_features_of_a_reference_are_ke
 
 def no_network(*args, **kwargs):
     raise OSError("no network")
-
-
-def test_help_is_whole(tmp_path, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as end:
-        evaluate(monkeypatch, tmp_path, "generation", "--help")
-    assert not end.value.code
-    shown = capsys.readouterr().out
-    for option in ("samples", "ckpt", "reference", "metrics", "protocol", "inception-weights", "guidance"):
-        assert f"--{option} " in shown

@@ -11,16 +11,9 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def digits():
+def digits(digits):
     """Train and test images and labels."""
-    from sklearn.datasets import load_digits
-    from sklearn.model_selection import train_test_split
-
-    data = load_digits()
-    images = torch.from_numpy((data.images / 16 * 255).round()).to(torch.uint8)[:, None]
-    labels = torch.from_numpy(data.target).to(torch.int64)
-    train, test = train_test_split(range(len(labels)), test_size=0.2, random_state=0, stratify=labels)
-    return images[train], labels[train], images[test], labels[test]
+    return digits.train.images, digits.train.labels, digits.test.images, digits.test.labels
 
 
 def prepared(digits, steps=300):

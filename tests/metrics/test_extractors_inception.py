@@ -6,16 +6,13 @@ import jaxtyping
 import pytest
 import torch
 import torch.nn.functional as F
-from inception_files import random_weights
+from inception_files import prepared, random_weights
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from uvit_decay.metrics import Inception
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.resize import RESIZE
 from uvit_decay.runtime.errors import UserError
-
-CPU = torch.device("cpu")
-NO_IMAGES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +26,13 @@ def theirs(weights):
     return FeatureExtractorInceptionV3("inception-v3-compat", ["2048", "logits_unbiased"], str(weights))
 
 
-def prepared(weights, protocol="adm", **options):
-    extractor = Inception(str(weights), protocol, **options)
-    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
-    return extractor
+def opened(weights, protocol="adm", **options):
+    return prepared(Inception(str(weights), protocol, **options))
 
 
 @pytest.fixture(scope="module")
 def inception(weights):
-    return prepared(weights, spatial=True)
+    return opened(weights, spatial=True)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +77,7 @@ def test_adm_is_the_extractor_of_torch_fidelity(theirs, photographs, outputs):
 
 def test_pytorch_fid_is_its_preprocessing_before_the_same_network(weights, theirs, photographs):
     """As its inception.py does it: images in [0, 1], resized, then from (0, 1) to (-1, 1)."""
-    extractor = prepared(weights, "pytorch-fid")
+    extractor = opened(weights, "pytorch-fid")
     x = F.interpolate(photographs.float().div(255), size=(299, 299), mode="bilinear", align_corners=False)
     assert close(extractor(photographs).features, by_hand(theirs, 2 * x - 1)[0])
     assert extractor(photographs).spatial is None
@@ -105,8 +100,7 @@ def test_features_tell_images_apart_and_the_network_is_frozen_and_loaded_once(ou
     assert not any(x.requires_grad or x.is_inference() for x in outputs)
     assert (outputs.features[0] - outputs.features[1]).norm() > 0.01 * outputs.features[0].norm() > 0
     net = inception.net
-    inception.prepare(NO_IMAGES, NO_LABELS, CPU)
-    assert inception.net is net
+    assert prepared(inception).net is net
     assert not any(p.requires_grad for p in net.parameters())
     assert not any(module.training for module in net.modules())
 
@@ -137,12 +131,12 @@ def test_autocast_and_reduced_precision_around_it_change_nothing(inception, phot
 
 def test_compiled_it_gives_the_same(weights, photographs, outputs, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # dynamo cannot trace the checks of the tests
-    compiled = prepared(weights, spatial=True, compile="eager")
+    compiled = opened(weights, spatial=True, compile="eager")
     assert all(close(a, b) for a, b in zip(compiled(photographs), outputs, strict=True))
 
 
 def test_bf16_is_asked_for_and_named_and_near(weights, photographs, outputs):
-    narrow = prepared(weights, spatial=True, precision="bf16")
+    narrow = opened(weights, spatial=True, precision="bf16")
     found = narrow(photographs)
     assert narrow.name == "inception-v3-adm-bf16"
     for one, other in zip(found, outputs, strict=True):
@@ -153,10 +147,10 @@ def test_bf16_is_asked_for_and_named_and_near(weights, photographs, outputs):
 
 def test_tf32_is_of_gpus(weights):
     with pytest.raises(UserError, match="tf32 is of CUDA GPUs"):
-        prepared(weights, precision="tf32")
+        opened(weights, precision="tf32")
 
 
 def test_the_identity_is_that_of_the_file(weights, inception, tmp_path):
     other = random_weights(tmp_path / "other.pth", seed=1)
-    assert prepared(weights).fingerprint() == inception.fingerprint() != prepared(other).fingerprint()
+    assert opened(weights).fingerprint() == inception.fingerprint() != opened(other).fingerprint()
     assert re.fullmatch(r"inception-v3-adm-[0-9a-f]{12}", inception.fingerprint())

@@ -5,14 +5,11 @@ import shutil
 
 import pytest
 import torch
-from inception_files import random_weights
+from inception_files import prepared, random_weights
 
 from uvit_decay.metrics import Inception, inception_net
 from uvit_decay.runtime import download
 from uvit_decay.runtime.errors import UserError
-
-CPU = torch.device("cpu")
-NO_IMAGES, NO_LABELS = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +26,7 @@ def refused(path=None):
     """The one line that `path` is refused with."""
     extractor = Inception(None if path is None else str(path))
     with pytest.raises(UserError) as caught:
-        extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+        prepared(extractor)
     assert extractor.net is None
     message = str(caught.value)
     assert "\n" not in message
@@ -63,8 +60,7 @@ def test_a_file_of_another_layout_is_refused(kind, state, tmp_path):
 def test_counters_of_batches_are_optional_and_half_precision_is_widened(state, tmp_path):
     path = tmp_path / "weights.pth"
     torch.save({k: v.half() for k, v in state.items() if not k.endswith("num_batches_tracked")}, path)
-    extractor = Inception(str(path))
-    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+    extractor = prepared(Inception(str(path)))
     assert {p.dtype for p in extractor.net.state_dict().values()} == {torch.float32}
 
 
@@ -75,22 +71,8 @@ class Evil:
 
 def test_a_file_that_is_no_state_dict_never_runs(tmp_path):
     path = tmp_path / "weights.pth"
-    for text, problem in (
-        ("<html>not found</html>", "is no file of tensors but a web page"),
-        ("", "cannot be read"),
-    ):
-        path.write_text(text)
-        assert refused(path).startswith(f"{path} {problem}")
     torch.save({"fc.weight": Evil()}, path)
     assert refused(path) == f"{path} holds more than tensors and plain values and could run code: refused"
-
-
-def test_a_flipped_bit_is_noticed_whatever_the_name(weights, tmp_path):
-    content = bytearray(weights.read_bytes())
-    content[len(content) // 2] ^= 1
-    bad = tmp_path / "mine.pth"
-    bad.write_bytes(content)
-    assert refused(bad).startswith(f"{bad} cannot be read, it is truncated or not a checkpoint (Bad CRC-32 for file ")
 
 
 def test_a_hash_in_the_name_is_verified(weights, tmp_path):
@@ -138,6 +120,5 @@ def test_a_file_in_the_cache_is_used_without_the_network(cached, weights, monkey
     monkeypatch.setattr(inception_net, "URL_INCEPTION_V3", f"https://example.org/{name}")
     cached.parent.mkdir(parents=True)
     shutil.copy(weights, cached.with_name(name))
-    extractor = Inception()
-    extractor.prepare(NO_IMAGES, NO_LABELS, CPU)
+    extractor = prepared(Inception())
     assert extractor.fingerprint() == f"inception-v3-pytorch-fid-{sha256[:12]}"

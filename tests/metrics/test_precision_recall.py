@@ -78,13 +78,6 @@ def test_blocks_change_nothing(block):
         assert torch.equal(covered(real, fake, block=block), covered(real, fake))
 
 
-def test_sets_far_apart_and_equal_sets():
-    assert precision_recall(REAL, REAL + 1000) == (0.0, 0.0)
-    assert precision_recall(REAL, REAL) == (1.0, 1.0)
-    assert not covered(REAL, REAL + 1000).any()
-    assert covered(REAL, REAL).all()
-
-
 def test_coverage_on_a_line():
     """k = 1, open balls of radii 1, 1, 7 about 0, 1, 8: 0.5 lies in two, 2 in the last alone, 15 on its border."""
     assert covered(line(0, 1, 8), line(0.5, 2, 15), k=1).tolist() == [True, True, True]

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from uvit_decay.metrics.extractors import Extractor
+
 
 def random_weights(path: Path, seed: int = 0) -> Path:
     """Write the file and return its path; features stay of order one through the depth."""
@@ -19,6 +21,13 @@ def random_weights(path: Path, seed: int = 0) -> Path:
     g = torch.Generator().manual_seed(seed)
     torch.save({name: _random(name, value, g) for name, value in empty.items()}, path)
     return path
+
+
+def prepared(extractor: Extractor) -> Extractor:
+    """The extractor with its weights, on the CPU."""
+    images, labels = torch.zeros(0, 3, 8, 8, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64)
+    extractor.prepare(images, labels, torch.device("cpu"))
+    return extractor
 
 
 def _random(name: str, like: torch.Tensor, g: torch.Generator) -> torch.Tensor:
