@@ -52,12 +52,6 @@ def test_respaced_levels_are_those_of_equal_fractional_steps(steps):
     assert all(abs(level - 1 - place) <= fractions.Fraction(1, 2) for level, place in zip(levels, exact, strict=True))
 
 
-def test_250_levels_are_those_of_diffusers_linspace():
-    scheduler = DDPMScheduler(1000, timestep_spacing="linspace")
-    scheduler.set_timesteps(250)
-    assert [level - 1 for level in reversed(respaced_levels(250))] == scheduler.timesteps.tolist()
-
-
 @pytest.mark.parametrize("steps", [2, 10, 250, 1000])
 def test_trajectories_are_those_of_diffusers_scheduler(steps, monkeypatch):
     scheduler = DDPMScheduler(1000, beta_start=1e-4, beta_end=0.02, variance_type="learned_range", clip_sample=False)

@@ -7,22 +7,14 @@ from functools import partial
 import pytest
 import torch
 from sampler_cases import MEAN, PATH, STD, gaussian, run, start
-from torch import nn
+from small_source import NET, SHAPE
 
-from uvit_decay.diffusion.noise_path import Linear, expand
+from uvit_decay.diffusion.noise_path import Linear
 
 
-class Toy(nn.Module):
-    """A network whose noise prediction is neither linear nor local."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 3, 3, padding=1)
-
-    @torch.no_grad()
-    def forward(self, x_t, t):
-        return expand(PATH.sigma(t), x_t) * x_t + 0.3 * self.last(torch.tanh(self.first(x_t) + expand(t, x_t)))
+def eps_of(x_t, t):
+    """A noise prediction that is neither linear nor local."""
+    return NET(x_t, t, torch.zeros(len(x_t), dtype=torch.int64))
 
 
 @pytest.mark.parametrize("steps", [5, 20, 50])
@@ -35,14 +27,13 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
         1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
     )
     scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
-    toy = Toy()
-    expected = x = start((3, 3, 6, 6))
+    expected = x = start((3, *SHAPE))
     for timestep in scheduler.timesteps:
         t = torch.full((3,), (timestep.item() + 1) / 1000)
-        expected = scheduler.step(toy(expected, t), timestep, expected).prev_sample
+        expected = scheduler.step(eps_of(expected, t), timestep, expected).prev_sample
 
     def denoise(x_t, t):
-        eps = toy(x_t, t)
+        eps = eps_of(x_t, t)
         return PATH.x_from_eps(x_t, eps, t), eps
 
     actual = run("dpm++", denoise, x, steps)[-1][1]

@@ -31,7 +31,7 @@ def rough(monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "guidance"), [*((name, 1.0) for name in NAMES), ("dpm++", 2.0)])
-def test_images_do_not_depend_on_the_batch_size(name, guidance):
+def test_images_do_not_depend_on_the_batch_size_order_or_neighbours(name, guidance):
     sampling = Sampling(name, steps=3, guidance=guidance)
     count = few(name, 10)
     whole = images(sampling, range(count))
@@ -42,15 +42,12 @@ def test_images_do_not_depend_on_the_batch_size(name, guidance):
         parts = images(sampling, range(count), batch_size=size)
         assert torch.allclose(parts, whole, atol=1e-4 * max(1, whole.abs().max().item() / 10))
         assert torch.equal(to_uint8(parts), to_uint8(whole))
-
-
-@pytest.mark.parametrize("name", TOGETHER)
-def test_images_do_not_depend_on_order_or_neighbours(name):
-    sampling = Sampling(name, steps=4)
-    whole, chosen = images(sampling), [7, 2, 9, 0]
-    some = images(sampling, chosen, [LABELS[i] for i in chosen], batch_size=3)
-    assert torch.allclose(some, whole[chosen], atol=1e-4)
-    assert torch.allclose(images(sampling, [10**9 + 7], [1]), images(sampling, [3, 10**9 + 7], [0, 1])[1:], atol=1e-4)
+    if name in TOGETHER:
+        chosen = [7, 2, 9, 0]
+        some = images(sampling, chosen, [LABELS[i] for i in chosen], batch_size=3)
+        assert torch.allclose(some, whole[chosen], atol=1e-4)
+        far = images(sampling, [10**9 + 7], [1])
+        assert torch.allclose(far, images(sampling, [3, 10**9 + 7], [0, 1])[1:], atol=1e-4)
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -224,8 +221,6 @@ def test_steps_do_not_name_an_adaptive_sampler_whose_images_they_do_not_change()
 
 def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
     of = source(prediction="velocity", path=Linear())
-    with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
-        images(Sampling("uvit-em", 3), [0], [1], of=of)
     with pytest.raises(UserError, match="log-SNR is infinite at t = 1 on the path Linear: use sampler dpm"):
         images(Sampling("uvit-dpm", 3), [0], [1], of=of)
     with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
