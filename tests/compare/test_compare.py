@@ -47,10 +47,16 @@ def test_one_run_has_no_spread(tmp_path, monkeypatch, capsys):
     assert "<svg" in (tmp_path / "figures" / "one.svg").read_text()
 
 
-def test_runs_with_fid_alone_have_curves_of_it(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def drawn(monkeypatch):
+    """The runs whose curves are drawn, by what they are of."""
+    found = {}
+    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: found.setdefault(key, []).extend(runs))
+    return found
+
+
+def test_runs_with_fid_alone_have_curves_of_it(drawn, tmp_path, monkeypatch, capsys):
     runs = [a_run(tmp_path, i, {}, fid, alpha_min=alpha) for i, (fid, alpha) in enumerate(((12.0, 1.0), (14.0, 0.7)))]
-    drawn = {}
-    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: drawn.setdefault(key, []).extend(runs))
     compare(monkeypatch, tmp_path, *runs)
     assert [[(point["step"], point["fd"]) for point in run] for run in drawn["fd"]] == [
         [(1, 99.0), (180, 12.0)],
@@ -69,10 +75,8 @@ def test_runs_with_fid_alone_have_curves_of_it(tmp_path, monkeypatch, capsys):
         compare(monkeypatch, tmp_path, *runs, "--x", x, "--by", "seed_everything")
 
 
-def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(tmp_path, monkeypatch, capsys):
+def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(drawn, tmp_path, monkeypatch, capsys):
     runs = [a_run(tmp_path, i, mean_share=share, alpha_min=a) for i, (share, a) in enumerate(((0.99, 0.6), (0.42, 1)))]
-    drawn = {}
-    monkeypatch.setattr(plots, "_curves", lambda axes, runs, x, key, colour: drawn.setdefault(key, []).extend(runs))
     compare(monkeypatch, tmp_path, *runs)
     shown = capsys.readouterr()
     assert "| share of the mean |" in shown.out.splitlines()[0]

@@ -123,6 +123,10 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--times", "0.1,x"], "--times takes numbers separated by commas"),
+        (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
+        (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
+        (["--max-train", "7"], "20 training images or more are needed, as many as neighbours, got 7"),
         (["--protocol", "repa", "--reference", "itself"], "encoders of clean pictures are references"),
         (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
         (["--epochs", "3"], "--epochs are of the protocols ddae and repa"),
