@@ -51,24 +51,24 @@ WITHOUT_LIGHTNING = (
 )
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_350,
-    "callbacks": 1_700,
-    "checkpoint": 1_790,
-    "commands": 1_330,
+    ".": 1_335,
+    "callbacks": 1_740,
+    "checkpoint": 1_775,
+    "commands": 1_360,
     "compare": 430,
-    "data": 2_580,
-    "decay": 920,
-    "diffusion": 1_550,
-    "doctor": 605,
+    "data": 2_555,
+    "decay": 905,
+    "diffusion": 1_500,
+    "doctor": 530,
     "evaluation": 1_700,
-    "hub": 690,
-    "metrics": 1_120,
-    "nn": 1_900,
-    "representations": 2_700,
-    "runtime": 1_840,
-    "tasks": 2_000,
+    "hub": 675,
+    "metrics": 1_110,
+    "nn": 1_805,
+    "representations": 2_670,
+    "runtime": 1_870,
+    "tasks": 1_925,
 }
-LINES, MODULES, ROOMS = 23_950, 182, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_860, 175, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

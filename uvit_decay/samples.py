@@ -15,9 +15,9 @@ from torch import Tensor
 from uvit_decay.autoencoder import decoder
 from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.io import weights_file
+from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8, sampling_seconds, total_nfe
-from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError

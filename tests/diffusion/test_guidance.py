@@ -6,8 +6,8 @@ import pytest
 import torch
 from small_source import CLASSES, NET, T, Y, counted, images, network, noise, source
 
+from uvit_decay.diffusion.denoiser import Guided
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.diffusion.wrappers import Guided
 from uvit_decay.runtime.errors import UserError
 
 

@@ -8,11 +8,10 @@ import torch
 from diffusers import DDPMScheduler
 from sampler_cases import noise_of, start
 
-from uvit_decay.diffusion.denoiser import Denoiser
-from uvit_decay.diffusion.learned_variance import dit_ddpm, respaced_levels
+from uvit_decay.diffusion.denoiser import Denoiser, Guided
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, SDDiscrete
+from uvit_decay.diffusion.ode import dit_ddpm, respaced_levels
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate
-from uvit_decay.diffusion.wrappers import Guided
 from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 

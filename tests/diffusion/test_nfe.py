@@ -7,8 +7,8 @@ from small_source import CLASSES, NET, SHAPE, counted, images, source
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
+from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.sampling import Sampling, sampling_seconds
-from uvit_decay.diffusion.wrappers import CompiledNet, NFECounter
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])

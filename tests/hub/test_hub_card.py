@@ -14,7 +14,7 @@ from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub.card import model_card, plain
+from uvit_decay.hub.folder import model_card, plain
 from uvit_decay.nn import SiT, UViT
 
 

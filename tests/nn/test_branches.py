@@ -3,9 +3,9 @@
 import pytest
 from networks import each_kind
 
+from uvit_decay.callbacks.branches import BranchTerms
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn import ResNet, block
-from uvit_decay.nn.branches import BranchNorms
 from uvit_decay.runtime.errors import UserError
 
 
@@ -25,7 +25,7 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
         return decayed_add(x, f, alpha, beta)
 
     monkeypatch.setattr(block, "decayed_add", noted)
-    observed = BranchNorms(net)
+    observed = BranchTerms(net)
     hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
     observed.start()
     net(*kind.inputs())
@@ -37,4 +37,4 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
 
 def test_a_resnet_is_refused():
     with pytest.raises(UserError, match="branches without norms: remove BranchNorms"):
-        BranchNorms(ResNet(16, width=4, stem="cifar"))
+        BranchTerms(ResNet(16, width=4, stem="cifar"))

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.runtime.lars import LARS
+from uvit_decay.runtime.optimizers import LARS
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from uvit_decay.runtime.lars import LARS
+from uvit_decay.runtime.optimizers import LARS
 
 
 def reference(values, gradients, lr, momentum, weight_decay, trust=0.001):

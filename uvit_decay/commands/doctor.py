@@ -1,14 +1,17 @@
-"""`train.py doctor`: the command line of `fit`, which checks the run instead of training it."""
+"""`train.py doctor`: the command line of `fit`, which checks the run instead of training it; the order of checks."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
@@ -18,10 +21,14 @@ from lightning.pytorch.utilities import rank_zero_only
 from uvit_decay.callbacks.resumption import AUTO, NAMES
 from uvit_decay.commands.cli import CLI
 from uvit_decay.doctor import Finding, Report, Run
-from uvit_decay.doctor.examine import examine
-from uvit_decay.runtime.errors import RunEnded, UserError
+from uvit_decay.doctor.cost import CHECKS
+from uvit_decay.doctor.environment import devices, images, installed, ranks, weights
+from uvit_decay.doctor.rehearsal import Practice, rehearse
+from uvit_decay.runtime.distributed import others_needed
+from uvit_decay.runtime.errors import RunEnded, UserError, one_line
 
 COMMAND = "doctor"
+STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
 PRACTICE = {
     **dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False),
@@ -105,3 +112,42 @@ def _folders(trainer: Namespace) -> list[Path]:
     given = [logger.get("init_args") or {} for logger in loggers if isinstance(logger, Namespace)]
     names = [(own.get("save_dir"), own.get("experiment") or own.get("name") or "") for own in given]
     return [Path(root, name).absolute() for root, name in [*names, (trainer.default_root_dir, "")] if root]
+
+
+def examine(run: Run, report: Report, practice: Practice) -> None:
+    """Add all findings on a run to the report: what this process can see, then a rehearsal of all ranks."""
+    if STARTED in os.environ:
+        rehearse(run, practice)
+        return
+    report.show &= run.trainer.local_rank == run.trainer.node_rank == 0
+    for check in (installed, devices, ranks):
+        report.add(check(run))
+    if any(finding.subject == "devices" for finding in report.errors):
+        return  # there are not as many processes as the flags ask for
+    try:
+        run.data.load()
+        for check in (images, weights):
+            report.add(check(run))
+    except UserError as error:
+        report.add([Finding("error", "data", str(error))])
+    if report.errors and run.trainer.world_size == 1:
+        return
+    try:
+        with others_needed():
+            report.add(_cost(run, practice, bool(report.errors)))
+    except torch.OutOfMemoryError as error:
+        flags = "--data.device_batch_size, or --model.net.checkpointing true"
+        report.add([Finding("error", "memory", one_line(error), flags)])
+    except UserError as error:
+        if not report.errors:
+            report.add([Finding("error", "run", str(error))])
+
+
+def _cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
+    os.environ[STARTED] = "yes"
+    try:
+        found = rehearse(run, practice, failed)
+    finally:
+        del os.environ[STARTED]
+    for check in CHECKS:
+        yield from check(run, found)

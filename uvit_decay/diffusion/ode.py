@@ -1,7 +1,7 @@
 """Samplers that integrate the probability-flow ODE dx/dt = -v(x, t) from noise to data, or its exponential form (DDIM).
 
 They use the velocity, which is finite at t = 1, where the drift of a linear or GVP path is infinite. DDPM is included
-because it is DDIM with noise.
+because it is DDIM with noise, and DiT's sampler because it is DDPM with a learned variance.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
+from uvit_decay.diffusion.noise_path import LEVELS
 
 T_MIN = 1e-3  # the last time before 0 at which U-ViT's SDE and ODE samplers call the network
 ATOL, RTOL = 1e-6, 1e-3  # tolerances of dopri5, as in SiT
@@ -45,6 +46,40 @@ def ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
             kept = signal[i] / signal[i + 1]
             eps = kept * eps + math.sqrt(1 - kept**2) * noise(i)
         x = denoiser.path.add_noise(denoised, eps, times_like(x, after))
+        yield after, x
+
+
+def respaced_levels(steps: int) -> list[int]:
+    """Return `steps` >= 2 of the levels 1 .. LEVELS, rising, with both ends: improved-diffusion's `space_timesteps`."""
+    stride, place, levels = (LEVELS - 1) / (steps - 1), 0.0, []
+    for _ in range(steps):
+        levels.append(1 + round(place))
+        place += stride  # a sum, as there, since products round otherwise
+    return levels
+
+
+def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
+    """Yield the trajectory of DiT's sampler (Peebles & Xie 2023): DDPM with a learned variance on respaced levels.
+
+    The network returns eps and v in about [-1, 1] at the levels of a discrete path. From the level t to s < t,
+
+        x_s = posterior mean(x, x_t) + exp(l / 2) z,  l = f log beta + (1 - f) log beta~,  f = (v + 1) / 2,
+
+    with beta = 1 - alpha_t^2 / alpha_s^2 and the posterior's variance beta~ = beta sigma_s^2 / sigma_t^2.
+    The last step adds no noise (Nichol & Dhariwal 2021).
+    """
+    times = [level / LEVELS for level in reversed(respaced_levels(steps))] + [0.0]
+    abar = denoiser.path.alpha(torch.tensor(times, dtype=torch.float64, device="cpu")).square().tolist()
+    for i, (now, after) in enumerate(pairwise(times)):
+        data, _, v = denoiser.evaluate(x, now)
+        beta = 1 - abar[i] / abar[i + 1]
+        of_data = math.sqrt(abar[i + 1]) * beta / (1 - abar[i])
+        of_state = math.sqrt(1 - beta) * (1 - abar[i + 1]) / (1 - abar[i])
+        x = of_data * data + of_state * x
+        if after > 0:
+            share, smallest = (v + 1) / 2, math.log(beta * (1 - abar[i + 1]) / (1 - abar[i]))
+            log_variance = share * math.log(beta) + (1 - share) * smallest
+            x = x + (0.5 * log_variance).exp() * noise(i)
         yield after, x
 
 

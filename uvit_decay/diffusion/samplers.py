@@ -12,9 +12,8 @@ from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory
 from uvit_decay.diffusion.dpm_solver import dpm_solver, dpm_solver_fast, dpm_solver_plus_fast
-from uvit_decay.diffusion.learned_variance import dit_ddpm
 from uvit_decay.diffusion.noise_path import DDPMLinear, Interpolant, NoisePath
-from uvit_decay.diffusion.ode import T_MIN, ddim, ddpm, dopri5, euler, heun, heun_throughout
+from uvit_decay.diffusion.ode import T_MIN, ddim, ddpm, dit_ddpm, dopri5, euler, heun, heun_throughout
 from uvit_decay.diffusion.sde import SDE
 from uvit_decay.runtime.errors import UserError
 

@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uvit_decay.diffusion.denoiser import Denoiser, denoise_fn
+from uvit_decay.diffusion.denoiser import Denoiser, Guided, denoise_fn
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
-from uvit_decay.diffusion.wrappers import Guided
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import indices_on, normal
@@ -124,7 +123,7 @@ class DiffusionModel:
 
     `num_classes` is 0 for an unconditional network; `null_label` is true if the network was trained with the label
     "no label" (= num_classes); `pixels` is false for latents; `learned_variance` is true if the network returns twice
-    the channels, the second half being v of `uvit_decay.diffusion.learned_variance`.
+    the channels, the second half being v of `uvit_decay.diffusion.ode.dit_ddpm`.
     """
 
     net: Network

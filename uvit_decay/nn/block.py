@@ -1,4 +1,4 @@
-"""Pre-norm transformer blocks with decayed shortcuts: `Block` of U-ViT, ViT and MAE, `AdaLNBlock` of SiT.
+"""Pre-norm transformer blocks with decayed shortcuts: `Block` of U-ViT, ViT and MAE, `AdaLNBlock` of SiT; their layers.
 
 Names are the official ones. The residual stream x keeps its dtype, float32 under autocast; only the outputs of branches
 are in autocast's dtype. b = batch, n = tokens, d = width.
@@ -13,15 +13,50 @@ import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.nn.layers import Norm, NormType, attention, build_norm, normed_heads
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice
 
 Tokens = Float[Tensor, "b n d"]
+Heads = Float[Tensor, "b h n k"]
+NormType = Literal["layer", "rms"]
+Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
 Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
+
+
+def attention(q: Heads, k: Heads, v: Heads) -> Heads:
+    """Return softmax(q k^T / sqrt(k)) v for each head, by the fastest way for device, dtype and mode."""
+    # A frozen network gets no gradient, even where gradients are enabled.
+    trains = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if trains and q.device.type == "cpu" and q.dtype == torch.bfloat16:
+        return _plain_attention(q, k, v)
+    return scaled_dot_product_attention(q, k, v)
+
+
+def _plain_attention(q: Heads, k: Heads, v: Heads) -> Heads:
+    """Return the same by two matrix products; the weights of all pairs of tokens are kept for the backward pass."""
+    batch, heads, _, channels = q.shape
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))  # contiguous: products of strided ones take twice as long
+    unused = q.new_empty(())  # the product's alpha is the scale, which costs no pass over q; beta = 0 reads nothing
+    weights = torch.baddbmm(unused, q, k.transpose(1, 2), beta=0, alpha=channels**-0.5).softmax(dim=-1)
+    return (weights @ v).unflatten(0, (batch, heads))
+
+
+def build_norm(kind: NormType, dim: int, eps: float, affine: bool = True) -> Norm:
+    """Return a norm of the last `dim` values; with `affine` it has learnable scales, and a LayerNorm biases too."""
+    check_choice(NormType, norm_type=kind)
+    return (nn.RMSNorm if kind == "rms" else nn.LayerNorm)(dim, eps, elementwise_affine=affine)
+
+
+def normed_heads(norm: Norm, x: Float[Tensor, "b h n k"]) -> Float[Tensor, "b h n k"]:
+    """Norm queries or keys, each head and token by itself over its k channels, in the dtype of the norm's scales.
+
+    Under autocast they are bfloat16, the scales and so the statistics float32. The result has the dtype of x.
+    """
+    return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 
 class Attention(nn.Module):

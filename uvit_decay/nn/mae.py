@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers
+from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
-from uvit_decay.nn.layers import NormType, build_norm
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_choice, check_whole
 

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 
 from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
-from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, SkipMerge, Tokens
+from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.nn.layers import NormType
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]

@@ -19,10 +19,9 @@ from torch import Tensor, nn
 
 from uvit_decay import decay
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
-from uvit_decay.nn.block import Block, Tokens
+from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
 from uvit_decay.nn.intermediates import Layer
-from uvit_decay.nn.layers import NormType, build_norm
 from uvit_decay.runtime.errors import UserError, check_choice
 
 HeadPool = Literal["cls", "mean"]

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam, AdamW, Optimizer
 
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.runtime.lars import LARS
+from uvit_decay.runtime.optimizers import LARS
 from uvit_decay.runtime.random import generator
 
 CHUNK = 4096  # test images judged at a time

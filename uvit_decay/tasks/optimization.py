@@ -14,10 +14,9 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.nn.base import DecayedNet
+from uvit_decay.nn.base import DecayedNet, Residual
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
-from uvit_decay.runtime.lars import LARS
-from uvit_decay.tasks.muon import MUON, Muon, hidden_matrices
+from uvit_decay.runtime.optimizers import LARS, MUON, Muon
 from uvit_decay.tasks.sharding import full
 
 Name = Literal["adamw", "muon", "lars", "sgd"]
@@ -189,6 +188,16 @@ class Optimization:
             return {"momentum_buffer": parameter}
         step = {"step": torch.tensor(0.0)} if BUFFERS[self.optimizer] == ADAM else {}
         return step | dict.fromkeys(BUFFERS[self.optimizer], parameter)
+
+
+def hidden_matrices(net: nn.Module) -> set[str]:
+    """Return the names of the weights of linear layers in the residual blocks of `net`; a UserError without any."""
+    blocks = [(name, block) for name, block in net.named_modules() if isinstance(block, Residual)]
+    linears = ((f"{name}.{inner}", m) for name, block in blocks for inner, m in block.named_modules())
+    found = {f"{name}.weight" for name, module in linears if isinstance(module, nn.Linear)}
+    if not found:
+        raise UserError(f"muon is for the matrices of blocks, of which a {type(net).__name__} has none: use adamw")
+    return found
 
 
 def run_length(trainer: Trainer) -> tuple[int, float]:

@@ -1,12 +1,15 @@
-"""LARS (You, Gitman and Ginsburg 2017), as the linear probes of MAE use it."""
+"""Optimizers that torch lacks: LARS (You, Gitman and Ginsburg 2017) as linear probes use it, and Muon with AdamW."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim import AdamW, Optimizer
+from torch.optim import Muon as MatrixMuon
+
+MUON = "muon"  # in a group: whether its parameters are Muon's
 
 
 class LARS(Optimizer):
@@ -66,3 +69,34 @@ def _scaled(w: torch.Tensor, gradient: torch.Tensor, weight_decay: float, trust:
     direction = gradient.add(w, alpha=weight_decay)
     norm, length = w.norm(), direction.norm()
     return direction * torch.where((norm > 0) & (length > 0), trust * norm / length, 1.0)
+
+
+class Muon(Optimizer):
+    """torch's Muon (Jordan et al. 2024) for groups that say so, with steps as long as AdamW's, and AdamW for others.
+
+    Both take the groups and the state of this optimizer, so that one checkpoint and one schedule serve both.
+
+    Args:
+        params: groups with lr, weight_decay and `muon`; both kinds occur.
+        lr: learning rate of groups that name none.
+        betas: of AdamW.
+        momentum: of Muon, Nesterov's.
+    """
+
+    def __init__(
+        self, params: Sequence[dict[str, Any]], lr: float, betas: tuple[float, float], momentum: float
+    ) -> None:
+        matrices, others = ([group for group in params if group[MUON] == muon] for muon in (True, False))
+        self.parts = {
+            True: MatrixMuon(matrices, lr, momentum=momentum, adjust_lr_fn="match_rms_adamw"),
+            False: AdamW(others, lr, betas, fused=True),
+        }
+        super().__init__(params, {"lr": lr})  # the groups, now with the settings of their part
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Make a step with both; loading and schedules replace groups and state, which are handed to both anew."""
+        loss = closure() if closure is not None else None
+        for muon, part in self.parts.items():
+            part.param_groups, part.state = [g for g in self.param_groups if g[MUON] == muon], self.state
+            part.step()
+        return loss
