@@ -1,21 +1,34 @@
-"""Official U-ViT files: recognised, imported as the same function, and written back without loss."""
+"""Official U-ViT files: recognised, imported as the same function, and written back; nothing is lost without a word."""
 
 from dataclasses import asdict
 
 import pytest
 import torch
 from conftest import same
-from official_files import CASES, HERE, TINY, imported, is_close, saved, tiny
+from official_files import (
+    CASES,
+    HERE,
+    TINY,
+    described,
+    imported,
+    is_close,
+    ours,
+    redescribe,
+    saved,
+    tiny,
+    unrecorded,
+)
 from safetensors.torch import load_file
 from uvit_reference import SMALL, inputs, official_forward, official_shapes
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import import_official, recognise
+from uvit_decay.checkpoint.convert import export_file, import_official, missing_metadata, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.diffusion.noise_path import VP, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import UVIT_SIZES
+from uvit_decay.runtime.errors import UserError
 
 EULER_MARUYAMA, DPM = Sampling("uvit-em", 1000, clip=False), Sampling("uvit-dpm", 50, clip=False)
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
@@ -57,15 +70,7 @@ def test_published_configurations_are_recognised(name, image, rows, count, class
     assert card.class_names == tuple(str(label) for label in range(classes))
     assert (card.latents is not None) == (image["channels"] == 4)
     assert f"{name} ({options['heads']} heads, {count:,} parameters)" in model.summary()
-
-
-@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_names_and_shapes_tell_the_network(options):
-    model = recognise(tiny(**options), TINY, HERE)
-    expected = UViT(**SMALL | options).config
-    assert model.net.config == expected
-    assert model.size is None
-    assert (model.card("x").latents is None) == (expected["channels"] != 4)
+    assert not missing_metadata(net, card, state, HERE), "back in an official file, it would need no option"
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(11, 10), (101, 100), (10, 10), (12, 12)])
@@ -94,13 +99,17 @@ def test_what_is_said_comes_before_what_is_published():
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
-def test_an_imported_file_is_the_official_function(tmp_path, options):
+def test_a_file_is_told_by_names_and_shapes_is_the_official_function_and_goes_back(tmp_path, options):
     state, config = tiny(**options), SMALL | options
     checkpoint = imported(state, tmp_path)
     x, t, y = inputs(**config)
     assert is_close(checkpoint.net(x, t, y), official_forward(state, x, t, y, **config))
+    assert checkpoint.net.config == UViT(**config).config
     card = checkpoint.card
     assert (card.prediction, card.step, card.weights, checkpoint.path) == ("eps", 0, "ema", VP())
+    assert (card.latents is None) == (config["channels"] != 4)
+    assert export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth") == unrecorded("heads 2")
+    assert same(torch.load(tmp_path / "back.pth", weights_only=True), state)
 
 
 def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
@@ -120,9 +129,20 @@ def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
     assert load_file(tmp_path / "ours.safetensors")["alphas"].tolist() == pytest.approx(alphas)
 
 
-def test_a_file_of_data_parallel_is_the_same_network(tmp_path):
+def test_other_forms_of_a_file_are_the_same_network(tmp_path):
+    """As DataParallel names the entries, and as torch wrote before 1.6."""
+    expected = imported(tiny(), tmp_path).net.state_dict()
     parallel = {f"module.{name}": value for name, value in tiny().items()}
-    assert same(imported(parallel, tmp_path).net.state_dict(), imported(tiny(), tmp_path).net.state_dict())
+    assert same(imported(parallel, tmp_path).net.state_dict(), expected)
+    torch.save(tiny(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
+    import_official(tmp_path / "old.pth", tmp_path / "ours.safetensors", None, TINY)
+    assert same(load(tmp_path / "ours.safetensors").net.state_dict(), expected)
+
+
+def test_tensors_that_share_memory_are_imported(tmp_path):
+    both = torch.rand(2, 16)
+    imported(tiny() | {"norm.bias": both[0], "norm.weight": both[1]}, tmp_path)
+    imported(tiny() | {"norm.bias": both[0], "norm.weight": both[0]}, tmp_path)
 
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
@@ -133,11 +153,8 @@ def test_an_official_folder_gives_its_step_and_either_weights(tmp_path, weights,
     saved(tiny(seed=2), folder / "nnet.pth")
     import_official(folder, tmp_path / "ours.safetensors", weights, TINY)
     checkpoint = load(tmp_path / "ours.safetensors")
-    assert (checkpoint.card.step, checkpoint.card.weights, checkpoint.card.data) == (
-        500_000,
-        weights or "ema",
-        "unknown, imported from 500000.ckpt",
-    )
+    card = checkpoint.card
+    assert (card.step, card.weights, card.data) == (500_000, weights or "ema", "unknown, imported from 500000.ckpt")
     assert torch.equal(checkpoint.net.pos_embed, tiny(seed=seed)["pos_embed"])
 
 
@@ -145,3 +162,48 @@ def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
     for name, kind in {"nnet.pth": "raw", "nnet_ema.pth": "ema"}.items():
         import_official(saved(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
         assert load(tmp_path / "ours.safetensors").card.weights == kind
+
+
+# ---- export
+
+
+@pytest.mark.parametrize("weights", ["ema", "raw"])
+def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
+    official, target = tmp_path / "official.pth", tmp_path / "back.safetensors"
+    assert export_file(trained, official, weights) == unrecorded("heads 2, alpha_min 0.7")
+    assert set(torch.load(official, weights_only=True)) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
+    import_official(official, target, weights, ImportOptions(heads=2, alpha_min=0.7))
+    back, ours = load(target), load(trained, weights)
+    assert same(back.net.state_dict(), ours.net.state_dict())
+    assert (back.card.weights, back.card.class_names, back.path) == (weights, ours.card.class_names, ours.path)
+
+
+def test_a_safetensors_file_is_exported_again(trained, tmp_path):
+    first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
+    export_file(trained, first, "raw")
+    export_file(first, second)
+    assert described(second) == described(first)
+    assert same(load_file(second), load_file(first))
+    with pytest.raises(UserError, match="holds raw weights, not ema"):
+        export_file(first, tmp_path / "official.pth", "ema")
+    with pytest.raises(UserError, match="would replace the file that is read"):
+        export_file(first, tmp_path / "." / "first.safetensors")
+
+
+def test_the_whole_decay_is_named_where_it_is_lost(tmp_path):
+    official, lost = tmp_path / "official.pth", "heads 2, alpha_min 0.6, schedule cosine, branches mlp"
+    path = ours(tmp_path, alpha_min=0.6, schedule="cosine", branches="mlp")
+    assert export_file(path, official) == unrecorded(lost)
+    path = ours(tmp_path, granularity="block")  # of which all alphas are 1
+    assert export_file(path, official) == unrecorded("heads 2")
+
+
+def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
+    path = ours(tmp_path, channels=4, num_classes=20, time_scale=1000.0)
+    latents = {"vae": "my/vae", "sha256": "", "scale": 0.13, "shift": 0.0, "channels": 4, "factor": 8}
+    path_spec = {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": asdict(SDDiscrete())}
+    redescribe(path, latents=latents, path=path_spec, prediction="x")
+    note = export_file(path, tmp_path / "official.pth")
+    parts = ("num_classes 20", "null_label True", "time_scale 1000", "prediction x", "SDDiscrete", "my/vae", "0.13")
+    assert all(lost in note for lost in parts)
+    assert "shift" not in note

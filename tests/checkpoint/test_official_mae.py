@@ -1,4 +1,4 @@
-"""Official MAE files and those of the decay's authors: recognised, and imported as the same function."""
+"""Official MAE files and those of the decay's authors: recognised, imported as the same function, and written back."""
 
 import math
 from argparse import Namespace
@@ -9,19 +9,14 @@ import mae_reference as reference
 import pytest
 import torch
 from conftest import same
-from mae_reference import BASE, SMALL, inputs, standardised
-from official_files import (
-    HERE,
-    TINY_ENCODER,
-    TINY_MAE,
-    imported,
-    saved,
-)
+from mae_reference import BASE, SMALL, SMALL_VIT, inputs, standardised
+from official_files import HERE, TINY_ENCODER, TINY_MAE, imported, our_encoder, saved, unrecorded
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import import_official, recognise
+from uvit_decay.checkpoint.convert import export_file, import_official, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.mae import LICENCE
+from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.sizes import VIT_SIZES
 
 LARGE, HUGE = BASE | VIT_SIZES["l"], BASE | VIT_SIZES["h"] | dict(patch_size=14)
@@ -35,11 +30,6 @@ PUBLISHED = [
     ("mae-h/14", HUGE, "decayed", 572, 675_589_964, 8, 1_181_952),
     ("mae-768x18/16", BASE | VIT_SIZES["768x18"], "decayed", 369, 162_576_128, 1, 919_296),
 ]
-ENCODERS = {
-    "encoder": (reference.pretrained_file, dict(pool="cls", num_classes=0)),
-    "fine-tuned": (reference.finetuned_file, dict(pool="mean", num_classes=5)),
-    "linear-probe": (reference.probed_file, dict(pool="cls", num_classes=5, batch_norm=True)),
-}
 ALPHAS = torch.linspace(1, 0.6, 8).tolist()
 
 
@@ -101,15 +91,16 @@ def test_targets_are_told_by_the_name_of_a_released_file_or_said(name, said, nor
     assert f"predicts {'normalised ' if norm_pix else ''}patches" in model.summary()
 
 
-def test_prediction_and_loss_at_the_real_size_are_the_published_ones():
-    state = reference.random_state(**BASE, wiring="decayed")
-    model = recognise(state, ImportOptions(alpha_min=0.6), HERE)
+def test_prediction_and_loss_at_the_published_widths_are_the_published_ones():
+    layout = BASE | dict(depth=2, decoder_depth=2)
+    state = reference.random_state(**layout, wiring="decayed")
+    model = recognise(state, ImportOptions(heads=12, alpha_min=0.6), HERE)
     model.net.load_state_dict(model.state, assign=True)
-    x, noise = inputs(**BASE, count=1)
+    x, noise = inputs(**layout, count=1)
     with torch.no_grad():
         prediction, mask = model.net(x, noise)
-        alphas = torch.linspace(1, 0.6, 24).tolist()
-        theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **BASE)
+        alphas = torch.linspace(1, 0.6, 4).tolist()
+        theirs, their_mask = reference.mae_forward(state, standardised(x), noise, alphas=alphas, **layout)
     assert mask.sum() == 147
     assert torch.equal(mask, their_mask)
     assert torch.allclose(prediction, theirs, rtol=1e-5, atol=1e-5)
@@ -192,3 +183,72 @@ def test_arguments_may_be_a_dict_or_missing(tmp_path):
     for args in (None, Namespace()):
         net = imported(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
         assert net.config["alpha_min"] == 1.0
+
+
+# ---- export
+
+
+@pytest.mark.parametrize(
+    ("file", "hints", "lost"),
+    [
+        (reference.pretrained_file, TINY_ENCODER, "heads 2"),
+        (reference.finetuned_file, TINY_ENCODER, "heads 2"),
+        (reference.probed_file, TINY_ENCODER, "heads 2"),
+        (reference.full_file, TINY_MAE, "heads 2, decoder_heads 3"),
+        (reference.full_file, replace(TINY_MAE, norm_pix=False), "heads 2, decoder_heads 3, norm_pix False"),
+        (reference.decayed_file, replace(TINY_MAE, alpha_min=1.0), "heads 2, decoder_heads 3, alpha_min 1.0"),
+        (reference.decayed_file, replace(TINY_MAE, alpha_min=0.6), "heads 2, decoder_heads 3, alpha_min 0.6"),
+    ],
+)
+def test_official_to_ours_to_official_is_equal(tmp_path, file, hints, lost):
+    contents = file(**SMALL)
+    imported(contents, tmp_path, hints)
+    note = export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth")
+    assert note.splitlines() == [unrecorded(lost), LICENCE]
+    back = torch.load(tmp_path / "back.pth", weights_only=True)
+    assert list(back) == ["model"]
+    assert same(back["model"], contents["model"])
+
+
+OURS = {
+    "official": (MAE, SMALL),
+    "decayed": (MAE, SMALL | dict(wiring="decayed", alpha_min=0.7)),
+    "latent-and-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", alpha_min=0.7)),
+    "no-skips": (MAE, SMALL | dict(wiring="decayed", decoder_input="latent", skips=False, alpha_min=0.7)),
+    "narrow": (MAE, SMALL | dict(mlp_ratio=2.0, patch_size=4)),
+    "encoder": (ViT, SMALL_VIT),
+    "encoder-without-norm": (ViT, SMALL_VIT | dict(norm=False, alpha_min=0.7)),
+    "classifier": (ViT, SMALL_VIT | dict(num_classes=3, pool="mean", alpha_min=0.7)),
+    "probe": (ViT, SMALL_VIT | dict(num_classes=3, batch_norm=True)),
+    "probe-of-means": (ViT, SMALL_VIT | dict(num_classes=3, pool="mean", batch_norm=True)),
+}
+
+
+@pytest.mark.parametrize(("kind", "options"), OURS.values(), ids=OURS)
+def test_ours_to_official_to_ours_is_equal(tmp_path, kind, options):
+    ours, official, back = (tmp_path / name for name in ("ours.safetensors", "official.pth", "back.safetensors"))
+    net = load(our_encoder(tmp_path, kind, **options)).net
+    note = export_file(ours, official)
+    assert ("alpha_min 0.7" in note) == ("alpha_min" in options)
+    hints = TINY_MAE if kind is MAE else TINY_ENCODER
+    import_official(official, back, None, replace(hints, alpha_min=options.get("alpha_min")))
+    again = load(back).net
+    assert same(again.state_dict(), net.state_dict())
+    preset = {"wiring", "zero_init"}
+    assert {name: value for name, value in again.config.items() if name not in preset} == {
+        name: value for name, value in net.config.items() if name not in preset
+    }
+
+
+def test_what_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):
+    path = our_encoder(tmp_path, MAE, **SMALL, alpha_min=0.6, branches="mlp", norm_pix=False, pixels="unit")
+    lost = "heads 2, decoder_heads 3, norm_pix False, pixels unit, alpha_min 0.6, branches mlp"
+    assert export_file(path, tmp_path / "official.pth").splitlines()[0] == unrecorded(lost)
+
+
+def test_the_authors_layout_is_whole_for_their_strict_loader(tmp_path):
+    layout = SMALL | dict(depth=8)
+    path = our_encoder(tmp_path, MAE, **layout, wiring="decayed", alpha_min=0.7)
+    export_file(path, tmp_path / "official.pth")
+    state = torch.load(tmp_path / "official.pth", weights_only=True)["model"]
+    assert {name: tuple(value.shape) for name, value in state.items()} == reference.mae_shapes("decayed", **layout)

@@ -4,7 +4,7 @@ import pytest
 import timm
 import torch
 from conftest import same
-from mae_reference import BASE, SMALL, STD, inputs, standardised
+from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardised
 from official_files import TINY_ENCODER, imported, our_encoder, ours
 from runs import fit
 from safetensors.torch import load_file
@@ -20,7 +20,6 @@ from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.sizes import VIT_SIZES
 from uvit_decay.runtime.errors import UserError
 
-SIZE = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
 DECAYED = dict(wiring="decayed", alpha_min=0.6)
 CASES = {
     "official": (MAE, SMALL),
@@ -29,16 +28,16 @@ CASES = {
     "block-v2": (MAE, SMALL | DECAYED | dict(granularity="block", index="v2")),
     "constant": (MAE, SMALL | dict(schedule="constant")),
     "patch-4": (MAE, SMALL | dict(patch_size=4, channels=1, pixels="unit")),
-    "encoder": (ViT, SIZE | dict(alpha_min=0.7)),
-    "encoder-without-norm": (ViT, SIZE | dict(norm=False, alpha_min=0.7, mlp_ratio=2.0)),
-    "mean-encoder": (ViT, SIZE | dict(pool="mean")),
-    "classifier": (ViT, SIZE | dict(num_classes=5, alpha_min=0.7)),
-    "mean-classifier": (ViT, SIZE | dict(num_classes=5, pool="mean", alpha_min=0.7)),
-    "probe": (ViT, SIZE | dict(num_classes=5, batch_norm=True, norm=False, alpha_min=0.7)),
-    "rms": (ViT, SIZE | dict(num_classes=5, norm_type="rms", alpha_min=0.7)),
-    "qk-norm": (ViT, SIZE | dict(num_classes=5, pool="mean", qk_norm=True)),
+    "encoder": (ViT, SMALL_VIT | dict(alpha_min=0.7)),
+    "encoder-without-norm": (ViT, SMALL_VIT | dict(norm=False, alpha_min=0.7, mlp_ratio=2.0)),
+    "mean-encoder": (ViT, SMALL_VIT | dict(pool="mean")),
+    "classifier": (ViT, SMALL_VIT | dict(num_classes=5, alpha_min=0.7)),
+    "mean-classifier": (ViT, SMALL_VIT | dict(num_classes=5, pool="mean", alpha_min=0.7)),
+    "probe": (ViT, SMALL_VIT | dict(num_classes=5, batch_norm=True, norm=False, alpha_min=0.7)),
+    "rms": (ViT, SMALL_VIT | dict(num_classes=5, norm_type="rms", alpha_min=0.7)),
+    "qk-norm": (ViT, SMALL_VIT | dict(num_classes=5, pool="mean", qk_norm=True)),
     "qk-norm-rms": (MAE, SMALL | DECAYED | dict(qk_norm=True, norm_type="rms")),
-    "probe-of-means": (ViT, SIZE | dict(num_classes=5, batch_norm=True, pool="mean")),
+    "probe-of-means": (ViT, SMALL_VIT | dict(num_classes=5, batch_norm=True, pool="mean")),
 }
 
 
@@ -124,7 +123,7 @@ def test_the_command_line_names_the_decay_and_the_licence(tmp_path, capsys):
 
 def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
     target = tmp_path / "timm.pth"
-    learned = our_encoder(tmp_path, ViT, **SIZE, schedule="learnable")
+    learned = our_encoder(tmp_path, ViT, **SMALL_VIT, schedule="learnable")
     with pytest.raises(UserError, match="has learned alphas, which the layout of timm has no place for: export"):
         export_file(learned, target, to="timm")
     with pytest.raises(UserError, match="holds a UViT, the layout of timm is for ViT and MAE: leave out --to"):

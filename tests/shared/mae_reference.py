@@ -14,6 +14,7 @@ from torch.nn import functional
 SMALL = dict(
     image_size=8, patch_size=2, channels=3, dim=16, depth=4, heads=2, decoder_dim=24, decoder_depth=3, decoder_heads=3
 )
+SMALL_VIT = {name: value for name, value in SMALL.items() if not name.startswith("decoder")}
 BASE = dict(
     image_size=224, patch_size=16, channels=3, dim=768, depth=12, heads=12, decoder_dim=512, decoder_depth=8,
     decoder_heads=16,

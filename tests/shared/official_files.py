@@ -35,6 +35,12 @@ def tiny_sit(**options):
     return sit_reference.random_state(**sit_reference.SMALL | options)
 
 
+def changed(state, *without, **entries):
+    """A state_dict without the entries whose names begin so, and with others, in whose names __ stands for a dot."""
+    kept = {name: value for name, value in state.items() if not name.startswith(without)}
+    return kept | {name.replace("__", "."): value for name, value in entries.items()}
+
+
 def saved(contents, path):
     path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(contents, path)
