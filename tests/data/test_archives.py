@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, class_tars, noise, tar_of, tarred, tree
+from image_noise import SIZE, class_tars, fails, noise, tar_of, tarred, tree
 from PIL import Image
 
 from uvit_decay.data import archives
@@ -25,11 +25,16 @@ def png(seed: int = 0) -> bytes:
     return file.getvalue()
 
 
-def fails(path: Path, *words: str) -> None:
-    with pytest.raises(UserError) as caught:
-        list_images(path)
-    assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
-    assert "\n" not in str(caught.value)
+@pytest.fixture
+def tars(tmp_path) -> Path:
+    """A folder with a tar of each class."""
+    return class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
+
+
+@pytest.fixture
+def whole(tars, tmp_path) -> Path:
+    """A tar of these tars, as ImageNet's."""
+    return tarred(tars, tmp_path / "train.tar")
 
 
 def same(path: Path, folder: Path, pixels: int = SIZE) -> None:
@@ -58,9 +63,8 @@ def test_long_and_foreign_names(tmp_path, layout):
     same(tarred(folder, tmp_path / "data.tar", layout=layout), folder)
 
 
-def test_official_imagenet_and_a_folder_of_its_tars(tmp_path):
-    folder = tree(tmp_path / "data", NAMES)
-    tars = class_tars(folder, tmp_path / "tars")
+def test_official_imagenet_and_a_folder_of_its_tars(tars, tmp_path):
+    folder = tmp_path / "data"
     same(tars, folder)
     same(tarred(tars, tmp_path / "ILSVRC2012_img_train.tar", layout=tarfile.GNU_FORMAT), folder)
     (tars / "._n01.tar").write_bytes(b"what macOS adds")
@@ -69,8 +73,7 @@ def test_official_imagenet_and_a_folder_of_its_tars(tmp_path):
     same(tarred(tars, tmp_path / "again.tar"), folder)
 
 
-def test_only_tars_of_the_classes_are_scanned(tmp_path):
-    tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
+def test_only_tars_of_the_classes_are_scanned(tars, tmp_path):
     (tars / "n03.tar").write_text("damaged")
     for path in (tars, tarred(tars, tmp_path / "train.tar")):
         fails(path, "n03.tar: not a tar")
@@ -98,9 +101,7 @@ def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_scan_that_takes_long_shows_a_bar(tmp_path, capfd, monkeypatch):
-    tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
-    whole = tarred(tars, tmp_path / "train.tar")
+def test_a_scan_that_takes_long_shows_a_bar(tars, whole, capfd, monkeypatch):
     list_images(whole)
     assert capfd.readouterr().err == ""
     monkeypatch.setattr(archives, "_PATIENCE", 0.0)
@@ -111,18 +112,14 @@ def test_a_scan_that_takes_long_shows_a_bar(tmp_path, capfd, monkeypatch):
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="open files are counted in /proc")
-def test_no_file_stays_open(tmp_path):
-    tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
-    whole = tarred(tars, tmp_path / "train.tar")
+def test_no_file_stays_open(tars, whole):
     before = len(os.listdir("/proc/self/fd"))
     for path in (tars, whole):
         read(list_images(path), SIZE, 3)
         assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_tar_that_changes_after_it_was_listed(tmp_path):
-    tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
-    whole = tarred(tars, tmp_path / "train.tar")
+def test_a_tar_that_changes_after_it_was_listed(tars, whole):
     listing, parts = list_images(whole), list_images(tars)
     os.truncate(whole, listing.spans[:, 1].max() + 1)
     with pytest.raises(UserError, match=r"train.tar: 1 of 4 .* first is .*: the file has become shorter"):
@@ -148,11 +145,9 @@ def test_compressed_tars(tmp_path):
     fails(xz, "unxz")
 
 
-def test_tars_without_images(tmp_path):
+def test_tars_without_images(tars, tmp_path):
     fails(tar_of(tmp_path / "empty.tar", {}), "no images", ".png")
     fails(tar_of(tmp_path / "text.tar", {"cat/a.txt": b"text", "cat/.hidden.png": b"x"}), "no images", ".png")
-    folder = tree(tmp_path / "data", NAMES)
-    tars = class_tars(folder, tmp_path / "tars")
     tar_of(tars / "n04.tar", {})
     fails(tars, "n04.tar: no images")
     fails(tarred(tars, tmp_path / "train.tar"), "train.tar/n04.tar: no images")
@@ -180,8 +175,7 @@ def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
     assert len(list_images(path).members) == 4
 
 
-def test_a_cut_inner_tar_is_noticed(tmp_path):
-    tars = class_tars(tree(tmp_path / "data", NAMES), tmp_path / "tars")
+def test_a_cut_inner_tar_is_noticed(tars, tmp_path):
     os.truncate(tars / "n02.tar", 1024)
     for path in (tars, tarred(tars, tmp_path / "train.tar")):
         fails(path, "n02.tar: ", "cut short")

@@ -14,9 +14,8 @@ def numbers(n):
     return InMemory(torch.arange(n, dtype=torch.uint8).reshape(n, 1, 1, 1), torch.arange(n))
 
 
-def batches(n=50, batch_size=12, seed=0, rank=0, ranks=1, start=0, epochs=1, workers=0):
-    sampler = StepSampler(n, batch_size, seed, rank, ranks, shuffle=True)
-    loader = StepLoader(numbers(n), sampler, num_workers=workers)
+def batches(start=0, epochs=1):
+    loader = StepLoader(numbers(50), StepSampler(50, 12, 0, 0, 1, shuffle=True))
     loader.load_state_dict({"start": start})
     return [batch for _ in range(epochs) for batch in loader]
 
@@ -38,15 +37,6 @@ def test_a_loader_goes_on_where_it_was(start):
         assert a.number == b.number
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_share_the_global_batch(ranks):
-    shares = [batches(rank=rank, ranks=ranks) for rank in range(ranks)]
-    for whole, *parts in zip(batches(), *shares, strict=True):
-        assert torch.equal(torch.cat([part.labels for part in parts]), whole.labels)
-        assert [part.first for part in parts] == [rank * 12 // ranks for rank in range(ranks)]
-        assert all(part.total == 12 for part in parts)
-
-
 @pytest.mark.parametrize(
     ("share", "limit", "count"),
     [(128, None, 1), (128, 128, 1), (128, 1000, 1), (128, 127, 2), (128, 64, 2), (12, 5, 3), (7, 3, 7), (1, 1, 1)],
@@ -55,19 +45,20 @@ def test_a_share_is_cut_into_the_fewest_equal_pieces_that_fit(share, limit, coun
     assert micro_batches(share, limit) == count
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_pieces_make_up_the_global_batch(ranks):
-    whole = batches()
+@pytest.mark.parametrize(("ranks", "limit"), [(1, 3), (2, 3), (2, None), (3, None), (4, None)])
+def test_shares_of_ranks_and_their_pieces_make_up_the_global_batch(ranks, limit):
+    whole, share = batches(), 12 // ranks
+    size = limit or share
     for rank in range(ranks):
-        loader = StepLoader(numbers(50), StepSampler(50, 12, 0, rank, ranks, shuffle=True, limit=3))
-        parts, count = list(loader), 4 // ranks
+        loader = StepLoader(numbers(50), StepSampler(50, 12, 0, rank, ranks, shuffle=True, limit=limit))
+        parts, count = list(loader), share // size
         assert len(loader) == len(parts) == 4 * count
         for k, batch in enumerate(whole):
-            share = parts[k * count : (k + 1) * count]
-            labels = torch.cat([part.labels for part in share])
-            assert torch.equal(labels, batch.labels[rank * 6 : rank * 6 + len(labels)])
-            assert {part.number for part in share} == {k}
-            assert [part.first for part in share] == [12 // ranks * rank + 3 * i for i in range(count)]
+            pieces = parts[k * count : (k + 1) * count]
+            labels = torch.cat([part.labels for part in pieces])
+            assert torch.equal(labels, batch.labels[rank * share : (rank + 1) * share])
+            assert {(part.number, part.total) for part in pieces} == {(k, 12)}
+            assert [part.first for part in pieces] == [share * rank + size * i for i in range(count)]
 
 
 def test_the_state_of_pieces_counts_whole_batches():
@@ -110,11 +101,6 @@ def test_the_state_counts_batches_handed_out_not_batches_prefetched():
     for _ in range(3):
         next(iterator)
     assert loader.state_dict() == {"start": 3}
-
-
-def test_workers_change_nothing():
-    for a, b in zip(batches(), batches(workers=2), strict=True):
-        assert torch.equal(a.labels, b.labels)
 
 
 def test_an_evaluation_loader_starts_anew_and_keeps_the_order():

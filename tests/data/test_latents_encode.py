@@ -1,5 +1,6 @@
 """Encoding of images to latents: what is stored, and what is refused."""
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -100,15 +101,10 @@ def test_another_autoencoder_or_other_images_are_refused(encoded, image_dir, vae
 def test_an_image_that_cannot_be_read_stops_with_its_name_and_keeps_the_shards_before_it(
     image_dir, vae, tmp_path, workers
 ):
-    folder = tmp_path / "images"
-    for path in image_dir.rglob("*.png"):
-        target = folder / path.relative_to(image_dir)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+    folder = shutil.copytree(image_dir, tmp_path / "images")
     (folder / "dog" / "21.png").write_bytes(b"broken")
-    with pytest.raises(UserError, match="dog/21.png") as raised:
+    with pytest.raises(UserError, match="dog/21.png"):
         encode(folder, tmp_path / "x", vae, "--workers", workers)
-    assert "\n" not in str(raised.value)
     assert len(list((tmp_path / "x").glob("shard-*"))) == 5
 
 

@@ -1,6 +1,5 @@
 """Encoding that was interrupted, or is repeated: the same bytes, and no shard of other images."""
 
-import os
 import shutil
 from dataclasses import replace
 
@@ -61,11 +60,10 @@ def test_settings_that_do_not_fit_are_refused_and_nothing_is_lost(encoded, image
 
 
 def test_shards_that_nobody_accounts_for_are_refused(encoded, image_dir, vae, tmp_path):
-    for name in os.listdir(encoded):
-        (tmp_path / name).write_bytes((encoded / name).read_bytes())
-    (tmp_path / "manifest.json").unlink()
+    folder = copied(encoded, tmp_path)
+    (folder / "manifest.json").unlink()
     with pytest.raises(UserError, match="holds shards but no manifest.json"):
-        encode(image_dir, tmp_path, vae)
+        encode(image_dir, folder, vae)
 
 
 @pytest.mark.parametrize(

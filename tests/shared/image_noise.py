@@ -3,16 +3,28 @@
 import io
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
+
+from uvit_decay.data.image_files import list_images
+from uvit_decay.runtime.errors import UserError
 
 SIZE = 8
 
 
 def noise(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def fails(path: object, *words: str, look: Callable = list_images) -> None:
+    """Check that to `look` at a path is refused in words that name it."""
+    with pytest.raises(UserError) as caught:
+        look(path)
+    assert all(word in str(caught.value) for word in (str(path), *words)), caught.value
 
 
 def tree(root: Path, names: list[str], size: int = SIZE) -> Path:

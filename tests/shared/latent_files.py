@@ -1,6 +1,7 @@
 """The latents of twenty-two small images, for the tests of latents; conftest.py has the fixtures."""
 
 import json
+import shutil
 
 from safetensors.torch import save
 
@@ -25,10 +26,7 @@ def open_set(folder, **options):
 
 def copied(folder, target):
     """A copy to damage."""
-    target.mkdir(exist_ok=True)
-    for path in folder.iterdir():
-        (target / path.name).write_bytes(path.read_bytes())
-    return target
+    return shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
 def without_checksums(folder):

@@ -138,14 +138,13 @@ def read(
     size: int,
     channels: int,
     indices: Sequence[int] | None = None,
-    progress: bool | None = None,
     exact: bool = False,
     crop: Crop = centre_crop,
 ) -> Tensor:
     """Read all images, or those at `indices` in that order, as uint8 (n, channels, size, size), decoded in threads.
 
-    Works in forked and spawned workers. With `progress` None, a bar is shown for more than 2000 images; `exact` and
-    `crop` are those of `decode`.
+    Works in forked and spawned workers. A bar is shown for more than 2000 images; `exact` and `crop` are those of
+    `decode`.
 
     Raises:
         UserError: images cannot be read; after trying all, the message counts them and explains the first failure.
@@ -171,9 +170,8 @@ def read(
         threads = min(16, os.cpu_count() or 1)
         step = min(64, 1 + len(chosen) // (4 * threads))  # several images a job: small ones are decoded in 0.1 ms
         parts = [range(len(chosen))[start : start + step] for start in range(0, len(chosen), step)]
-        shown = len(chosen) > 2000 if progress is None else progress
         failures: list[str] = []
-        with tqdm(total=len(chosen), desc="reading images", disable=not shown) as bar:
+        with tqdm(total=len(chosen), desc="reading images", disable=len(chosen) <= 2000) as bar:
             for part, failed in zip(parts, in_threads(fill, parts, threads), strict=True):
                 failures += failed
                 bar.update(len(part))

@@ -94,7 +94,7 @@ class FileImages(ImageSource):
         return len(self.listing.members)
 
     def read(self, indices: Sequence[int]) -> Tensor:
-        return read(self.listing, self.shape[1], self.shape[0], indices, progress=False, exact=self.exact)
+        return read(self.listing, self.shape[1], self.shape[0], indices, exact=self.exact)
 
     def fingerprint(self) -> dict[str, Any]:
         return {"files": _files_hash(self.listing), "shape": list(self.shape)}
