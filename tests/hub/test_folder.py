@@ -1,4 +1,4 @@
-"""Export of checkpoints as folders that diffusers loads."""
+"""Folders that diffusers loads, from a disk or the Hub, and that are checkpoints: --ckpt, export, --model.init_from."""
 
 import re
 import shutil
@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, same
 from diffusers import DiffusionPipeline
 from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
+from hub_server import hub
 from jsonargparse._typehints import resolve_class_path_by_name
+from official_files import described, redescribe
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 from test_full_disk import full_disk
@@ -18,15 +20,15 @@ from torch import nn
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint.io import WEIGHTS
 from uvit_decay.commands.convert import main
-from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
+from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import PARTIAL
-
-WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"
+from uvit_decay.tasks.init_from import read_weights
 
 
 def opened(folder):
@@ -38,9 +40,7 @@ def opened(folder):
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory):
     """The bundled checkpoint, exported."""
-    folder = tmp_path_factory.mktemp("digits")
-    export(BUNDLED, folder)
-    return folder
+    return export(BUNDLED, tmp_path_factory.mktemp("digits"))
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,8 @@ def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
 
 
 def test_the_lines_in_the_documentation_run(digits, tmp_path, monkeypatch):
-    (block,) = re.findall(
-        r"^```py\n(.*?)^```", (ROOT / "docs" / "checkpoints.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    text = (ROOT / "docs" / "checkpoints.md").read_text()
+    (block,) = re.findall(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     monkeypatch.chdir(tmp_path)
     Path("digits").symlink_to(digits)
     scope = {}
@@ -78,23 +77,54 @@ def test_pictures_are_those_of_sample(digits, guidance):
 
 
 def test_a_folder_of_latents_has_the_autoencoder(latent_sit, vae, tmp_path):
-    folder = tmp_path / "folder"
-    export(latent_sit, folder)
+    folder = export(latent_sit, tmp_path / "folder")
     pipeline = opened(folder)
     pictures = stacked(pipeline(class_labels=["cat", "domestic dog", 0], generator=seeded(2)).images)
     assert pictures.shape == (3, 32, 32, 3)
-    assert (pictures == sampled(latent_sit, range(3), labels="balanced", seed=2)).all()
-    assert (folder / "vae" / "diffusion_pytorch_model.safetensors").is_file()
-    assert str(vae) not in "".join(path.read_text() for path in folder.rglob("*.json"))  # no path of this machine
+    for file in (latent_sit, folder):
+        assert (pictures == sampled(file, range(3), labels="balanced", seed=2)).all()
+    assert load(folder).card.latents.vae == str(folder / "vae")
+    for path in (*folder.rglob("*.json"), folder / WEIGHTS):  # no path of this machine
+        assert str(vae).encode() not in path.read_bytes()
+
+
+def test_a_folder_is_the_checkpoint_that_it_came_from(digits, tmp_path):
+    ours, theirs = load(digits), load(BUNDLED)
+    assert (ours.card, ours.path) == (theirs.card, theirs.path)
+    assert same(ours.net.state_dict(), theirs.net.state_dict())
+    assert (sampled(digits, range(4)) == sampled(BUNDLED, range(4))).all()
+    assert read_weights(digits).card == theirs.card
+    main(["export", str(digits), str(tmp_path / "again.safetensors")])
+    assert load(tmp_path / "again.safetensors").card == theirs.card
+
+
+def test_a_folder_that_is_no_checkpoint_is_refused(digits, tmp_path):
+    with pytest.raises(UserError, match="holds ema weights, not raw"):
+        load(digits, "raw")
+    (tmp_path / "denoiser").mkdir()
+    (tmp_path / "model_index.json").write_text("{}")
+    save_file(load_file(digits / WEIGHTS), tmp_path / WEIGHTS)
+    with pytest.raises(UserError, match="was not exported by this project"):
+        load(tmp_path)
+    content = bytearray((digits / WEIGHTS).read_bytes())
+    content[-1] ^= 1
+    (tmp_path / WEIGHTS).write_bytes(content)
+    with pytest.raises(UserError, match="damaged"):
+        load(tmp_path)
+
+
+def test_a_folder_comes_back_from_the_hub_as_the_same_pipeline(digits, tmp_path, monkeypatch):
+    with hub(digits, monkeypatch):
+        pipeline = DiffusionPipeline.from_pretrained("me/digits", trust_remote_code=True, cache_dir=tmp_path / "cache")
+    assert type(pipeline).__module__.startswith("diffusers_modules")
+    pictures = stacked(pipeline(class_labels=[0, 1, 2], generator=seeded(0)).images)
+    assert (pictures == sampled(BUNDLED, range(3), seed=0)).all()
 
 
 def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_path):
     moved = shutil.copytree(vae, tmp_path / "moved")
-    describe = load(latent_sit)
-    space = replace(describe.card.latents, vae=str(tmp_path / "gone"))
-    gone = write_denoiser(
-        tmp_path / "gone.safetensors", describe.net, Linear(), "velocity", describe.card.sampling, ("a", "b"), space
-    )
+    gone = shutil.copy(latent_sit, tmp_path)
+    redescribe(gone, latents=described(gone)["latents"] | {"vae": str(tmp_path / "gone")})
     with pytest.raises(UserError, match="--vae"):
         export(gone, tmp_path / "folder")
     export(gone, tmp_path / "folder", vae=str(moved))
@@ -104,8 +134,7 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
 def test_an_unconditional_network(tmp_path):
     net = UViT(8, 2, 1, dim=16, depth=2, heads=2, alpha_min=0.7)
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
-    export(file, tmp_path / "folder")
-    pipeline = opened(tmp_path / "folder")
+    pipeline = opened(export(file, tmp_path / "folder"))
     assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()
     with pytest.raises(ValueError, match="unconditional"):
         pipeline(class_labels=[0])
@@ -132,8 +161,7 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
 
 
 def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):
-    folder = tmp_path / "folder"
-    export(latent_sit, folder)
+    folder = export(latent_sit, tmp_path / "folder")
     (folder / "notes.txt").write_text("mine")
     (folder / ".partial").mkdir()  # of a killed program
     (folder / "uvit_decay_decaypipeline_0_0_1.py").touch()  # of an older version
@@ -190,11 +218,9 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
 def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
     sizes = dict(dim=16, depth=2, heads=2, num_classes=2, learn_sigma=True, time="dit", learned_variance=True)
     sampling = Sampling("dit-ddpm", 6, 2.0, guidance_channels=1)
-    file = write_denoiser(
-        tmp_path / "dit.safetensors", SiT(8, 2, 3, **sizes), DDPMLinear(), "eps", sampling, ("a", "b")
-    )
-    folder = tmp_path / "folder"
-    export(file, folder)
+    net, file = SiT(8, 2, 3, **sizes), tmp_path / "dit.safetensors"
+    write_denoiser(file, net, DDPMLinear(), "eps", sampling, ("a", "b"))
+    folder = export(file, tmp_path / "folder")
     pictures = stacked(opened(folder)(class_labels=[0, 1, 0], generator=seeded(4)).images)
     assert (pictures == sampled(file, range(3), seed=4, labels="balanced")).all()
     assert pictures.std() > 10
