@@ -27,6 +27,7 @@ CHANGES: dict[str, tuple[Callable[[list[Path]], None], str]] = {  # of sorted pi
     "changes later": (lambda paths: turn(paths[-1]), "has changed while its features were extracted"),
     "changed before": (lambda paths: turn(paths[0]), "has changed while its features were extracted"),
 }
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -41,7 +42,6 @@ def own(small_programs, tmp_path) -> Callable[[str], tuple[SmallPrograms, Path, 
     return copied
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("name", "out"), [("statistics", "stats.npz"), ("evaluate images", "report.json")])
 def test_pictures_that_change_while_they_are_judged_are_noticed(
@@ -66,7 +66,6 @@ def test_pictures_that_change_while_they_are_judged_are_noticed(
     assert contents(tmp_path / "a")[out] == expected[out]
 
 
-@pytest.mark.slow
 def test_a_picture_that_disappears_while_latents_are_made_is_named(small_programs, own, tmp_path):
     programs, pictures, original = own("images")
     expected, _ = small_programs.undisturbed("encode", tmp_path / "undisturbed")
@@ -85,7 +84,6 @@ def test_a_picture_that_disappears_while_latents_are_made_is_named(small_program
     assert shards.items() <= contents(tmp_path / "a").items()
 
 
-@pytest.mark.slow
 def test_pictures_that_disappear_in_training_are_one_line_and_the_run_goes_on(programs, image_dir, tmp_path):
     pictures = shutil.copytree(image_dir, tmp_path / "pictures")
     data = {"path": str(pictures), "image_size": 8, "batch_size": 4, "memory_gb": 0, "num_workers": 2}

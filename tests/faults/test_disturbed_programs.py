@@ -15,9 +15,9 @@ from programs import Moment
 from small_programs import COMMANDS, WORK, contents, drawn, tried
 
 WRITING = Moment("replacing", 0, 0)  # every program has claimed its files by then
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_second_program_is_refused_and_the_first_is_not_disturbed(small_programs, tmp_path, name, exhaustive):
     tried(name, exhaustive, ["export"])
@@ -53,7 +53,6 @@ def chosen(calls: dict[str, list[int]], name: str, fault: str, exhaustive: bool)
     return drawn(work, EACH if exhaustive else 1, len(name + fault))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_folder_that_vanishes_and_a_disk_that_fills_are_one_line(small_programs, disk, tmp_path, name, exhaustive):
     tried(name, exhaustive)

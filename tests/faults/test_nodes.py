@@ -10,7 +10,7 @@ import pytest
 from programs import Program
 from two_nodes import TwoNodes, can_isolate, two_nodes
 
-KIND = "namespaces" if can_isolate() else "loopback"  # in the names of tests
+ISOLATED = can_isolate()
 ENDLESS = ["--trainer.max_steps=1000000", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=5"]
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--model.sampling.steps=3"]
 NODES = ["--trainer.num_nodes=2", "--trainer.enable_progress_bar=false"]
@@ -18,6 +18,7 @@ STRATEGY, TIMEOUT = "uvit_decay.tasks.sharding.Replicated", "--trainer.strategy.
 FIT = ["train.py", "fit", *SMALL, *NODES, f"--trainer.strategy={STRATEGY}", f"{TIMEOUT}30"]
 LOST = "another process has ended, or cannot be reached: "
 Start = Callable[..., list[Program]]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,7 @@ def ends(program: Program, *words: str) -> None:
         assert word in line, line
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(KIND != "namespaces", reason="loopback has no cable")
+@pytest.mark.skipif(not ISOLATED, reason="loopback has no cable")
 def test_a_lost_network_ends_both_within_the_timeout(two, start, tmp_path, exhaustive):
     """Nobody hears that a connection has ended."""
     if not exhaustive:
@@ -75,32 +75,25 @@ def test_a_lost_network_ends_both_within_the_timeout(two, start, tmp_path, exhau
         two.nodes[1].plug()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KIND])
-def test_nodes_that_do_not_meet_end_within_the_timeout(start, trained, kind):
+def test_nodes_that_do_not_meet_end_within_the_timeout(start, trained):
     (alone,) = start(*FIT, f"{TIMEOUT}03", only=(0,))
     ends(alone, LOST, "1/2 clients joined")
     (alone,) = start("sample.py", "--ckpt", trained, "--out", "four.npz", only=(1,), seconds=2)
     ends(alone, LOST)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KIND])
-def test_two_nodes_with_one_number_end(start, kind):
+def test_two_nodes_with_one_number_end(start):
     for program in start(*FIT, f"{TIMEOUT}05", NODE_RANK="0"):
         ends(program, LOST)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [KIND])
-def test_nodes_that_are_started_with_other_flags_end(start, kind):
+def test_nodes_that_are_started_with_other_flags_end(start):
     programs = [*start(*FIT, only=(0,)), *start(*FIT, "--data.batch_size=16", only=(1,))]
     for program in programs:
         ends(program, "the flag data.batch_size: not the same on", "give all nodes the same")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(KIND != "namespaces", reason="the nodes see the same files")
+@pytest.mark.skipif(not ISOLATED, reason="the nodes see the same files")
 def test_nodes_that_see_other_files_end(two, start, tmp_path, trained, image_dir, vae):
     """Shards of latents are written on both nodes; a checkpoint is read on both."""
     images, out, copy = tmp_path / "images", tmp_path / "latents", tmp_path / "last.ckpt"

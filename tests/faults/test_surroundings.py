@@ -21,9 +21,9 @@ LINES = {
     "full-output": "error: cannot write a file of this run: No space left on device",
 }
 STORED = ("evaluate images", "evaluate a checkpoint", "statistics")
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in COMMANDS if name != "features"])
 def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive):
     """Neither on a clock that jumps while a program runs, nor on the times of the files that a killed one left."""
@@ -41,7 +41,6 @@ def test_nothing_depends_on_the_clock(small_programs, tmp_path, name, exhaustive
     assert contents(folder) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("circumstance", CODES)
 def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumstance, exhaustive):
     for name in COMMANDS if exhaustive else ["export"]:
@@ -54,7 +53,6 @@ def test_what_cannot_be_printed_costs_no_file(small_programs, tmp_path, circumst
         assert "Exception ignored" not in program.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", STORED)
 def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path, name, exhaustive):
     tried(name, exhaustive, ["statistics"])
@@ -79,7 +77,6 @@ def test_a_cache_that_cannot_be_written_is_named(small_programs, disk, tmp_path,
     assert {path: contents(tmp_path / "a")[path] for path in outputs} == {path: expected[path] for path in outputs}
 
 
-@pytest.mark.slow
 def test_two_evaluations_share_a_reference_and_a_killed_one_does_not_hold_it(small_programs, tmp_path):
     expected, _ = small_programs.undisturbed("evaluate images", tmp_path / "undisturbed")
     at, folder = Moment("FeatureStore.add", 3, 0), tmp_path / "a"
