@@ -6,9 +6,7 @@ import torch
 from conftest import same
 from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardised
 from official_files import TINY_ENCODER, imported, our_encoder, ours
-from runs import fit
 from safetensors.torch import load_file
-from small_mae import mae_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official
@@ -73,13 +71,12 @@ def test_the_printed_lines_give_the_same_function_in_timm(tmp_path, kind, option
     assert std == (STD if net.config["pixels"] == "imagenet" else (0.5, 0.5, 0.5))
 
 
-def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(tmp_path):
-    fit(tmp_path, max_steps=3, task=mae_task())
-    run, official = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "official.pth"
-    net, x = load(run).net, inputs(8, 1)[0]
+def test_the_encoder_of_a_run_goes_to_timm_and_the_whole_to_the_authors_layout(encoder, tmp_path):
+    official, net, x = tmp_path / "official.pth", load(encoder).net, inputs(8, 1)[0]
+    model = built(export_file(encoder, tmp_path / "timm.pth", to="timm"))
     with torch.no_grad():
-        assert torch.allclose(built(export_file(run, tmp_path / "timm.pth", to="timm"))(x), expected(net, x), atol=1e-6)
-    assert "alpha_min 0.7" in export_file(run, official)
+        assert torch.allclose(model(x), expected(net, x), atol=1e-6)
+    assert "alpha_min 0.7" in export_file(encoder, official)
     hints = ImportOptions(heads=2, decoder_heads=2, alpha_min=0.7)
     import_official(official, tmp_path / "back.safetensors", None, hints)
     assert same(load(tmp_path / "back.safetensors").net.state_dict(), net.state_dict())

@@ -62,17 +62,14 @@ def test_the_linear_map_is_the_least_squares_fit(encoded, image_dir):
     torch.testing.assert_close(torch.tensor(found.latents.rgb), fit.float(), rtol=1e-3, atol=1e-3)
 
 
-def test_bfloat16_is_stored_when_asked_for(image_dir, vae, tmp_path):
-    stored = open_set(encode(image_dir, tmp_path / "x", vae, "--dtype", "bfloat16"))
-    assert stored[[0]][0].dtype == torch.bfloat16
-
-
-def test_a_class_list_chooses_the_images_however_it_is_spelled(image_dir, vae, tmp_path, monkeypatch):
+def test_a_class_list_chooses_the_images_and_an_option_the_precision(image_dir, vae, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dogs.txt").write_text("dog\n")
     for name in ("dogs.txt", "./dogs.txt"):  # the second one finds the latents of the first
-        found = manifests.read(encode(image_dir, tmp_path / "x", vae, "--classes", name))
+        folder = encode(image_dir, tmp_path / "x", vae, "--classes", name, "--dtype", "bfloat16")
+        found = manifests.read(folder)
         assert (found.classes, found.class_list) == ({"dog": 11}, name)
+    assert open_set(folder)[[0]][0].dtype == torch.bfloat16
 
 
 def test_latents_do_not_go_among_the_images(image_dir, vae):

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from image_noise import turn
 from latent_files import copied, encode, without_checksums
-from PIL import Image
 from safetensors.torch import save
 
 from uvit_decay.data.latents import manifest as manifests
@@ -117,13 +117,10 @@ def test_a_wrong_shard_without_checksums_is_made_anew(encoded, image_dir, vae, t
 
 def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded, image_dir, vae, tmp_path):
     """Also of the same sizes in bytes, and times of change: the pixels tell."""
-    folder, others = copied(encoded, tmp_path / "latents"), tmp_path / "others"
+    folder, others = copied(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "others")
     (folder / "shard-00005-of-00006.safetensors").unlink()
-    for path in image_dir.rglob("*.png"):
-        target = others / path.relative_to(image_dir)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with Image.open(path) as image:
-            image.transpose(Image.Transpose.ROTATE_180).save(target)
+    for path in others.rglob("*.png"):
+        turn(path)
     before = contents(folder)
     with pytest.raises(UserError, match="others: cat/.*png is another image than .*shard-00000.* was made of"):
         encode(others, folder, vae)
@@ -131,11 +128,9 @@ def test_other_images_of_the_same_names_are_refused_and_nothing_is_lost(encoded,
 
 
 def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encoded, image_dir, vae, tmp_path, capsys):
-    folder, images = copied(encoded, tmp_path / "latents"), tmp_path / "images"
-    shutil.copytree(image_dir, images)
+    folder, images = copied(encoded, tmp_path / "latents"), shutil.copytree(image_dir, tmp_path / "images")
     changed = sorted(images.rglob("*.png"))[6]  # third in the second shard
-    with Image.open(changed) as image:
-        image.transpose(Image.Transpose.ROTATE_180).save(changed)
+    turn(changed)
     encode(images, folder, vae)  # nothing is added: the latents are those of the images that were
     assert shards(folder) == shards(encoded)
     (folder / "shard-00005-of-00006.safetensors").unlink()

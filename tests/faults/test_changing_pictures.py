@@ -10,16 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from PIL import Image
+from image_noise import turn
 from programs import Moment
 from small_programs import SmallPrograms, contents
-
-
-def turn(path: Path) -> None:
-    """Make another picture of it, of the same name and size."""
-    with Image.open(path) as image:
-        image.transpose(Image.Transpose.ROTATE_180).save(path)
-
 
 CHANGES: dict[str, tuple[Callable[[list[Path]], None], str]] = {  # of sorted pictures, and what is said
     "disappears": (lambda paths: paths[-1].unlink(), "No such file"),

@@ -57,10 +57,6 @@ BYTES: tuple[Mutation, ...] = (flip_bit, flip_bit, flip_bit, truncate, truncate,
 BYTES += (append, empty, another_kind)
 
 
-def missing(path: Path) -> None:
-    path.unlink()
-
-
 def folder(path: Path) -> None:
     path.unlink()
     path.mkdir()
@@ -86,4 +82,4 @@ def sparse(path: Path) -> None:
     os.truncate(path, 2**40)
 
 
-PLACES: tuple[Callable[[Path], None], ...] = (missing, folder, pipe, loop, endless, sparse)
+PLACES: tuple[Callable[[Path], None], ...] = (Path.unlink, folder, pipe, loop, endless, sparse)

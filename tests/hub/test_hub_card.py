@@ -4,18 +4,16 @@ import os
 import re
 
 import pytest
-import torch
 from hub_folders import BUNDLED, export, own_modules, sampled, stacked, write_denoiser  # noqa: F401
 from huggingface_hub import ModelCard
+from official_files import imported, tiny
 
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.convert import import_official
-from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import model_card, plain
-from uvit_decay.nn import SiT, UViT
+from uvit_decay.nn import SiT
 
 
 def test_the_example_runs_and_metadata_are_those_of_the_hub(tmp_path, monkeypatch):
@@ -33,10 +31,7 @@ def test_the_example_runs_and_metadata_are_those_of_the_hub(tmp_path, monkeypatc
 
 
 def test_licence_of_imported_weights_is_their_publishers(tmp_path):
-    net = UViT(32, 2, 3, dim=64, depth=2, heads=1, alpha_min=1.0)
-    torch.save({name: value for name, value in net.state_dict().items() if name != "alphas"}, tmp_path / "nnet_ema.pth")
-    import_official(tmp_path / "nnet_ema.pth", tmp_path / "net.safetensors", options=ImportOptions(heads=1))
-    card = model_card(load(tmp_path / "net.safetensors"), "net")
+    card = model_card(imported(tiny(), tmp_path), "net")
     assert card.data.license == "unknown"
     assert "The weights: that of their publisher" in card.text
 

@@ -35,6 +35,12 @@ def tree(root: Path, names: list[str], size: int = SIZE) -> Path:
     return root
 
 
+def turn(path: Path) -> None:
+    """Make another picture of it, of the same name and size."""
+    with Image.open(path) as image:
+        image.transpose(Image.Transpose.ROTATE_180).save(path)
+
+
 def zipped(folder: Path, file: Path, prefix: str = "") -> Path:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(folder.rglob("*"), reverse=True):  # the order in the zip must not matter
