@@ -115,8 +115,8 @@ def own_cache(tmp_path_factory) -> None:
 
 def tiny_net(num_classes: int = 10, **options) -> UViT:
     torch.manual_seed(0)
-    options = {"alpha_min": 0.7, "init": "xavier", **options}
-    return UViT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=num_classes, **options)
+    sizes = {"image_size": 8, "patch_size": 2, "channels": 1, "dim": 16, "depth": 2, "heads": 2}
+    return UViT(**{**sizes, "num_classes": num_classes, "alpha_min": 0.7, "init": "xavier", **options})
 
 
 def tiny_task(net: UViT | None = None, lr: float = 1e-3, schedule: str = "constant", **options) -> DiffusionTask:
@@ -125,19 +125,11 @@ def tiny_task(net: UViT | None = None, lr: float = 1e-3, schedule: str = "consta
 
 
 def tiny_trainer(folder: Path, *callbacks: Callback, max_steps: int = 10, **options) -> Trainer:
-    options = {"accelerator": "cpu", "devices": 1, "logger": False, "log_every_n_steps": 5, **options}
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    quiet |= {"accelerator": "cpu", "devices": 1, "logger": False, "log_every_n_steps": 5, "limit_val_batches": 0}
     if not any(isinstance(callback, LastCheckpoint) for callback in callbacks):
         callbacks = (*callbacks, LastCheckpoint(every_n_steps=10_000))
-    return Trainer(
-        default_root_dir=folder,
-        max_steps=max_steps,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=options.pop("limit_val_batches", 0),
-        **options,
-    )
+    return Trainer(default_root_dir=folder, max_steps=max_steps, callbacks=list(callbacks), **{**quiet, **options})
 
 
 class Losses(Callback):
@@ -198,11 +190,16 @@ def encoder(tmp_path_factory) -> Path:
     return folder / "checkpoints" / "last.ckpt"
 
 
+def run_script(monkeypatch, folder, name, *args):
+    """`python NAME ...` in this process, in `folder`."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / name), *map(str, args)])
+    runpy.run_path(str(ROOT / name), run_name="__main__")
+
+
 def train(monkeypatch, folder, *args):
     """`python train.py ...` in this process, in `folder`."""
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py"), *args])
-    runpy.run_path(str(ROOT / "train.py"), run_name="__main__")
+    run_script(monkeypatch, folder, "train.py", *args)
 
 
 def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: object) -> str:
@@ -212,9 +209,9 @@ def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: 
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert "Traceback" not in error
-    line = error.strip().splitlines()[-1]
-    assert line.startswith("error: ")
-    return line
+    lines = error.strip().splitlines()
+    assert [line for line in lines if line.startswith("error: ")] == lines[-1:]
+    return lines[-1]
 
 
 def trained_once(patch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from conftest import same, state, tiny_task, tiny_trainer
-from runs import StopAt
+from conftest import same
+from runs import StopAt, fit
 
 from uvit_decay import history
-from uvit_decay.callbacks import EMA, BestCheckpoint, LastCheckpoint
+from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
-from uvit_decay.data import Digits
 from uvit_decay.history import GENERATION
 from uvit_decay.runtime.errors import UserError
 
@@ -30,47 +29,40 @@ class Measured(Periodic):
         return 0
 
 
-def fit(folder, *callbacks, max_steps=10, ckpt_path=None, **options):
-    task = tiny_task()
-    trainer = tiny_trainer(folder, EMA(0.9), *callbacks, max_steps=max_steps, **options)
-    trainer.fit(task, Digits(32), ckpt_path=ckpt_path)
-    return state(task), folder / "checkpoints"
-
-
 def step(path):
     return torch.load(path, weights_only=True)["global_step"]
 
 
 def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint_of_its_step(tmp_path):
-    best = BestCheckpoint("fid")  # the older name of what is measured
-    callbacks = [Measured(2), best, LastCheckpoint(every_n_steps=4)]
-    _, folder = fit(tmp_path, *callbacks, StopAt(8))
+    best, folder = BestCheckpoint("fid"), tmp_path / "checkpoints"  # the older name of what is measured
+    fit(tmp_path, Measured(2), best, LastCheckpoint(every_n_steps=4), StopAt(8), max_steps=10)
     assert (best.value, best.step) == (3.0, 4)
     assert step(folder / "best_fid.ckpt") == 4
     assert step(folder / "last.ckpt") == 8
     assert {path.name for path in folder.iterdir()} == {"best_fid.ckpt", "last.ckpt", "previous.ckpt"}
     best = BestCheckpoint("fid")
-    kept = folder / "best_fid.ckpt"
-    whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100))
-    rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=kept)
+    _, whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100), max_steps=10)
+    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=folder / "best_fid.ckpt")
     assert same(rest, whole)
     assert (best.value, best.step) == (2.0, 10)
     assert step(tmp_path / "rest" / "checkpoints" / "best_fid.ckpt") == 10
 
 
 def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path):
-    whole, _ = fit(tmp_path / "whole", max_steps=8, **VALIDATED)
+    options = {"max_steps": 8, **VALIDATED}
     first, second = BestCheckpoint("val/loss", "max"), BestCheckpoint("val/loss", "max")
-    _, folder = fit(tmp_path / "half", first, StopAt(3), max_steps=8, **VALIDATED)
-    assert first.step == step(folder / "best_val_loss.ckpt") == 3
-    rest, _ = fit(tmp_path / "rest", second, max_steps=8, ckpt_path=folder / "best_val_loss.ckpt", **VALIDATED)
+    _, whole, _ = fit(tmp_path / "whole", **options)
+    fit(tmp_path / "half", first, StopAt(3), **options)
+    best = tmp_path / "half" / "checkpoints" / "best_val_loss.ckpt"
+    assert first.step == step(best) == 3
+    _, rest, _ = fit(tmp_path / "rest", second, ckpt_path=best, **options)
     assert same(rest, whole)
     assert second.value >= first.value
 
 
 def test_what_nothing_measures_is_refused(tmp_path):
     with pytest.raises(UserError, match="no callback measures fid: add GenerationMetrics or LinearProbes"):
-        fit(tmp_path, BestCheckpoint("fid"))
+        fit(tmp_path, BestCheckpoint("fid"), max_steps=3)
     with pytest.raises(UserError, match="validation has no val/los, it has val/loss"):
         fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
     with pytest.raises(UserError, match="of BestCheckpoint is"):

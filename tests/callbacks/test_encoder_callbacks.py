@@ -99,10 +99,3 @@ def test_layers_of_a_denoiser_may_be_chosen(tmp_path):
     fit(tmp_path, LinearProbes(times=(0.1,), layers=(0, 1), **SMALL), max_steps=5)
     (line,) = map(json.loads, (tmp_path / "probes.jsonl").read_text().splitlines())
     assert (line["metadata"]["tracked"], line["metadata"]["layers"]) == ("in_blocks.0", ["0", "1"])
-
-
-def test_probes_may_have_a_precision_of_their_own():
-    cpu = torch.device("cpu")
-    assert LinearProbes(precision="bf16").precision(None, cpu) == "bf16"
-    with pytest.raises(UserError, match="tf32 is of CUDA GPUs"):
-        LinearProbes(precision="tf32").precision(None, cpu)

@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import ROOT, tiny_task, tiny_trainer, train
+from conftest import ROOT, refused, tiny_task, tiny_trainer, train
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 
@@ -37,9 +37,14 @@ def test_runs_that_start_at_the_same_moment_have_folders_of_their_own(tmp_path, 
     assert len(list((tmp_path / "race").iterdir())) == STARTS
 
 
-def test_a_number_follows_the_highest(tmp_path):
+def test_a_number_follows_the_highest_and_one_that_is_there_is_refused(tmp_path):
     (tmp_path / "x" / "version_6").mkdir(parents=True)
-    assert RunLogger("x", str(tmp_path)).version == 7
+    logger = RunLogger("x", str(tmp_path))
+    assert logger.version == 7
+    logger.log_metrics({"a": 1.0}, 0)
+    logger.finalize("success")
+    with pytest.raises(UserError, match="exists already"):
+        RunLogger("x", str(tmp_path), version=7)
 
 
 class Foreign(Logger):
@@ -200,12 +205,12 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, 
             ["--ckpt_path={trained}", "--trainer.max_epochs=1", "--trainer.limit_train_batches=6"],
             "the end of the run: set --trainer.max_epochs higher",
         ),
+        (["--ckpt_path={trained}", "--trainer.max_steps=12"], "the checkpoint is at step 12: set --trainer.max_steps"),
+        ([f"--ckpt_path={ROOT}/checkpoints/digits.safetensors"], "has weights but no optimizer: name a .ckpt"),
     ],
 )
 def test_a_start_that_fails_leaves_no_folder(trained, tmp_path, monkeypatch, capsys, flags, message):
     tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.callbacks=[]"]
-    with pytest.raises(SystemExit) as stop:
-        train(monkeypatch, tmp_path, "fit", *tiny, *(flag.format(trained=trained) for flag in flags))
-    assert stop.value.code == 2
-    assert message in capsys.readouterr().err
+    words = [flag.format(trained=trained) for flag in flags]
+    assert message in refused(capsys, train, monkeypatch, tmp_path, "fit", *tiny, *words)
     assert not list(tmp_path.glob("runs/digits/*"))

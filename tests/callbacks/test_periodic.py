@@ -30,9 +30,9 @@ def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatc
             Preview(sampling=Sampling(precision="tf32")).setup(trainer, task, "fit")
 
     tiny_trainer(tmp_path, OnceSetUp(on_a_gpu), max_steps=1).fit(tiny_task(), Digits(32))
-    on_cpu = tiny_trainer(tmp_path, Preview(sampling=Sampling(precision="tf32")), max_steps=1)
-    with pytest.raises(UserError, match="precision tf32 is of CUDA GPUs, this device is cpu"):
-        on_cpu.fit(tiny_task(), Digits(32))
+    for callback in (Preview(sampling=Sampling(precision="tf32")), LinearProbes(times=(0.1,), precision="tf32")):
+        with pytest.raises(UserError, match="precision tf32 is of CUDA GPUs, this device is cpu"):
+            tiny_trainer(tmp_path, callback, max_steps=1).fit(tiny_task(), Digits(32))
 
 
 def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_path):
@@ -41,6 +41,7 @@ def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_pat
         Preview(sampling=Sampling("ddim", precision="float32")): "float32",
         Preview(): "bf16",
         LinearProbes(times=(0.1,)): "bf16",
+        LinearProbes(times=(0.1,), precision="float32"): "float32",
     }
 
     def compare(trainer, task):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from conftest import ROOT, tiny_task, tiny_trainer, train
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from runs import StopAt
@@ -42,19 +42,8 @@ def terminal_of(monkeypatch, columns=120) -> Terminal:
     return stream
 
 
-def fit(folder, *callbacks, max_steps=10, **options):
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        log_every_n_steps=4,
-        default_root_dir=folder,
-        max_steps=max_steps,
-        callbacks=list(callbacks),
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        **{"limit_val_batches": 0, "num_sanity_val_steps": 0, **options},
-    )
+def fit(folder, *callbacks, **options):
+    trainer = tiny_trainer(folder, *callbacks, **{"log_every_n_steps": 4, "enable_progress_bar": True, **options})
     task = tiny_task()
     trainer.fit(task, Digits(32))
     return trainer, task
@@ -199,9 +188,3 @@ def test_a_run_without_test_images_does_not_warn_of_an_empty_list(tmp_path, recw
 
     tiny_trainer(tmp_path, max_steps=1, limit_val_batches=1.0).fit(tiny_task(), Untested(32))
     assert not [warning for warning in recwarn if "Total length of `list`" in str(warning.message)]
-
-
-def test_the_bar_of_lightning_shows_loss_and_speed_of_the_last_logged_step(tmp_path):
-    bar = TQDMProgressBar()
-    trainer, task = fit(tmp_path, bar)
-    assert {"train/loss", "train/images_per_second"} <= bar.get_metrics(trainer, task).keys()

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import same, state, tiny_task, tiny_trainer, train
+from conftest import refused, same, state, tiny_task, tiny_trainer, train
 from gloo import lightning_rank, on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
@@ -16,7 +16,6 @@ from uvit_decay.callbacks.resumption import newest
 from uvit_decay.checkpoint.newest import names, newest_whole, rotate, run_folders
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.sharding import register_ddp
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -29,13 +28,6 @@ def run(monkeypatch, caplog, folder, *flags):
         train(monkeypatch, folder, "fit", *TINY, *flags)
     (line,) = [text for text in caplog.messages if "--ckpt_path" in text]
     return line.replace(str(folder), "")
-
-
-def refused(monkeypatch, capsys, folder, command, *flags):
-    with pytest.raises(SystemExit) as stop:
-        train(monkeypatch, folder, command, *TINY, *flags)
-    assert stop.value.code == 2
-    return capsys.readouterr().err.strip().splitlines()[-1]
 
 
 def step(path):
@@ -52,7 +44,7 @@ def flipped(path):
     path.write_bytes(content)
 
 
-def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
+def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog, capsys):
     command = ["--ckpt_path=auto", "--trainer.max_steps=3"]
     first = run(monkeypatch, caplog, tmp_path, *command)
     assert first == "--ckpt_path auto: a new run starts: there is no checkpoint of these settings in runs/digits"
@@ -76,6 +68,7 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog):
     with caplog.at_level("INFO"):
         train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
     assert "--ckpt_path last: resuming from runs/digits/version_3/checkpoints/last.ckpt (step 3)" in caplog.messages
+    assert "val/loss" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("name", "damage"), [("last", truncated), ("auto", flipped)])
@@ -98,19 +91,17 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
 
 
 def test_what_cannot_go_on_by_name_is_one_line_and_leaves_no_folder(trained, tmp_path, monkeypatch, capsys):
-    assert (
-        "--ckpt_path last: there is no checkpoint of a run in runs/digits: leave it out to start a new run"
-        in refused(monkeypatch, capsys, tmp_path, "fit", "--ckpt_path=last")
-    )
-    assert "validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last" in refused(
-        monkeypatch, capsys, tmp_path, "validate", "--ckpt_path=auto"
-    )
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", *TINY, "--ckpt_path=last")
+    assert "--ckpt_path last: there is no checkpoint of a run in runs/digits: leave it out to start a new run" in line
+    for flags in (["--ckpt_path=auto"], []):
+        line = refused(capsys, train, monkeypatch, tmp_path, "validate", *TINY, *flags)
+        assert "validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last" in line
     folder = tmp_path / "runs" / "digits" / "version_3" / "checkpoints"
     folder.mkdir(parents=True)
     shutil.copy(trained, folder / "last.ckpt")
     truncated(folder / "last.ckpt")
     for name in ("last", "auto"):
-        line = refused(monkeypatch, capsys, tmp_path, "fit", f"--ckpt_path={name}")
+        line = refused(capsys, train, monkeypatch, tmp_path, "fit", *TINY, f"--ckpt_path={name}")
         assert f"--ckpt_path {name}: no checkpoint of this experiment is whole: runs/digits/version_3/" in line
     assert [path.name for path in (tmp_path / "runs" / "digits").iterdir()] == ["version_3"]
 
@@ -172,7 +163,6 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
 def rank_of_two(folder, rank):
     """What two ranks resume from, when they share a folder and when they do not."""
     lightning_rank(rank)
-    register_ddp()
     said = []
     for place in (folder / "shared", folder / f"of rank {rank}"):
         place.mkdir(exist_ok=True)

@@ -1,6 +1,5 @@
 """A resumed run: its folder begins with the history and the log of the run that it continues."""
 
-import csv
 import json
 import shutil
 
@@ -8,6 +7,7 @@ import pytest
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 from runs import StopAt
+from small_training import rows
 
 from uvit_decay import history
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, RunLogger, Summary
@@ -17,7 +17,6 @@ from uvit_decay.runtime.errors import UserError
 
 HISTORIES = (history.PROBES, history.GENERATION)
 EVERY = {"every_n_steps": 10, "at_end": False}
-MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
 
 
 def a_run(folder, version, *more, stop=20, ckpt_path=None):
@@ -27,14 +26,6 @@ def a_run(folder, version, *more, stop=20, ckpt_path=None):
     options = {"logger": logger, "max_steps": 20, "log_every_n_steps": 4}
     tiny_trainer(folder, *callbacks, **options).fit(tiny_task(), Digits(32), ckpt_path=ckpt_path)
     return folder / "x" / f"version_{version}"
-
-
-def rows(run):
-    """The rows of metrics.csv in the order of their steps, without what differs between equal runs."""
-    with (run / "metrics.csv").open() as file:
-        content = [{key: value for key, value in row.items() if value} for row in csv.DictReader(file)]
-    content = [{key: row[key] for key in row.keys() - MEASURED} for row in content]
-    return sorted(content, key=lambda row: (int(row["step"]), sorted(row)))
 
 
 def test_a_resumed_run_has_the_history_and_the_log_of_the_run_that_was_not_stopped(tmp_path):

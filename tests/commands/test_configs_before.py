@@ -9,7 +9,7 @@ import importlib
 import pytest
 import torch
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, refused, train
 from test_configs import TINY, data_paths, leaves  # noqa: F401  a fixture
 
 from uvit_decay.checkpoint import load
@@ -68,8 +68,6 @@ def test_every_class_of_a_configuration_is_found(config):
     named = [value for name, value in leaves(yaml.safe_load(config.read_text())) if name.endswith("class_path")]
     assert len(named) > 8
     assert set(named) <= CLASS_PATHS
-    for class_path in named:
-        assert isinstance(resolved(class_path), type)
 
 
 def test_the_table_is_followed_in_one_step_and_names_nothing_that_is_there():
@@ -94,10 +92,7 @@ def test_a_class_that_was_dropped_ends_in_one_line(tmp_path, monkeypatch, capsys
     extractor = {"class_path": "uvit_decay.metrics.CustomExtractor", "init_args": {"path": "net.pt"}}
     callback = {"class_path": "uvit_decay.callbacks.GenerationMetrics", "init_args": {"extractor": extractor}}
     (tmp_path / "old.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
-    with pytest.raises(SystemExit) as end:
-        train(monkeypatch, tmp_path, "fit", "--config", str(tmp_path / "old.yaml"))
-    assert end.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config", str(tmp_path / "old.yaml"))
     assert line.startswith("error: uvit_decay.metrics.CustomExtractor is no longer part of uvit_decay: ")
     assert line.endswith("an Extractor of ten lines does it: docs/extending.md")
 

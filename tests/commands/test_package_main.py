@@ -8,12 +8,13 @@ from typing import get_args, get_type_hints
 
 import pytest
 import yaml
-from conftest import ROOT, train
+from conftest import ROOT, refused, train
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
 from uvit_decay.checkpoint.import_options import ImportOptions
 from uvit_decay.diffusion.prediction import Prediction
+from uvit_decay.evaluation.metric_table import METRICS
 from uvit_decay.nn.embed import Pixels
 
 
@@ -61,15 +62,6 @@ def test_a_bundled_configuration_by_its_name(monkeypatch, capsys, tmp_path):
     assert shown["trainer"]["max_steps"] == 7
 
 
-def test_a_file_of_the_user_comes_first(monkeypatch, capsys, tmp_path):
-    (tmp_path / "configs").mkdir()
-    text = (ROOT / "configs" / "digits.yaml").read_text().replace("max_steps: 2000", "max_steps: 3")
-    (tmp_path / "configs" / "digits.yaml").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    assert uvit(monkeypatch, "train", "fit", "--config", "configs/digits.yaml", "--print_config") == 0
-    assert "max_steps: 3\n" in capsys.readouterr().out
-
-
 def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, caplog, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=0"]
@@ -83,15 +75,13 @@ def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, ca
 
 
 def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkeypatch, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        train(monkeypatch, tmp_path, "fit", "--config", "digit")
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config", "digit")
     assert line.startswith("error: --config digit: File does not exist; configurations of the package are cifar100_")
     assert "digits, digits_sit" in line
 
 
 def test_help_imports_no_torch():
-    """But that of train.py fit, which shows the arguments of classes."""
+    """But that of train.py fit, which shows the arguments of classes; that of generation has the table of metrics."""
     code = """
 import runpy, sys
 HELPS = ["train", "sample", "evaluate", "export", "import", "encode"]
@@ -105,9 +95,16 @@ for module, words in [("uvit_decay", words) for words in HELPS] + [
     except SystemExit as end:
         assert not end.code, (module, words)
     assert "torch" not in sys.modules, (module, words)
+for script, *words in (["sample.py"], ["evaluate.py", "generation"]):
+    sys.argv = [script, *words, "--help"]
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit:
+        assert "torch" not in sys.modules, script
 """
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert ended.returncode == 0, ended.stderr
+    assert ",".join(METRICS) in ended.stdout
 
 
 def test_the_importer_knows_the_words_of_the_networks():

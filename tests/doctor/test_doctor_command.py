@@ -72,7 +72,6 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
         ),
         (["--model.net.image_size=16"], r"error +run: the data have image_size 8, the network 16: set --model.net"),
         (["--ckpt_path=last"], r"error +start: --ckpt_path last: there is no checkpoint of a run in .*runs/digits"),
-        (["--ckpt_path=none.ckpt"], r"error +start: .*none.ckpt"),
         (
             ["--trainer.max_steps=1000000000000", *callbacks(LAST | {"init_args": {"keep_every_n_steps": 1}})],
             r"error +disk: 1\d+ checkpoints of .* need .* GiB in runs/digits, .* GiB are free; a larger keep_every_n",

@@ -9,7 +9,7 @@ from conftest import ROOT
 from uvit_decay.checkpoint import load
 from uvit_decay.runtime import program
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.program import bundled, config_names, find_config, from_package, localised, or_bundled
+from uvit_decay.runtime.program import bundled, find_config, from_package, localised, or_bundled
 
 TEXT = (
     "python train.py fit; torchrun --nproc_per_node 8 -- evaluate.py probe; accelerate launch \\\n    sample.py --num 4"
@@ -57,10 +57,6 @@ def test_a_configuration_has_several_names(monkeypatch, tmp_path, name):
 def test_what_is_no_configuration_of_the_package_is_left_as_it_is(monkeypatch, tmp_path, name):
     monkeypatch.chdir(tmp_path)
     assert find_config(name) == name
-
-
-def test_names_are_those_of_the_folder():
-    assert config_names() == sorted(path.stem for path in (ROOT / "configs").iterdir())
 
 
 def test_a_bundled_checkpoint_unless_there_is_a_file(monkeypatch, tmp_path):

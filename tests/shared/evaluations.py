@@ -1,21 +1,16 @@
 """Small evaluations, as a user starts them."""
 
-import runpy
-import sys
-
 import conftest
 import torch
-from conftest import ROOT, trained_once
+from conftest import run_script, trained_once
 from sklearn.datasets import load_digits
 
 
 def evaluate(monkeypatch, folder, *args):
     """`python evaluate.py ...` in this process, in `folder`, with a cache of its own there."""
     trained_once(monkeypatch)
-    monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "evaluate.py"), *map(str, args)])
-    runpy.run_path(str(ROOT / "evaluate.py"), run_name="__main__")
+    run_script(monkeypatch, folder, "evaluate.py", *args)
 
 
 def refused(monkeypatch, folder, capsys, *args) -> str:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from uvit_decay.tasks.sharding import register_ddp
+
 # Clean processes like those of spawn, but what is slow to import is imported once for all tests.
 IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet"]
 
@@ -32,8 +34,9 @@ def _one_of_two(rank: int, work: Callable[[int], Any], address: str, folder: Pat
 
 
 def lightning_rank(rank: int) -> None:
-    """Let a Lightning trainer of two devices in this process be one of two ranks, on one thread."""
+    """Let a Lightning trainer of two devices in this process be one of two ranks, on one thread, as train.py does."""
     torch.set_num_threads(1)
+    register_ddp()
     variables = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
     variables |= {"RANK": rank, "LOCAL_RANK": rank}
     os.environ |= {name: str(value) for name, value in variables.items()}

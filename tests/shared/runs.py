@@ -1,6 +1,7 @@
 """Short runs that tell what they did."""
 
 import torch
+import yaml
 from conftest import Losses, state, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 
@@ -25,6 +26,23 @@ def fit(folder, *callbacks, max_steps, ckpt_path=None, task=None, data=None, **o
     trainer = tiny_trainer(folder, losses, ema, *callbacks, max_steps=max_steps, **options)
     trainer.fit(task, data or Digits(32), ckpt_path=ckpt_path)
     return losses.values, state(task), {name: value.clone() for name, value in ema.shadow.items()}
+
+
+def configuration(folder, experiment, task, **model):
+    """Write a configuration of train.py that trains the task's network on digits; `model` are options of the task."""
+    net = {"class_path": type(task.net).__name__, "init_args": task.net.config}
+    callbacks = [{"class_path": name} for name in ("LastCheckpoint", "Summary")]
+    logger = {"class_path": "RunLogger", "init_args": {"experiment": experiment}}
+    trainer = {"accelerator": "cpu", "limit_train_batches": 4, "enable_progress_bar": False}
+    content = {
+        "seed_everything": 0,
+        "trainer": {**trainer, "callbacks": callbacks, "logger": logger},
+        "model": {"class_path": type(task).__name__, "init_args": {"net": net, **model}},
+        "data": {"class_path": "Digits", "init_args": {"batch_size": 32}},
+    }
+    path = folder / f"{experiment}.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
 
 
 def latent_task(**options):

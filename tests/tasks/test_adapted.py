@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from conftest import state, tiny_net, tiny_task, tiny_trainer, train
 from official_files import tiny_sit
 from PIL import Image
-from runs import fit
+from runs import configuration, fit
 from small_mae import mae_task, small_mae
 from timm.layers import resample_abs_pos_embed
 
@@ -20,18 +19,13 @@ from uvit_decay.checkpoint.convert import import_official
 from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.data import Digits, Images
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, Linear
-from uvit_decay.nn import MAE, SiT, UViT
+from uvit_decay.nn import MAE, SiT
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask, MAETask
 from uvit_decay.tasks.init_from import read_initial
 
 X, T = torch.rand(3, 1, 8, 8), torch.tensor([0.1, 0.5, 0.9])
-
-
-def small_uvit(num_classes=10, **options):
-    torch.manual_seed(0)
-    return UViT(**{**tiny_net(num_classes).config, **options})
 
 
 def small_sit(num_classes=10, **options):
@@ -114,7 +108,7 @@ def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_p
 
 
 def test_positions_of_another_image_size(trained, sit, pictures, started):
-    net, line = started(uvit_from(trained, small_uvit(3, image_size=16)), classes(pictures, 16))
+    net, line = started(uvit_from(trained, tiny_net(3, image_size=16)), classes(pictures, 16))
     expected = resample_abs_pos_embed(load(trained).net.pos_embed, [8, 8], num_prefix_tokens=2, antialias=False)
     torch.testing.assert_close(net.pos_embed.detach(), expected, rtol=0, atol=1e-6)
     assert "pos_embed interpolated from 4x4 to 8x8 patches" in line
@@ -124,10 +118,10 @@ def test_positions_of_another_image_size(trained, sit, pictures, started):
 
 
 def test_first_and_last_layers_are_new_for_other_channels(trained, sit, pictures, started):
-    net, line = started(uvit_from(trained, small_uvit(3, channels=3)), classes(pictures, channels=3))
+    net, line = started(uvit_from(trained, tiny_net(3, channels=3)), classes(pictures, channels=3))
     new = ("patch_embed.proj", "decoder_pred", "final_layer")
     assert f"new: {', '.join(f'{name}.{part}' for name in new for part in ('weight', 'bias'))}" in line
-    fresh, theirs = small_uvit(3, channels=3).state_dict(), load(trained).net.state_dict()
+    fresh, theirs = tiny_net(3, channels=3).state_dict(), load(trained).net.state_dict()
     for name, value in net.state_dict().items():
         expected = fresh[name] if name.startswith(new) else theirs[name]
         assert name == "label_emb.weight" or torch.equal(value, expected)
@@ -174,12 +168,10 @@ def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, picture
     ("net", "message"),
     [
         (lambda: tiny_net(alpha_min=1.0), "with net.alpha_min 0.7, this run has 1.0: set --model.net.alpha_min 0.7"),
-        (lambda: small_uvit(patch_size=4), "net.patch_size 2, this run has 4: set --model.net.patch_size 2"),
         (lambda: tiny_net(time_scale=1000.0), "net.time_scale 999.0, .*: set --model.net.time_scale 999.0"),
-        (lambda: tiny_net(qk_norm=True), "net.qk_norm False, this run has True"),
         (small_sit, "was trained with net uvit_decay.nn.uvit.UViT, this run has uvit_decay.nn.sit.SiT"),
     ],
-    ids=["alphas", "patches", "times", "norms", "class"],
+    ids=["alphas", "times", "class"],
 )
 def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, message):
     task = DiffusionTask(net(), init_from=str(trained))
@@ -258,17 +250,12 @@ def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
 
 def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monkeypatch, caplog):
     shutil.copy(trained, tmp_path / "start.ckpt")
-    trainer = {"accelerator": "cpu", "logger": {"class_path": "RunLogger", "init_args": {"experiment": "tuned"}}}
-    trainer |= {"callbacks": [{"class_path": "LastCheckpoint"}], "limit_val_batches": 0, "enable_progress_bar": False}
-    net = {"class_path": "UViT", "init_args": tiny_net().config}
-    model = {"class_path": "DiffusionTask", "init_args": {"net": net, "init_from": "start.ckpt"}}
-    data = {"class_path": "Digits", "init_args": {"batch_size": 32}}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump({"trainer": trainer, "model": model, "data": data}))
+    config = f"--config={configuration(tmp_path, 'tuned', tiny_task(), init_from='start.ckpt')}"
     with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=2")
+        train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=2")
         assert caplog.text.count("tensors from start.ckpt (UViT, ema weights of step 12); new: nothing") == 1
         (tmp_path / "start.ckpt").unlink()
-        train(monkeypatch, tmp_path, "fit", "--config=run.yaml", "--trainer.max_steps=3", "--ckpt_path=auto")
+        train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=3", "--ckpt_path=auto")
     assert caplog.text.count("tensors from") == 1
     assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
     with pytest.raises(UserError, match=r"the file start.ckpt does not exist"):

@@ -12,7 +12,7 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.optim import AdamW
 
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import Sharded, full, register_ddp
+from uvit_decay.tasks.sharding import Sharded, full
 
 CLIP = {"norm": (clip_grad_norm_, 0.05), "value": (clip_grad_value_, 1e-3)}
 STRATEGIES = {"fsdp": Sharded, "ddp": lambda: "ddp"}
@@ -73,7 +73,6 @@ def test_clipping_is_that_of_torch(tmp_path, algorithm, precision, fused):
 def on_a_rank(folder, rank):
     """Norms of clipped runs, whose weights are saved."""
     lightning_rank(rank)
-    register_ddp()
     norms = {}
     for algorithm in CLIP:
         for name, strategy in STRATEGIES.items():

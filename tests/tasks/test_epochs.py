@@ -5,7 +5,6 @@ from conftest import Losses, same, state, tiny_task, tiny_trainer
 from lightning.pytorch import Callback
 
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import RunEnded
 
 EPOCH = 5  # steps of 256 of 1437 digits
 
@@ -42,21 +41,6 @@ def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, wh
     assert step == 3 * EPOCH
     assert same(weights, whole[1])
     assert ends == [end for end in whole[3] if end > stops[-1]]
-
-
-def test_it_may_go_on_in_other_pieces(whole, tmp_path):
-    stopped = run(tmp_path / "stopped", max_steps=3)[-1]
-    _, _, step, ends, _ = run(tmp_path / "rest", stopped, device_batch_size=128)
-    assert (step, ends) == (3 * EPOCH, whole[3])
-
-
-def test_a_run_that_ended_by_its_epochs_says_so_when_it_is_resumed(tmp_path):
-    options = {"limit_train_batches": 1}
-    *_, step, _, ended = run(tmp_path / "whole", **options)
-    assert step == 3
-    line = "the checkpoint is at step 3, the end of the run: set --trainer.max_epochs higher"
-    with pytest.raises(RunEnded, match=line):
-        run(tmp_path / "rest", ended, **options)
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,11 @@ from torch import nn
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.data import Digits
-from uvit_decay.nn import UViT
 from uvit_decay.tasks import DiffusionTask, Task
 from uvit_decay.tasks.base import Optimization
 from uvit_decay.tasks.sharding import Sharded, compile_net
 
 WARM = 3  # steps, with a validation in between
-
-
-def uvit(depth):
-    return UViT(8, 2, 1, dim=16, depth=depth, heads=2, num_classes=10, alpha_min=0.7, init="xavier")
 
 
 class NoRecompilation(Callback):
@@ -34,7 +29,7 @@ class NoRecompilation(Callback):
 def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     torch._dynamo.reset()
-    task = tiny_task(uvit(2), compile=False)
+    task = tiny_task(compile=False)
     compile_net(task.net, "eager", by_block)
     options = {"max_steps": 9, "val_check_interval": 2, "check_val_every_n_epoch": None, "limit_val_batches": 2}
     with torch._dynamo.config.patch(error_on_recompile=False):
@@ -62,7 +57,7 @@ def graphs(net, *inputs):
 def test_blocks_alike_share_a_graph_whatever_their_alphas_and_number(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     x, t, y = torch.rand(4, 1, 8, 8), torch.rand(4), torch.arange(4)
-    assert graphs(uvit(2), x, t, y) == graphs(uvit(4), x, t, y) == 2  # with and without a skip
+    assert graphs(tiny_net(), x, t, y) == graphs(tiny_net(depth=4), x, t, y) == 2  # with and without a skip
 
 
 @pytest.mark.parametrize(("device", "triton", "expected"), [("cpu", 1, None), ("cuda", 1, True), ("cuda", None, None)])

@@ -12,7 +12,6 @@ from small_vit import PROBE, fine_tuning, linear_probe
 
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
-from uvit_decay.tasks.sharding import register_ddp
 
 TASKS = {
     "pre-training": mae_task,
@@ -53,7 +52,6 @@ def trained(make, folder, rank=0, **options):
 
 def rank_of_two(folder, rank):
     lightning_rank(rank)
-    register_ddp()
     return {name: trained(make, folder / name, rank, devices=2, strategy="ddp") for name, make in TASKS.items()}
 
 

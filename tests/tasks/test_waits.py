@@ -1,4 +1,4 @@
-"""A step must not wait for a GPU: what reads numbers from the device, or copies to it, does so at log steps only."""
+"""A step must not wait for a GPU: parts of one; tests/test_meta_device.py has the steps of all tasks."""
 
 from collections import Counter
 from typing import get_args
@@ -9,11 +9,9 @@ from conftest import tiny_net, tiny_task
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from record_ops import Waits
-from small_mae import mae_task
-from small_vit import fine_tuning, linear_probe
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import Batch, InMemory
+from uvit_decay.data.batches import InMemory
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction, diffusion_loss, stratified_times, training_times
 
@@ -52,15 +50,4 @@ def test_times_network_and_loss_do_not_wait_for_the_device(prediction, path):
     step()  # a path may copy tables, once
     with Waits() as waits:
         step()
-    assert waits.found == []
-
-
-@pytest.mark.parametrize("task", [mae_task(), fine_tuning(), linear_probe()], ids=["mae", "fine-tuning", "probe"])
-def test_masks_mixing_and_stochastic_depth_do_not_wait_for_the_device(task):
-    images = torch.empty(4, 1, 8, 8, device="meta")
-    batch = Batch(images, torch.empty(4, dtype=torch.int64, device="meta"), number=3, first=0, total=4)
-    task.net.to("meta")
-    task.loss(batch, "train")  # timm is imported, and seeds are drawn, once
-    with Waits() as waits:
-        task.loss(batch, "train").backward()
     assert waits.found == []
