@@ -51,24 +51,24 @@ WITHOUT_LIGHTNING = (
 )
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_335,
-    "callbacks": 1_740,
-    "checkpoint": 1_775,
+    ".": 1_315,
+    "callbacks": 1_735,
+    "checkpoint": 1_755,
     "commands": 1_360,
     "compare": 430,
-    "data": 2_555,
+    "data": 2_540,
     "decay": 905,
     "diffusion": 1_500,
     "doctor": 530,
     "evaluation": 1_700,
     "hub": 675,
-    "metrics": 1_110,
+    "metrics": 1_100,
     "nn": 1_805,
-    "representations": 2_670,
-    "runtime": 1_870,
-    "tasks": 1_925,
+    "representations": 2_650,
+    "runtime": 1_865,
+    "tasks": 1_915,
 }
-LINES, MODULES, ROOMS = 23_860, 175, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_750, 175, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

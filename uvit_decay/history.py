@@ -43,11 +43,7 @@ class Measurement:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read a history in the order of its steps; it is empty if there is no such file.
-
-    Raises:
-        UserError: a line that is not a measurement, or two of one step; the message names it.
-    """
+    """Read a history in the order of its steps; it is empty if there is no such file."""
     if not path.exists():
         return []
     lines = read_text(path, LARGEST).splitlines()
