@@ -1,6 +1,7 @@
 """Folders of images: completed after a kill, never mixed, one program at a time."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -22,15 +23,23 @@ def array(folder):
     return np.stack([np.asarray(Image.open(path)) for path in sorted(folder.glob("*.png"))])[..., None]
 
 
+@pytest.fixture(scope="module")
+def ten(trained, tmp_path_factory):
+    """The folder in which --out p of ten images lies, and the options that made them."""
+    folder, args = tmp_path_factory.mktemp("ten"), ["--ckpt", trained, "--steps", 2, "--out", "p"]
+    with pytest.MonkeyPatch.context() as patch:
+        sample(patch, folder, *args, "--num", 10)
+    return folder, args
+
+
 @pytest.fixture
-def half(trained, tmp_path, monkeypatch):
+def half(ten, tmp_path):
     """Options of a folder that lacks four of its ten images, and has the remains of one."""
-    args = ["--ckpt", trained, "--steps", 2, "--out", "p"]
-    sample(monkeypatch, tmp_path, *args, "--num", 10)
+    shutil.copytree(ten[0] / "p", tmp_path / "p")
     for i in (0, 3, 7, 9):
         (tmp_path / "p" / f"{i:06d}.png").unlink()
     (tmp_path / "p" / ".000003.png.01234567.partial").touch()
-    return args
+    return ten[1]
 
 
 def test_only_what_is_missing_is_made(half, tmp_path, monkeypatch, capsys):
