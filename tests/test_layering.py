@@ -53,7 +53,7 @@ WITHOUT_LIGHTNING = (
 BUDGETS = {
     ".": 1_315,
     "callbacks": 1_735,
-    "checkpoint": 1_755,
+    "checkpoint": 1_750,
     "commands": 1_360,
     "compare": 430,
     "data": 2_540,
@@ -61,7 +61,7 @@ BUDGETS = {
     "diffusion": 1_500,
     "doctor": 530,
     "evaluation": 1_700,
-    "hub": 675,
+    "hub": 672,
     "metrics": 1_100,
     "nn": 1_805,
     "representations": 2_650,

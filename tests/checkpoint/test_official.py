@@ -12,6 +12,7 @@ from official_files import (
     described,
     imported,
     is_close,
+    meta,
     ours,
     redescribe,
     saved,
@@ -57,8 +58,7 @@ PUBLISHED = [
 def test_published_configurations_are_recognised(name, image, rows, count, classes, path, sampling):
     size, patch_size = name.split("/")
     options = UVIT_SIZES[size] | image | dict(patch_size=int(patch_size))
-    shapes = official_shapes(**options, num_classes=rows, null_label=False)
-    state = {key: torch.empty(shape, device="meta") for key, shape in shapes.items()}
+    state = meta(official_shapes(**options, num_classes=rows, null_label=False))
     model = recognise(state, ImportOptions(), HERE)
     net, card = model.net, model.card("file.pth")
     time_scale = 999.0 if path == VP() else 1000.0
@@ -84,8 +84,7 @@ def test_a_null_label_is_guessed_from_the_rows_or_said(rows, classes):
 
 
 def test_what_is_said_comes_before_what_is_published():
-    huge = official_shapes(**UVIT_SIZES["uvit-h"], patch_size=2, **LATENTS_32)
-    state = {key: torch.empty(shape, device="meta") for key, shape in huge.items()}
+    state = meta(official_shapes(**UVIT_SIZES["uvit-h"], patch_size=2, **LATENTS_32))
     model = recognise(state, ImportOptions(path="vp", vae="my/vae", alpha_min=0.7), HERE)
     assert (model.path, model.net.time_scale, model.net.config["alpha_min"]) == ("vp", 999.0, 0.7)
     assert asdict(model.latents) == {

@@ -7,7 +7,7 @@ from argparse import Namespace
 import pytest
 import torch
 from diffusers import DDIMScheduler, DiTTransformer2DModel
-from official_files import HERE, described, imported, is_close, redescribe, saved, tiny_sit
+from official_files import HERE, described, imported, is_close, meta, redescribe, saved, tiny_sit
 from safetensors.torch import load_file, save_file
 from sit_reference import SMALL, official_forward, official_shapes
 
@@ -80,7 +80,7 @@ def edited(pipeline, tmp_path, name, **values):
 
 def test_the_published_file_is_recognised_by_its_name():
     options = SIT_SIZES["sit-xl"] | dict(image_size=32, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
-    state = {name: torch.empty(shape, device="meta") for name, shape in official_shapes(**options).items()}
+    state = meta(official_shapes(**options))
     state |= {name: torch.zeros_like(value, device="cpu") for name, value in state.items() if "_layer.linear" in name}
     model = recognise(state, ImportOptions(), HERE.with_name("dit-XL-2-256x256.pt"))
     card = model.card("DiT-XL-2-256x256.pt")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import same
 from mae_reference import BASE, SMALL, SMALL_VIT, inputs, standardised
-from official_files import HERE, TINY_ENCODER, TINY_MAE, imported, our_encoder, saved, unrecorded
+from official_files import HERE, TINY_ENCODER, TINY_MAE, imported, meta, our_encoder, saved, unrecorded
 
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official, recognise
@@ -44,10 +44,6 @@ def difference(net, contents, alphas=None):
     with torch.no_grad():
         pairs = zip(net(*inputs(**SMALL)), expected(contents, alphas), strict=True)
         return max((a - b).abs().max().item() for a, b in pairs)
-
-
-def meta(shapes):
-    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
 
 
 # ---- recognition

@@ -12,6 +12,7 @@ from official_files import (
     described,
     imported,
     is_close,
+    meta,
     our_sit,
     plain_head,
     redescribe,
@@ -24,6 +25,7 @@ from sit_reference import SMALL, VARIANTS, inputs, official_forward, official_sh
 from uvit_decay.checkpoint import load
 from uvit_decay.checkpoint.convert import export_file, import_official, missing_metadata, recognise
 from uvit_decay.checkpoint.official.common import ImportOptions
+from uvit_decay.checkpoint.official.sit import HEAD
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
 from uvit_decay.diffusion.sampling import Sampling, generate
@@ -60,11 +62,6 @@ def training(**entries):
     return parts | entries
 
 
-def device_of(name):
-    """The values of the head are looked at, of other tensors only the shapes."""
-    return "cpu" if name.startswith("final_layer.linear") else "meta"
-
-
 # ---- recognition
 
 
@@ -72,11 +69,12 @@ def device_of(name):
 def test_published_files_are_recognised(name, options, tensors, count):
     size, patch = name.split("/")
     layout = SIT_SIZES[size] | dict(image_size=32, channels=4, patch_size=int(patch), num_classes=1000) | options
-    shapes = official_shapes(**layout)
-    state = {key: torch.zeros(shape, device=device_of(key)) for key, shape in shapes.items()}
+    state = meta(official_shapes(**layout))
+    # The values of the head are looked at, of other tensors only the shapes.
+    state |= {name: torch.zeros_like(state[name], device="cpu") for name in HEAD}
     model = recognise(state, ImportOptions(alpha_min=1.0), HERE)
     card = model.card("file.pt")
-    assert (model.size, len(shapes)) == (size, tensors)
+    assert (model.size, len(state)) == (size, tensors)
     assert (model.net.num_classes, model.net.null_label, model.net.config["learn_sigma"]) == (1000, True, False)
     assert model.net.config.items() >= {**layout, "learn_sigma": False}.items()
     assert f"{name} ({layout['heads']} heads, {count:,} parameters), velocity for latents 32x32x4" in model.summary()

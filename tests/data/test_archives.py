@@ -37,11 +37,11 @@ def whole(tars, tmp_path) -> Path:
     return tarred(tars, tmp_path / "train.tar")
 
 
-def same(path: Path, folder: Path, pixels: int = SIZE) -> None:
+def same(path: Path, folder: Path) -> None:
     """The images, classes and bytes of `path` are those of the folder."""
     ours, theirs = list_images(path), list_images(folder)
     assert (ours.members, ours.labels, ours.class_names) == (theirs.members, theirs.labels, theirs.class_names)
-    assert torch.equal(read(ours, pixels, 3), read(theirs, pixels, 3))
+    assert torch.equal(read(ours, SIZE, 3), read(theirs, SIZE, 3))
     for member, (number, offset, size) in zip(ours.members, ours.spans.tolist(), strict=True):
         data = (path / ours.tars[number]).read_bytes()[offset : offset + size]
         assert data == (folder / member).read_bytes()

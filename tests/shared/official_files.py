@@ -35,6 +35,11 @@ def tiny_sit(**options):
     return sit_reference.random_state(**sit_reference.SMALL | options)
 
 
+def meta(shapes):
+    """A state_dict without memory."""
+    return {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+
+
 def changed(state, *without, **entries):
     """A state_dict without the entries whose names begin so, and with others, in whose names __ stands for a dot."""
     kept = {name: value for name, value in state.items() if not name.startswith(without)}

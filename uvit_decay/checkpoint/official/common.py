@@ -73,7 +73,8 @@ def recorded_alpha_min(
 class RecognisedModel:
     """A recognised official file: network (on the meta device), weights, published size and settings of training.
 
-    An MAE or ViT has no noise path, prediction and sampling. `weights` is the set that a bare file holds.
+    An MAE or ViT has no noise path, prediction and sampling. `decayed` is whether the layout is that of the decay's
+    authors, which does not determine alpha_min; `weights` is the set that a bare file holds.
     """
 
     net: Network
@@ -83,14 +84,10 @@ class RecognisedModel:
     prediction: Prediction | None = None
     sampling: Sampling | None = None
     latents: LatentSpace | None = None  # None for a network of pixels
+    decayed: bool = False
     weights: Weights = "ema"
     notes: tuple[str, ...] = ()  # lines for the user
     class_names: tuple[str, ...] | None = None  # None for numbers
-
-    @property
-    def decayed(self) -> bool:
-        """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
-        return self.net.config.get("wiring") == "decayed"
 
     def card(self, origin: str, step: int = 0, weights: Weights | None = None) -> ModelCard:
         """Return the model card of the network, imported from the file `origin`."""

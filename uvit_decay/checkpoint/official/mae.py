@@ -42,13 +42,7 @@ FULL = "mae_pretrain_vit_base_full.pth or mae_visualize_vit_base.pth"
 
 @dataclass(frozen=True)
 class RecognisedEncoder(RecognisedModel):
-    """A recognised MAE or ViT; without a last norm it is the authors'."""
-
-    @property
-    def decayed(self) -> bool:
-        """Return whether the layout is that of the decay's authors, which does not determine alpha_min."""
-        config = self.net.config
-        return not config["norm"] or config.get("wiring") == "decayed"
+    """A recognised MAE or ViT."""
 
     def function(self) -> str:
         """Describe what the network computes, for the summary."""
@@ -103,9 +97,10 @@ def _found(
     """Return the network with these arguments, its heads and alpha_min, without weights yet."""
     sizes = {f"{kind.__name__.lower()}-{name}": size for name, size in VIT_SIZES.items()}
     size, heads = loaded.size(config, options.heads, sizes)
-    found = RecognisedEncoder(on_meta(kind, **config, heads=heads), {}, size, weights="raw", notes=(LICENCE,))
-    alpha_min = loaded.alpha_min(options.alpha_min, found.decayed, "the paper has 0.6, its code 0.7")
-    return replace(found, net=on_meta(kind, **found.net.config | {"alpha_min": alpha_min}))
+    decayed = not config["norm"] or config.get("wiring") == "decayed"  # the authors' have no last norm
+    alpha_min = loaded.alpha_min(options.alpha_min, decayed, "the paper has 0.6, its code 0.7")
+    net = on_meta(kind, **config, heads=heads, alpha_min=alpha_min)
+    return RecognisedEncoder(net, {}, size, decayed=decayed, weights="raw", notes=(LICENCE,))
 
 
 def _encoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:

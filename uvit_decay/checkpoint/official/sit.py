@@ -85,9 +85,10 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the network of a file that resembles a SiT's; raise a UserError if file or options do not fit."""
     path = options.path or ("ddpm-linear" if loaded.where.name.lower().startswith(DIT) else "linear")
     config = _config(loaded)
+    decayed = config["wiring"] == "decayed"
     size, heads = loaded.size(config, options.heads, SIT_SIZES)
     num_classes, null_label = loaded.labels("y_embedder.embedding_table.weight", options.num_classes)
-    alpha_min = loaded.alpha_min(options.alpha_min, config["wiring"] == "decayed", "its authors' default is 0.8")
+    alpha_min = loaded.alpha_min(options.alpha_min, decayed, "its authors' default is 0.8")
     rest = dict(num_classes=num_classes, null_label=null_label, alpha_min=alpha_min)
     latents = loaded.latents(config["channels"], options.vae)
     (plain, unused), of_dit = without_sigma(loaded), {}
@@ -100,7 +101,7 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
     notes = (TRAINED,) if doubtful else ()
     sampling = _sampling(model, bool(of_dit))
-    return RecognisedModel(net, plain.fitting(net), size, path, prediction, sampling, latents, notes=notes)
+    return RecognisedModel(net, plain.fitting(net), size, path, prediction, sampling, latents, decayed, notes=notes)
 
 
 def _sampling(model: DiffusionModel, of_dit: bool) -> Sampling:
