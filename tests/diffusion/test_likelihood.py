@@ -53,18 +53,6 @@ def test_the_likelihood_of_a_round_gaussian_is_exact(path):
     assert torch.allclose(actual, exact(x, root), atol=0.022 if path == VP() else 0.002)
 
 
-def test_more_steps_of_heun_are_as_much_better_as_its_order_says():
-    root = STD * torch.eye(4)
-    x = images(5, root).double()
-    expected = exact(x.float(), root)
-    errors = [
-        (log_likelihood(source(Linear(), root), x, None, range(5), steps=n) - expected).abs().max().item()
-        for n in (10, 20, 40)
-    ]
-    assert errors[0] / errors[1] == pytest.approx(4, abs=1.2)
-    assert errors[1] / errors[2] == pytest.approx(4, abs=1.2)
-
-
 def test_draws_of_signs_are_right_on_average():
     x = images(1, CORRELATED).repeat(400, 1, 1, 1)
     actual = log_likelihood(source(Linear(), CORRELATED), x, None, range(400), steps=50)

@@ -95,32 +95,25 @@ def broken_npz(folder, **arrays):
     ("name", "message"),
     [
         ("nowhere", "nothing there; a folder, zip or tar"),
+        ("other.npz", "has no arr_0"),
+        ("floats.npz", r"arr_0 must be uint8 \(n, h, w, 3\), it is float32"),
+        ("first.npz", r"it is uint8 \(2, 3, 4, 4\)"),
         ("digits:valid", "the split is train or test"),
         ("own.yaml:train", "own.yaml: data must be dict"),
         ("latents.yaml:train", "latents.yaml: data names os.path.join, which is no data module of uvit_decay.data"),
         ("size.yaml:train", "size.yaml: data: uvit_decay.data.Digits: batch_size must be int, it is 'x'"),
     ],
 )
-def test_wrong_names(tmp_path, monkeypatch, name, message):
+def test_wrong_names_and_arrays(tmp_path, monkeypatch, name, message):
     monkeypatch.chdir(tmp_path)
+    np.savez("other.npz", images=np.zeros((2, 4, 4, 3), np.uint8))
+    np.savez("floats.npz", arr_0=np.zeros((2, 4, 4, 3), np.float32))
+    np.savez("first.npz", arr_0=np.zeros((2, 3, 4, 4), np.uint8))
     (tmp_path / "own.yaml").write_text("model: 3\n")
     (tmp_path / "latents.yaml").write_text("data: {class_path: os.path.join}\n")
     (tmp_path / "size.yaml").write_text("data: {class_path: uvit_decay.data.Digits, init_args: {batch_size: x}}\n")
     with pytest.raises(UserError, match=message):
         open_images(name, 3)
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
-        ({"images": np.zeros((2, 4, 4, 3), np.uint8)}, "has no arr_0"),
-        ({"arr_0": np.zeros((2, 4, 4, 3), np.float32)}, r"arr_0 must be uint8 \(n, h, w, 3\), it is float32"),
-        ({"arr_0": np.zeros((2, 3, 4, 4), np.uint8)}, r"it is uint8 \(2, 3, 4, 4\)"),
-    ],
-)
-def test_wrong_arrays(tmp_path, arrays, message):
-    with pytest.raises(UserError, match=message):
-        open_images(str(broken_npz(tmp_path, **arrays)), 3)
 
 
 def test_references_are_statistics_images_or_both(tmp_path):

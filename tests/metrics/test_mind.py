@@ -1,4 +1,4 @@
-"""MIND against optimal transport and closed forms."""
+"""MIND against optimal transport."""
 
 import numpy as np
 import pytest
@@ -31,17 +31,6 @@ def test_each_direction_is_optimal_transport(n, m):
         costs = (np.repeat(x, m)[:, None] - np.repeat(y, n)[None]) ** 2
         transported.append(costs[scipy.optimize.linear_sum_assignment(costs)].mean())
     assert mind(real, fake, 5) == pytest.approx(3 * 8 * np.mean(transported), rel=1e-5)
-
-
-def test_normal_distributions_have_the_closed_form():
-    """3 |m|^2 of means, as torch-fidelity scales it, and 3 d (s - 1)^2 of standard deviations."""
-    d, n = 16, 2000
-    generator = torch.Generator().manual_seed(4)
-    x, y = (torch.randn(n, d, generator=generator) for _ in range(2))
-    shift = torch.linspace(0.5, 2, d)
-    assert mind(x, y + shift, 1024) == pytest.approx(3 * float(shift.square().sum()), rel=0.05)
-    assert mind(x, 3 * y, 64) == pytest.approx(3 * d * 4, rel=0.02)
-    assert mind(x, y, 64) < 3 * d * 5e-3
 
 
 def test_it_is_a_function_of_the_sets_alone(monkeypatch):

@@ -20,7 +20,6 @@ SIZES = [  # name, options, total, trainable parameters (facts of the published 
     ("mae-1024x12/16", "official", 178_387_200, 178_084_608),
     ("mae-768x18/16", "official", 154_435_072, 154_182_912),
     ("mae-s/16", "decayed", 51_976_832, 51_800_320),
-    ("mae-b/16", "decayed", 117_291_008, 117_038_848),
     ("mae-1024x12/16", "decayed", 184_426_752, 184_124_160),
     ("mae-768x18/16", "decayed", 162_576_128 - 919_296, 162_323_968 - 919_296),
 ]

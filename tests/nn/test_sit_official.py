@@ -11,12 +11,13 @@ from torch import nn
 from uvit_decay.nn.embed import sincos_positions
 from uvit_decay.nn.sizes import create_model
 
-PARAMETERS = [  # with learn_sigma: all and trainable; without: all; decayed wiring with learn_sigma: all and trainable
-    ("sit-s/2", 32_963_360, 32_865_056, 32_957_200, 33_850_400, 33_752_096),
-    ("sit-b/2", 130_512_416, 130_315_808, 130_500_112, 134_055_968, 133_859_360),
-    ("sit-l/2", 458_102_816, 457_840_672, 458_086_416, 470_698_016, 470_435_872),
-    ("sit-xl/2", 675_129_632, 674_834_720, 675_111_184, 693_725_216, 693_430_304),
-    ("sit-xl/4", 675_074_432, 675_000_704, 675_000_640, 693_670_016, 693_596_288),
+PARAMETERS = [
+    # heads; with learn_sigma: all and trainable; without: all; decayed wiring with learn_sigma: all and trainable
+    ("sit-s/2", 6, 32_963_360, 32_865_056, 32_957_200, 33_850_400, 33_752_096),
+    ("sit-b/2", 12, 130_512_416, 130_315_808, 130_500_112, 134_055_968, 133_859_360),
+    ("sit-l/2", 16, 458_102_816, 457_840_672, 458_086_416, 470_698_016, 470_435_872),
+    ("sit-xl/2", 16, 675_129_632, 674_834_720, 675_111_184, 693_725_216, 693_430_304),
+    ("sit-xl/4", 16, 675_074_432, 675_000_704, 675_000_640, 693_670_016, 693_596_288),
 ]
 
 
@@ -32,10 +33,10 @@ def count(net, trainable=False):
 # ---- sizes and layout
 
 
-@pytest.mark.parametrize(("name", "sigma", "trainable", "plain", "decayed", "decayed_trainable"), PARAMETERS)
-def test_parameter_counts_are_the_published_ones(name, sigma, trainable, plain, decayed, decayed_trainable):
+@pytest.mark.parametrize(("name", "heads", "sigma", "trainable", "plain", "decayed", "decayed_trainable"), PARAMETERS)
+def test_sizes_are_the_published_ones(name, heads, sigma, trainable, plain, decayed, decayed_trainable):
     net = meta(name, learn_sigma=True)
-    assert (count(net), count(net, trainable=True)) == (sigma, trainable)
+    assert (net.config["heads"], count(net), count(net, trainable=True)) == (heads, sigma, trainable)
     assert count(meta(name)) == plain
     net = meta(name, learn_sigma=True, wiring="decayed", alpha_min=0.8)
     assert (count(net), count(net, trainable=True)) == (decayed, decayed_trainable)
