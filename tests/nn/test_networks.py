@@ -9,6 +9,7 @@ from networks import CONCAT_SIT, DECAYED_SIT, MASKED, SIT, UVIT, VIT, blocks_of,
 
 from uvit_decay.nn.intermediates import HasIntermediates, pooled
 from uvit_decay.nn.mae import Masking
+from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
 # ---- checkpointing of activations
@@ -152,3 +153,22 @@ def test_impossible_networks_are_user_errors_of_one_line_that_name_the_option(ki
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
     with pytest.raises(UserError, match=named):
         kind.small(**options)
+
+
+# ---- named sizes
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        (UVIT, "uvit-s/2", dict(image_size=32, channels=3, num_classes=10)),
+        (DECAYED_SIT, "sit-s/4", dict(num_classes=10, wiring="decayed")),
+    ],
+)
+def test_published_weights_of_the_real_width_give_the_published_function(kind, name, options):
+    net = create_model(name, depth=4, **options)
+    state, (x, t, y) = kind.reference.random_state(**net.config), kind.reference.inputs(**net.config, count=1)
+    net.load_state_dict(state, strict=True)
+    with torch.no_grad():
+        expected = kind.reference.official_forward(state, x, t if kind is UVIT else 1 - t, y, **net.config)
+        torch.testing.assert_close(net(x, t, y), expected, atol=1e-5 * float(expected.std()), rtol=1e-5)
