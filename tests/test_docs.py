@@ -77,7 +77,7 @@ def test_code_runs(page, tmp_path, monkeypatch):
 def workspace(image_dir, vae, tmp_path_factory) -> Path:
     """A folder with what the commands name: configs, two runs, images, an autoencoder, samples.
 
-    The runs are two seeds of the default, tiny, evaluated at steps 15 and 30.
+    The runs are the default, tiny, evaluated at steps 15 and 30, and its copy as if of another seed.
     """
     folder = tmp_path_factory.mktemp("workspace")
     for name in ("configs", "train.py", "sample.py", "evaluate.py", "checkpoints"):
@@ -93,11 +93,15 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
         if callback["class_path"].endswith("GenerationMetrics"):
             callback["init_args"]["num"] = 100
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
-    for seed in (0, 1):
-        with pytest.MonkeyPatch.context() as patch:
-            trained_once(patch)
-            options = [*TINY, f"--seed_everything={seed}", "--trainer.log_every_n_steps=1", "--trainer.max_steps=30"]
-            train(patch, folder, "fit", "--config=small.yaml", *options)
+    with pytest.MonkeyPatch.context() as patch:
+        trained_once(patch)
+        options = [*TINY, "--trainer.log_every_n_steps=1", "--trainer.max_steps=30"]
+        train(patch, folder, "fit", "--config=small.yaml", *options)
+    run, other = (folder / "runs" / "digits" / f"version_{number}" for number in (0, 1))
+    shutil.copytree(run, other)
+    config = (run / "config.yaml").read_text()
+    assert config.count("seed_everything: 0\n") == 1
+    (other / "config.yaml").write_text(config.replace("seed_everything: 0\n", "seed_everything: 1\n"))
     return folder
 
 

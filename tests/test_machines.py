@@ -44,9 +44,9 @@ def work(tmp_path_factory) -> Path:
         for spec in content["trainer"]["callbacks"]
     }
     callbacks["LinearProbes"] |= {"every_n_steps": 4, "times": [0.1, 0.2], "max_train": 200, "max_test": 100}
-    callbacks["GenerationMetrics"]["num"] = 100
+    callbacks["GenerationMetrics"]["num"] = 71  # no whole number for each process
     callbacks["Preview"] |= {"every_n_steps": 4, "rows": 2}
-    content["trainer"] |= {"max_steps": 8, "val_check_interval": 4, "log_every_n_steps": 1}
+    content["trainer"] |= {"max_steps": 4, "val_check_interval": 4, "log_every_n_steps": 1}
     content["trainer"] |= {"enable_progress_bar": False}
     content["model"]["init_args"]["net"]["init_args"] |= {"dim": 16, "depth": 2}
     content["model"]["init_args"]["sampling"]["steps"] = 3
@@ -106,7 +106,7 @@ def assert_same_run(one: Path, two: Path) -> None:
     """Training on two nodes gave what one process gives."""
     alone, both = numbers(one), numbers(two)
     assert alone.keys() == both.keys()
-    assert len(both["train/loss"]) == 8
+    assert len(both["train/loss"]) == 4
     for name, values in alone.items():
         near = {"abs": 2e-5} if name in ("train/loss", "val/loss") else {"rel": 1e-3}
         assert both[name] == pytest.approx(values, **near), name

@@ -30,19 +30,11 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
     trained = programs.start(*quick, "train.py", "fit", "--trainer.max_steps=20", *SMALL, cwd=tmp_path)
     assert trained.wait() == 0, trained.stderr
     run = tmp_path / "runs" / "digits" / "version_0"
-    wanted = [
-        "config.yaml",
-        "metrics.csv",
-        "samples.png",
-        "probes.png",
-        "probes.csv",
-        "probes.jsonl",
-        "generation.jsonl",
-    ]
-    for name in (*wanted, "checkpoints/last.ckpt"):
-        assert (run / name).stat().st_size > 0
-    assert list(run.glob("events.out.tfevents.*"))
-    assert {path.name for path in run.iterdir()} == {*wanted, "checkpoints", "samples", *_events(run)}
+    files = {path.name for path in run.iterdir() if path.stat().st_size}
+    events = {name for name in files if name.startswith("events.out.tfevents.")}
+    wanted = {"config.yaml", "metrics.csv", "samples.png", "probes.png", "probes.csv", "probes.jsonl"}
+    assert files - events == wanted | {"generation.jsonl", "checkpoints", "samples"}
+    assert events
     header = (run / "metrics.csv").read_text().splitlines()[0]
     for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fd"):
         assert column in header
@@ -50,10 +42,6 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
     sampled = programs.start(*shlex.split(command), "--num", "10", cwd=tmp_path)
     assert sampled.wait() == 0, sampled.stderr
     assert Image.open(tmp_path / "samples.png").size[0] > 600
-
-
-def _events(run):
-    return {path.name for path in run.glob("events.out.tfevents.*")}
 
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]

@@ -14,7 +14,7 @@ from torch import multiprocessing
 from uvit_decay.tasks.sharding import register_ddp
 
 # Clean processes like those of spawn, but what is slow to import is imported once for all tests.
-IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.metrics.frechet"]
+IMPORTED_ONCE = ["pytest", "scipy.linalg", "uvit_decay.callbacks"]
 
 
 def on_two_processes(work: Callable[[int], Any], folder: Path) -> list[Any]:
