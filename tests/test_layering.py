@@ -51,24 +51,24 @@ WITHOUT_LIGHTNING = (
 )
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_315,
+    ".": 1_295,
     "callbacks": 1_735,
-    "checkpoint": 1_750,
-    "commands": 1_360,
+    "checkpoint": 1_745,
+    "commands": 1_355,
     "compare": 430,
-    "data": 2_540,
-    "decay": 905,
+    "data": 2_515,
+    "decay": 900,
     "diffusion": 1_500,
     "doctor": 530,
     "evaluation": 1_700,
-    "hub": 672,
-    "metrics": 1_100,
-    "nn": 1_805,
-    "representations": 2_650,
+    "hub": 660,
+    "metrics": 1_095,
+    "nn": 1_800,
+    "representations": 2_635,
     "runtime": 1_865,
-    "tasks": 1_915,
+    "tasks": 1_900,
 }
-LINES, MODULES, ROOMS = 23_750, 175, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_630, 175, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -7,7 +7,6 @@ b = batch, c = latent channels, h and w = latent cells, H and W = pixels.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from copy import copy, deepcopy
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.tensor_files import digest
 
 SLICE_PIXELS = 8 * 256**2  # decoded in one slice: about 5 GB for Stable Diffusion's decoder in float32
 NO_VARIANCE = -30.0  # log-variance for encoders without one: the lower bound to which AutoencoderKL clamps
@@ -110,7 +110,7 @@ class Autoencoder:
         self.is_tiny = type(net).__name__ == "AutoencoderTiny"
         self.space = LatentSpace(
             str(Path(vae).resolve()) if Path(vae).is_dir() else vae,
-            _fingerprint(net),
+            digest(net.state_dict()),
             float(config.scaling_factor),
             float(config.get("shift_factor") or 0.0) if not self.is_tiny else 0.0,
             config.latent_channels,
@@ -214,12 +214,3 @@ def _load(vae: str) -> nn.Module:
                 f"{file} has weights of the type {min(kinds)}: the autoencoder must have floating-point ones"
             )
     return net
-
-
-def _fingerprint(net: nn.Module) -> str:
-    """Return the sha256 of all weights, sorted by name, as float32; it does not depend on the file format."""
-    digest = hashlib.sha256()
-    for name, value in sorted(net.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.float().contiguous().numpy())
-    return digest.hexdigest()

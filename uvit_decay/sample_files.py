@@ -103,15 +103,16 @@ def _check_folder(folder: Path) -> None:
 
 
 def missing(folder: Path, samples: Samples, num: int) -> list[int]:
-    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing.
-
-    Raises:
-        UserError: the folder holds other files, samples made otherwise, or more of them.
-    """
+    """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing."""
     _check_folder(folder)
     metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
     if (folder / METADATA).exists():
-        _check_same(folder, metadata)
+        stored = read_json(folder / METADATA, dict[str, object])
+        stored = {RENAMED.get(key, key): value for key, value in stored.items()}
+        for key in (*metadata, *stored):
+            ours, theirs = metadata.get(key), stored.get(key)
+            if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
+                raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}: choose another folder")
         remove_remains(folder)
     else:
         remove_remains(folder, METADATA)
@@ -121,11 +122,3 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     if more := existing.difference(names):
         raise UserError(f"--out {folder}: it has images beyond --num {num}, such as {min(more)}: choose another folder")
     return [i for i, name in enumerate(names) if not (name in existing and image_io.is_png(folder / name))]
-
-
-def _check_same(folder: Path, metadata: dict[str, Any]) -> None:
-    stored = {RENAMED.get(key, key): value for key, value in read_json(folder / METADATA, dict[str, object]).items()}
-    for key in (*metadata, *stored):
-        ours, theirs = metadata.get(key), stored.get(key)
-        if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint
-            raise UserError(f"--out {folder}: its images have {key} {theirs}, not {ours}: choose another folder")

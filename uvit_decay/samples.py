@@ -114,12 +114,8 @@ class Samples:
         """Return everything that the images depend on, as plain values."""
         origin = {}
         if self.checkpoint is not None:
-            origin = {
-                "checkpoint": str(self.file),
-                "step": self.checkpoint.card.step,
-                "data": self.checkpoint.card.data,
-            }
-            origin["vae"] = self.vae
+            card = self.checkpoint.card
+            origin = {"checkpoint": str(self.file), "step": card.step, "data": card.data, "vae": self.vae}
         protocol = {} if self.protocol is None else {"sampling_protocol": self._marked_protocol()}
         return {
             **origin,

@@ -145,8 +145,3 @@ def test_it_computes_in_bfloat16_and_returns_single_precision():
 def test_wrong_arguments_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         ResNet(**SMALL | options)
-
-
-def test_stochastic_depth_is_refused():
-    with pytest.raises(UserError, match="set drop_path to 0"):
-        ResNet(**SMALL)(images(16), torch.ones(8, 2))

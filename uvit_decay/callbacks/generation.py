@@ -103,7 +103,11 @@ class GenerationMetrics(PeriodicSampling):
             raise UserError(f"{self.extractor.name} features need training images of two classes or more")
         channels = self.extractor.channels or data.channels  # a classifier of the training images has theirs
         prepare(self.extractor, (channels, self._size, self._size), task.device, lambda: data.train[self._chosen(data)])
-        self._against = self._open_reference(data)
+        if self.reference is not None:
+            self._against = open_reference(self.reference, self.extractor.channels, self._size)
+        else:
+            training = f"{data.name}-train", data.train, self.extractor.channels, data.class_names, self._chosen(data)
+            self._against = None, DatasetImages(*training)
 
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Extract the features of the reference, too; `evaluate` finds them in the cache."""
@@ -113,12 +117,6 @@ class GenerationMetrics(PeriodicSampling):
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()
         comparison.extract_reference(Processes.current())
-
-    def _open_reference(self, data: ImageData) -> tuple[StatisticsFile | None, ImageSource | None]:
-        channels = self.extractor.channels
-        if self.reference is not None:
-            return open_reference(self.reference, channels, self._size)
-        return None, DatasetImages(f"{data.name}-train", data.train, channels, data.class_names, self._chosen(data))
 
     def _chosen(self, data: ImageData) -> list[int]:
         """Return the indices of the training images in the reference, on which a classifier is trained, too."""

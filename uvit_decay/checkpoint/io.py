@@ -128,8 +128,12 @@ def read(path: Path, weights: Weights | None) -> StoredModel:
     path = Path(path) if Path(path).exists() else or_bundled(path)
     file = weights_file(path)
     stored = _read_exported(file) if file.suffix == ".safetensors" else _read_training(file, weights)
-    if file != path:
-        stored = _of_folder(stored, path)
+    if file != path:  # a folder, which has its own autoencoder
+        latents = stored.card.latents
+        if latents and (path / AUTOENCODER).is_dir():
+            latents = replace(latents, vae=str((path / AUTOENCODER).absolute()))
+        card = replace(stored.card, latents=latents)
+        stored = replace(stored, card=card, state=without_prefix(stored.state, "net.", path))
     if weights not in (None, stored.card.weights):
         raise UserError(f"{path} holds {stored.card.weights} weights, not {weights}")
     check_weights(file, stored.state)
@@ -154,16 +158,6 @@ def _read_exported(path: Path) -> StoredModel:
     if card.weights is None:
         raise UserError(f"the model card in {path} does not say which weights these are: it is damaged")
     return StoredModel(path, card, state)
-
-
-def _of_folder(stored: StoredModel, folder: Path) -> StoredModel:
-    """Return the network in a folder's denoiser, with the folder's own autoencoder."""
-    latents, vae = stored.card.latents, folder / AUTOENCODER
-    if latents and vae.is_dir():
-        latents = replace(latents, vae=str(vae.absolute()))
-    return replace(
-        stored, card=replace(stored.card, latents=latents), state=without_prefix(stored.state, "net.", folder)
-    )
 
 
 def without_prefix(state: Mapping[Any, Any], prefix: str, where: Path) -> dict[str, Any]:

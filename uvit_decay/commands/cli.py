@@ -226,7 +226,14 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
         self._tell()
-        self._begin(self._checkpoint())
+        path = self._checkpoint()
+        if path is None:
+            self.model.load_initial()
+            return
+        self.model.init_from = None
+        step, last = self._check_fits(path), self.trainer.max_steps
+        if 0 <= last <= step:
+            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
 
     def _checkpoint(self) -> str | Path | None:
         """Return --ckpt_path with `last` and `auto` replaced by the file that they mean, and let Lightning take it."""
@@ -236,16 +243,6 @@ class CLI(LightningCLI):
             chosen = newest(*settings, self.trainer.loggers, self.trainer.default_root_dir)
             self.config_init[self.subcommand].ckpt_path = chosen
         return chosen
-
-    def _begin(self, path: str | Path | None) -> None:
-        """Check a checkpoint, or load the weights from which a new run starts, before any work."""
-        if path is None:
-            self.model.load_initial()
-            return
-        self.model.init_from = None
-        step, last = self._check_fits(path), self.trainer.max_steps
-        if 0 <= last <= step:
-            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
 
     def before_validate(self) -> None:
         """Check --ckpt_path before any work; it is required here."""

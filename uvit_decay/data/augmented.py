@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,6 @@ from uvit_decay.data.image_files import Listing, common_side, read
 from uvit_decay.runtime.errors import check_numbers
 
 
-class _Augmentable(Protocol):
-    def augmented(self, indices: list[int], draws: list[AugmentDraw]) -> tuple[Tensor, Tensor]: ...
-
-
 @dataclass(frozen=True)
 class _Keyed:
     """An Augmentation whose draws are keyed by the rows."""
@@ -31,7 +27,7 @@ class _Keyed:
     augment: Augment
     seed: int
 
-    def __call__(self, images: _Augmentable, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(self, images: Streamed | Cached, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         return images.augmented(indices, self.augment.draws(self.seed, rows))
 
 
@@ -103,42 +99,27 @@ class AugmentedImages(Images):
 
     Args:
         path: folder, zip or tar of the training images.
-        test_path: folder, zip or tar with the same classes, for validation and probes.
-        holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
-        classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
         image_size: height and width in pixels.
-        channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
-        device_batch_size: most images per forward pass on a device, see `ImageData`.
         augment: the random changes of training images.
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; 1 for small
             pictures that fill their frame.
-        memory_gb: sets of at most this size as uint8, in GiB, are read once and kept in memory by each process.
-        num_workers: reader processes per device for larger sets.
-        seed: random seed of the image order and of the changes; the held-out images do not depend on it.
+        options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed.
     """
 
     def __init__(
         self,
         path: str,
-        test_path: str | None = None,
-        holdout: float = 0.0,
-        classes: str | None = None,
         image_size: int = 224,
-        channels: int = 3,
         batch_size: int = 256,
-        device_batch_size: int | None = None,
         augment: Augment = Augment(),  # noqa: B008  frozen
         test_crop: float = 0.875,
-        memory_gb: float = 4.0,
-        num_workers: int = 4,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        sizes = image_size, channels, batch_size, device_batch_size
-        super().__init__(path, test_path, holdout, classes, *sizes, augment.flip, memory_gb, num_workers, seed)
+        super().__init__(path, image_size=image_size, batch_size=batch_size, flip=augment.flip, **options)
         check_numbers("(0, 1]", test_crop=test_crop)
         self.augment, self.crop = augment, ResizedCentre(test_crop)
-        check_shape(self.crop.scaled(image_size), channels)
+        check_shape(self.crop.scaled(image_size), self.channels)
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None

@@ -65,9 +65,8 @@ class InMemory(ImageSet):
         return moved
 
 
-Augmentation = Callable[
-    [ImageSet, list[int], Tensor], tuple[Tensor, Tensor]
-]  # set, indices, rows (see Batch.sample_ids)
+# Of a set, indices and rows, see `Batch.sample_ids`.
+Augmentation = Callable[[ImageSet, list[int], Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)

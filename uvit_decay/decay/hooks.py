@@ -69,7 +69,7 @@ class HookedBranches:
         self.weights, self.first = weights, first
         # The innermost enclosing module clears the state too, even after an error: a checkpointed block stops its
         # recomputation halfway, and x would keep its whole graph alive.
-        around = model.get_submodule(_common_parent(*self.norms, self.end))
+        around = model.get_submodule(".".join(commonprefix([name.split(".") for name in self.modules])))
         # prepend: these hooks run first, so that other hooks receive the values of the decayed network. `forget`, which
         # changes none, is not prepended: torch 2.9 does not compile two such hooks of a module.
         self.handles = [model.get_submodule(n).register_forward_pre_hook(self.enter, prepend=True) for n in self.norms]
@@ -193,8 +193,3 @@ class HookedGates(HookedBranches):
             raise UserError(f"{self.end!r} adds in place, where its branches cannot be told from its input")
         alpha, beta, _ = self.weights(self.first + self.state.count - 1)
         return decayed_add(self.state.x, out - self.state.v, alpha, beta)
-
-
-def _common_parent(*names: str) -> str:
-    """Return the name of the innermost module that contains all the named ones."""
-    return ".".join(commonprefix([name.split(".") for name in names]))

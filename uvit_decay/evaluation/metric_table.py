@@ -7,7 +7,7 @@ imported by the functions that compute them, so that --help needs no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -193,9 +193,9 @@ METRICS |= {  # the same distances, by the names that they have between features
 }
 
 
-def displayed(names: Sequence[str] | None = None) -> dict[str, Value]:
-    """Return the display of every value of these metrics, or of all metrics, by the name of the value."""
-    return {key: value for name in names or METRICS for key, value in METRICS[name].values.items()}
+def displayed() -> dict[str, Value]:
+    """Return the display of every value of all metrics, by the name of the value."""
+    return {key: value for metric in METRICS.values() for key, value in metric.values.items()}
 
 
 def on_screen(name: str, title: str, extractor: str) -> str:

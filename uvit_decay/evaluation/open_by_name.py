@@ -60,7 +60,8 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         holdout = 0.0 if test else 0.1
         if clean:
             crop = 1.0 if image_size <= SMALL else 0.875
-            data = AugmentedImages(name, test, holdout, test_crop=crop, memory_gb=0, **sizes)  # each is read once
+            options = {"test_path": test, "holdout": holdout, "memory_gb": 0}  # each is read once
+            data = AugmentedImages(name, test_crop=crop, **options, **sizes)
         else:
             data = Images(name, test, holdout, **sizes)
     else:

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 from uvit_decay import __version__
 from uvit_decay.autoencoder import Autoencoder, decoder
-from uvit_decay.checkpoint import Checkpoint, ModelCard, load
+from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.card import KEY
 from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
@@ -48,7 +48,10 @@ def export_folder(
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
-    _check_target(target)
+    check_writable(target, folder=True)
+    exported = any(target.glob(f"*{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
+    if not exported and any(not path.name.startswith(".") for path in target.iterdir()):
+        raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
     if vae is not None and not checkpoint.card.latents:
@@ -58,30 +61,20 @@ def export_folder(
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
     with claimed(target), refilling(target, INDEX, stale=(f"*{HOME}_*.py", AUTOENCODER)) as folder, full:
         pipeline.save_pretrained(folder)
-        _add_card(folder / WEIGHTS, replace(checkpoint.card, latents=pipeline.denoiser.space))
+        metadata, state = load_tensors(folder / WEIGHTS, verify=False)  # gets the card, and checksums
+        card = replace(checkpoint.card, latents=pipeline.denoiser.space)
+        save_tensors(folder / WEIGHTS, state, {**metadata, KEY: json.dumps(card.to_dict())})
         write_files(folder, code_of(type(pipeline)), bundle(type(pipeline.denoiser)))
         model_card(checkpoint, target.resolve().name, license).save(folder / README)
     return _lines(target, checkpoint)
 
 
-def _add_card(file: Path, card: ModelCard) -> None:
-    """Add the card, by which a folder is a checkpoint of this project, and checksums to a file of weights."""
-    metadata, state = load_tensors(file, verify=False)
-    save_tensors(file, state, {**metadata, KEY: json.dumps(card.to_dict())})
-
-
-def _check_target(target: Path) -> None:
-    """Raise a UserError if `target` cannot be written, or has files but no export."""
-    check_writable(target, folder=True)
-    exported = any(target.glob(f"*{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
-    if not exported and any(not path.name.startswith(".") for path in target.iterdir()):
-        raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
-
-
 def pipeline_of(checkpoint: Checkpoint, autoencoder: Autoencoder | None = None) -> DecayPipeline:
     """Return the pipeline of a loaded denoiser, whose network it shares; `autoencoder` decodes its latents."""
     kind, net = KINDS[type(checkpoint.net)], checkpoint.net
-    latents = autoencoder and asdict(autoencoder.space) | {"vae": _public(autoencoder.space.vae)}
+    latents = autoencoder and asdict(autoencoder.space)
+    if latents and Path(latents["vae"]).is_dir():
+        latents["vae"] = Path(latents["vae"]).name
     path = {"name": type(checkpoint.path).__name__, **asdict(checkpoint.path)}
     with torch.device("meta"):  # its own network is replaced
         denoiser = kind(net.config, path, checkpoint.card.prediction, latents)
@@ -97,11 +90,6 @@ def _label(name: str) -> str:
     """Return all names of a class, as diffusers' pipelines have them: "tench, Tinca tinca, n01440764"."""
     words = ", ".join(synonyms(name))
     return words if words == name else f"{words}, {name}"
-
-
-def _public(vae: str) -> str:
-    """Return the hub id of an autoencoder, or the last part of the path of its folder."""
-    return Path(vae).name if Path(vae).is_dir() else vae
 
 
 def _lines(target: Path, checkpoint: Checkpoint) -> str:

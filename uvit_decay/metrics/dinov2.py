@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
 from uvit_decay.metrics.weights import Network, check_state, read_state
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
+from uvit_decay.runtime.tensor_files import digest
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 _AT_ONCE = 16  # images in a batch on a CPU
@@ -75,7 +75,6 @@ class DINOv2(Extractor):
             return Features(torch.cat([self.net(part) for part in self.rgb(images).split(at_once)]))
 
     def missing(self) -> str | None:
-
         return None if self.weights is not None or is_cached() else f"DINOv2's weights ({REPOSITORY})"
 
     def remark(self) -> str | None:
@@ -123,7 +122,7 @@ class DINOv2Net(nn.Module):
         super().__init__()
         state = {name: value for name, value in read_state(path, DINOV2).items() if name != "mask_token"}
         self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
-        self.resize, self.sha256 = RESIZE_DINOV2[protocol], _sha256(state)
+        self.resize, self.sha256 = RESIZE_DINOV2[protocol], digest(state)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
         self.register_buffer("std", 255 * torch.tensor(STD)[:, None, None])
         self.eval().requires_grad_(False)
@@ -175,11 +174,3 @@ def positions_at(positions: Float[Tensor, "1 old d"], side: int) -> Float[Tensor
     grid = rearrange(patches, "1 (h w) d -> 1 d h w", h=old)
     grid = F.interpolate(grid, scale_factor=(factor, factor), mode="bicubic", antialias=False)
     return torch.cat([token, rearrange(grid, "1 d h w -> 1 (h w) d")], dim=1)
-
-
-def _sha256(state: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name in sorted(state):
-        digest.update(name.encode())
-        digest.update(state[name].contiguous().numpy())
-    return digest.hexdigest()

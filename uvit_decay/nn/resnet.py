@@ -84,7 +84,12 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         self.image_size, self.channels, self.num_classes, self.dim = image_size, channels, num_classes, 8 * width
         self.scale = PixelScale.of(pixels, channels)
 
-        self.conv1, self.maxpool = _stem(stem, channels, width)
+        check_choice(Stem, stem=stem)
+        if stem == "cifar":
+            self.conv1, self.maxpool = nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
+        else:
+            self.conv1 = nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False)
+            self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         self.bn1, self.relu = nn.BatchNorm2d(width), nn.ReLU(inplace=True)
         self.layer1 = _stage(width, width, 2, stride=1)
         self.layer2 = _stage(width, 2 * width, 2, stride=2)
@@ -110,12 +115,10 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         """The linear layer of the classifier."""
         return self.fc
 
-    def forward(self, x: Float[Tensor, "b c h w"], keep: Tensor | None = None) -> Float[Tensor, "b classes"]:
-        """Return logits; `keep`, the stochastic depth of transformers, must be None."""
+    def forward(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b classes"]:
+        """Return logits."""
         if not self.num_classes:
             raise UserError("this encoder has no classifier: set num_classes")
-        if keep is not None:
-            raise UserError("a ResNet is trained without stochastic depth: set drop_path to 0")
         features = self.pooled(x)
         with without_autocast(features):
             return self.fc(features.to(self.fc.weight.dtype))
@@ -132,14 +135,6 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b 1 d"]]:
         """Yield the pooled features as a single token."""
         yield self.pooled(x)[:, None]
-
-
-def _stem(stem: Stem, channels: int, width: int) -> tuple[nn.Conv2d, nn.Module]:
-    """Return the first convolution and the max-pooling behind it."""
-    check_choice(Stem, stem=stem)
-    if stem == "cifar":
-        return nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.Identity()
-    return nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False), nn.MaxPool2d(3, stride=2, padding=1)
 
 
 def _stage(inside: int, outside: int, blocks: int, stride: int) -> nn.Sequential:

@@ -89,7 +89,9 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
         check_sizes(self.config)
-        _check_arguments(depth, init)
+        check_choice(_INITS, init=init)
+        if depth % 2:
+            raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
         self.image_size, self.channels, self.num_classes = image_size, channels, num_classes
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
         self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 1 + (num_classes > 0)
@@ -114,7 +116,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
         self.record_shortcuts(decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches))
-
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
@@ -149,12 +150,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
                 y = self.null_labels(len(x), x.device)
             tokens.insert(0, self.label_emb(y)[:, None])
         return torch.cat(tokens, dim=1) + self.pos_embed
-
-
-def _check_arguments(depth: int, init: str) -> None:
-    if depth % 2:
-        raise UserError(f"depth must be even, since input and output blocks come in pairs, got {depth}")
-    check_choice(_INITS, init=init)
 
 
 def _uvit_layers(half: int) -> tuple[Layer, ...]:

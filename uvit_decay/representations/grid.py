@@ -110,15 +110,6 @@ class Grid:
             for column in range(len(self.layers)):
                 yield self._cell(level, column)
 
-    def _table(self) -> str:
-        """Return the scores as CSV, a line for each cell."""
-        cells = list(self.cells())
-        lines = [",".join(cells[0])]
-        for cell in cells:
-            place, values = list(cell.values())[:4], list(cell.values())[4:]
-            lines.append(",".join((*map(str, place), *(f"{value:.6g}" for value in values))))
-        return "\n".join(lines) + "\n"
-
     @property
     def files(self) -> list[str]:
         """Names of the files that `save` writes."""
@@ -146,7 +137,12 @@ class Grid:
         With `metadata` of the network, of which `weights` is part, probes.json, too.
         """
         with replacing(folder / "probes.csv") as file:
-            file.write(self._table().encode())
+            cells = list(self.cells())
+            lines = [",".join(cells[0])]
+            for cell in cells:
+                place, values = list(cell.values())[:4], list(cell.values())[4:]
+                lines.append(",".join((*map(str, place), *(f"{value:.6g}" for value in values))))
+            file.write("".join(f"{line}\n" for line in lines).encode())
         if metadata is not None:
             report = {"number": self.number(metadata["weights"]), "best": self.summary()}
             protocol = {**self.protocol, **metadata}

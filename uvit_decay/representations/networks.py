@@ -71,11 +71,13 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
         return _checkpoint(ckpt, loading)
     if loading.weights is not None:
         raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
-    if name.startswith(TIMM):
-        return _timm(name, size)
-    return ProbedNetwork(
-        Pixels(name.removeprefix(PIXELS)), "pixels", "raw pixels", {"checkpoint": name, "weights": "none"}
-    )
+    if name.startswith(PIXELS):
+        about = {"checkpoint": name, "weights": "none"}
+        return ProbedNetwork(Pixels(name.removeprefix(PIXELS)), "pixels", "raw pixels", about)
+    model, _, file = name.removeprefix(TIMM).partition("=")
+    about = {"checkpoint": name, "weights": file or "pretrained", "model": f"timm {model}"}
+    net = timm_vit(model, at_home(file) if file else None, size)
+    return ProbedNetwork(net, f"{model}-{Path(file).stem}" if file else model, model, about)
 
 
 def _checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
@@ -85,13 +87,6 @@ def _checkpoint(path: Path, loading: LoadingOptions) -> ProbedNetwork:
     of_run = f"{run.parent.name}-{run.name}-" if run is not None and run.name.startswith("version_") else ""
     name = f"{of_run}{path.stem}-step{found.card.step}-{found.card.weights}"
     return ProbedNetwork(found.net, name, path.name, about, found.path, found.card.data, found.card.latents)
-
-
-def _timm(ckpt: str, size: int | None) -> ProbedNetwork:
-    name, _, file = ckpt.removeprefix(TIMM).partition("=")
-    net = timm_vit(name, at_home(file) if file else None, size)
-    about = {"checkpoint": ckpt, "weights": file or "pretrained", "model": f"timm {name}"}
-    return ProbedNetwork(net, f"{name}-{Path(file).stem}" if file else name, name, about)
 
 
 def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None) -> ImageData:

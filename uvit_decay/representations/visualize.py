@@ -90,7 +90,7 @@ def draw_patches(
         raise UserError(f"{features.title} has {states.shape[2]} patch tokens, no grid: draw tsne alone, --views tsne")
     names = [f"{i} {layer.name}" for i, layer in layers.items()]
     colours = _colours(features, list(layers), names, order[: options.fit]) if "pca" in options.views else []
-    columns = {"image": _rgb(images.read(shown[:ROWS]))}
+    columns = {"image": images.read(shown[:ROWS]).cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)}
     for k, name in enumerate(names):
         if colours:
             columns[f"PCA\n{name}"] = on_grid(_bytes(colours[k](states[k, :ROWS])))
@@ -142,11 +142,6 @@ def _painted(labels: Tensor, every: Tensor) -> Tensor:
 def _bytes(rgb: Tensor) -> Tensor:
     """Convert [0, 1] to uint8."""
     return (255 * rgb).round().byte()
-
-
-def _rgb(images: Tensor) -> Tensor:
-    """Convert images (n, 1 or 3, h, w) to (n, h, w, 3)."""
-    return images.cpu().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
 
 
 # ---- t-SNE

@@ -36,9 +36,7 @@ Value = TypeVar("Value")
 # is the longest work of one rank alone: a part of 64 batches, or the metrics of rank 0.
 TRAINING, TIMEOUT = timedelta(minutes=10), timedelta(minutes=30)
 COMPARED = 8  # images of a set by which processes find out whether theirs are the same
-FROM_OTHERS = re.compile(
-    "gloo|env://|pair closure", re.IGNORECASE
-)  # in messages of torch.distributed that have no class
+FROM_OTHERS = re.compile("gloo|env://|pair closure", re.IGNORECASE)  # in messages of torch.distributed without a class
 SEEN_AFTER = 5.0  # seconds after which a new file is seen through any file system that nodes share
 
 COUNTS = {  # environment variables in which launchers pass the number of processes

@@ -107,7 +107,10 @@ def user_errors() -> Iterator[None]:
     Ctrl-C into `sys.exit(1)`; the exit code of the shell convention, 128 + number of the signal, is restored here.
     """
     try:
-        _open_streams()
+        # Print to nowhere if standard output or error is closed, and names that are no UTF-8 with backslashes.
+        sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
+        sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
         yield
         sys.stdout.flush()  # what cannot be printed is an error now, not at the end of the interpreter
     except UserError as error:
@@ -128,13 +131,6 @@ def user_errors() -> Iterator[None]:
         if isinstance(stop.__context__, KeyboardInterrupt):
             sys.exit(_fail(*ENDS[type(stop.__context__)]))
         raise
-
-
-def _open_streams() -> None:
-    """Print to nowhere if standard output or error is closed, and names that are no UTF-8 with backslashes."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  until the end
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    sys.stdout.reconfigure(errors="backslashreplace")  # as standard error has it
 
 
 def _fail(message: str, code: int) -> int:

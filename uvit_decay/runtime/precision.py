@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from statistics import median
 from typing import Literal
@@ -68,6 +68,7 @@ def computing(device: torch.device, precision: Precision) -> Iterator[None]:
     knobs = (backends.cuda.matmul, backends.cudnn.conv, backends.mkldnn.matmul, backends.mkldnn.conv)
     before = [knob.fp32_precision for knob in knobs]
     matmul, cudnn = _legacy()
+    autocasts = torch.amp.is_autocast_available(device.type)  # the meta device does not
     try:
         if matmul is not None:
             torch.set_float32_matmul_precision("high" if tf32 else "highest")
@@ -75,7 +76,7 @@ def computing(device: torch.device, precision: Precision) -> Iterator[None]:
             backends.cudnn.allow_tf32 = tf32
         for knob in knobs:
             knob.fp32_precision = "tf32" if tf32 and knob in knobs[:2] else "ieee"
-        with _autocast(device, precision == "bf16"):
+        with torch.autocast(device.type, torch.bfloat16, precision == "bf16") if autocasts else nullcontext():
             yield
     finally:
         if matmul is not None:
@@ -84,12 +85,6 @@ def computing(device: torch.device, precision: Precision) -> Iterator[None]:
             backends.cudnn.allow_tf32 = cudnn
         for knob, value in zip(knobs, before, strict=True):
             knob.fp32_precision = value
-
-
-def _autocast(device: torch.device, enabled: bool) -> AbstractContextManager[None]:
-    """Return autocast to bfloat16 on devices that support it; the meta device does not."""
-    available = torch.amp.is_autocast_available(device.type)
-    return torch.autocast(device.type, torch.bfloat16, enabled=enabled) if available else nullcontext()
 
 
 def _legacy() -> tuple[str | None, bool | None]:

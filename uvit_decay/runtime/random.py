@@ -43,9 +43,9 @@ def _hash(key: Sequence[str | int]) -> int:
     return int(np.random.SeedSequence(words).generate_state(1, np.uint64)[0])
 
 
-def generator(*key: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """Return a torch.Generator seeded by `key` (names and non-negative integers); its stream depends on the device."""
-    return torch.Generator(device).manual_seed(_hash(key))
+def generator(*key: str | int) -> torch.Generator:
+    """Return a torch.Generator of the CPU, seeded by `key` (names and non-negative integers)."""
+    return torch.Generator("cpu").manual_seed(_hash(key))
 
 
 def subset(items: Sized, limit: int, name: str) -> list[int]:

@@ -6,6 +6,7 @@ CRCs). Files without them, from earlier versions or other programs, are read wit
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 import warnings
@@ -152,3 +153,12 @@ def check_records(path: Path, whole: bool) -> None:
                 with archive.open(record) as content:
                     while content.read(2**20):
                         pass
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return the sha256 of tensors, sorted by name, as float32; it does not depend on the file format."""
+    found = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        found.update(name.encode())
+        found.update(value.float().contiguous().numpy())
+    return found.hexdigest()

@@ -79,17 +79,13 @@ class ClassifyTask(Task):
         self._last = ""  # result of the last validation
         self._sums = torch.zeros(4)
         self._head = head_module(net)
-        self._start_head()
-
-    def _start_head(self) -> None:
-        head = self.net.linear_head
-        if self.frozen:
-            self.net.requires_grad_(False)
-            head.requires_grad_(True)
-        if self.frozen or self.init_from:
-            std = 0.01 if self.frozen else 2e-5
-            nn.init.trunc_normal_(head.weight, std=std, generator=generator("head", self.seed))
-            nn.init.zeros_(head.bias)
+        if frozen:
+            net.requires_grad_(False)
+            net.linear_head.requires_grad_(True)
+        if frozen or init_from:
+            std = 0.01 if frozen else 2e-5
+            nn.init.trunc_normal_(net.linear_head.weight, std=std, generator=generator("head", seed))
+            nn.init.zeros_(net.linear_head.bias)
 
     def setup(self, stage: str) -> None:
         """Check the data, and load the weights from which a new run starts."""

@@ -69,9 +69,8 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
     """
     stored = read_weights(file)
     classifies = isinstance(net, Classifier)
-    found = (
-        _encoder_differences(stored, net) if classifies else part_differences("net", stored.card.net, function["net"])
-    )
+    pair = stored.card.net, function["net"]
+    found = _encoder_differences(stored, net) if classifies else part_differences("net", *pair)
     free = list(ADAPTED) if isinstance(net, HasDataLayers) else []
     if stored.card.net.init_args.get("channels") != net.channels:
         free.append("net.pixels")  # the scale of the first layer, which is new
@@ -133,13 +132,9 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     taken = {name: state[name] for name in own if state.get(name) is not None}
     notes = {name: note for name, _, note in adapted if note}
     net.load_state_dict(taken, strict=False)
-    weights = (
-        f"{stored.card.net.class_path.rpartition('.')[2]}, {stored.card.weights} weights of step {stored.card.step}"
-    )
-    parts = [
-        f"{len(taken)} tensors from {stored.where} ({weights})",
-        *(f"{name} {note}" for name, note in notes.items()),
-    ]
+    card, kind = stored.card, stored.card.net.class_path.rpartition(".")[2]
+    weights = f"{kind}, {card.weights} weights of step {card.step}"
+    parts = [f"{len(taken)} tensors from {stored.where} ({weights})", *map(" ".join, notes.items())]
     new = [name for name in own if name not in (*taken, *notes, *CONSTANTS)]
     parts.append(f"new: {', '.join(new) or 'nothing'}")
     if left_out := sorted({name.partition(".")[0] for name in stored.state.keys() - own.keys()}):

@@ -179,7 +179,10 @@ class Optimization:
             optimizer = LARS(groups, lr, self.momentum, self.weight_decay)
         else:
             optimizer = SGD(groups, lr, self.momentum, weight_decay=self.weight_decay)
-        optimizer.register_load_state_dict_pre_hook(_with_our_settings)
+        # The settings of this run are kept.
+        optimizer.register_load_state_dict_pre_hook(
+            lambda ours, stored: {**stored, "param_groups": ours.state_dict()["param_groups"]}
+        )
         return optimizer
 
     def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -246,8 +249,3 @@ def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -
     elif bound > 0:
         clip_grad_value_(parameters, bound)
     return norm
-
-
-def _with_our_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
-    """Return the stored optimizer state with the `param_groups` of `optimizer`, so that its settings are kept."""
-    return {**stored, "param_groups": optimizer.state_dict()["param_groups"]}

@@ -52,9 +52,8 @@ class Replicated(DDPStrategy):
 
     def __init__(self, *, timeout: timedelta = TRAINING, **options: Any) -> None:
         known = inspect.signature(DistributedDataParallel).parameters
-        buffers = (
-            "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        )  # before torch 2.15
+        # torch 2.15 renames it.
+        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
         super().__init__(timeout=timeout, **{buffers: False, "gradient_as_bucket_view": True, **options})
 
     def setup_distributed(self) -> None:

@@ -100,15 +100,10 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     prediction = options.prediction or ("eps" if of_dit else "velocity")
     model = DiffusionModel.from_net(net, PATHS[path], prediction, torch.device("meta"))
     notes = (TRAINED,) if doubtful else ()
-    sampling = _sampling(model, bool(of_dit))
+    sampling = Sampling("ddpm", 250, clip=False) if of_dit else SAMPLING
+    if model.learned_variance:
+        sampling = protocol_sampling("dit", model)
     return RecognisedModel(net, plain.fitting(net), size, path, prediction, sampling, latents, decayed, notes=notes)
-
-
-def _sampling(model: DiffusionModel, of_dit: bool) -> Sampling:
-    """Return the sampling of SiT's code, or DiT's; its sampler needs the variance."""
-    if not of_dit:
-        return SAMPLING
-    return protocol_sampling("dit", model) if model.learned_variance else Sampling("ddpm", 250, clip=False)
 
 
 def _config(loaded: StateDict) -> dict[str, Any]:

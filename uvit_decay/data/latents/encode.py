@@ -81,7 +81,8 @@ def encode(
     processes.check_shared(folder)
     images = OnDisk(listing, list(range(manifest.count)), manifest.image_size, channels=3)
     if processes.size > 1:
-        processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, _few(images)])
+        few = crc32(images[subset(images, COMPARED, "compared")][0], 1).tolist()
+        processes.check_same(f"settings or images of {listing.path}", [manifest.fingerprint, few])
     with claimed(folder, first=processes.is_main):
         if processes.is_main:
             remove_remains(folder)  # before any process of this program writes
@@ -98,11 +99,6 @@ def encode(
             replace(manifest, latents=replace(manifest.latents, rgb=rgb), statistics=numbers).write(folder)
         processes.wait()
     return read(folder)
-
-
-def _few(images: OnDisk) -> list[int]:
-    """Return the CRC-32s of some of the images, by which processes compare theirs."""
-    return crc32(images[subset(images, COMPARED, "compared")][0], 1).tolist()
 
 
 def _missing(images: OnDisk, manifest: Manifest, folder: Path, processes: Processes) -> list[int]:
