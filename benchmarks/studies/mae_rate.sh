@@ -30,3 +30,4 @@ for pair in "$@"; do
             --max-train 20000 --ckpt "$folder/checkpoints/last.ckpt" --out "$folder/probes_$steps"
     done
 done
+python -m benchmarks.studies.mae_rate "$steps"
