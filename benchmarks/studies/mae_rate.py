@@ -59,8 +59,8 @@ def numbers(probes: Path, steps: int) -> list[float]:
 
 
 def summary(values: list[float]) -> str:
-    """Return mean and standard deviation (n - 1), without the latter for one value."""
-    spread = f" +- {stdev(values):.3f}" if len(values) > 1 else ""
+    """Return the mean, and in brackets the standard deviation (n - 1) of several values that differ."""
+    spread = f" ({stdev(values):.3f})" if len(set(values)) > 1 else ""
     return f"{mean(values):.3f}{spread}"
 
 

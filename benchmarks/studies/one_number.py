@@ -9,7 +9,6 @@ import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
@@ -28,8 +27,8 @@ STEPS = 1000  # runs with fewer are not finished
 SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
 
 
-def measured(run: Path, last: dict[str, Any]) -> dict[str, float]:
-    """Return the numbers of a run with this last measurement, and -log10 P: 0 for plain shortcuts; of `gain` its P."""
+def measured(run: Path) -> dict[str, float]:
+    """Return the numbers of a finished run, and -log10 P: 0 for plain shortcuts; of `gain` its P."""
     of = blocks(run)
     with (run / "metrics.csv").open() as file:
         losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
@@ -38,7 +37,6 @@ def measured(run: Path, last: dict[str, Any]) -> dict[str, float]:
     factors = 1 / state["betas"][-1:] if net.config["schedule"] == "gain" else state["alphas"]
     return {
         "-log10 P": abs(factors.double().log10().sum().item()),
-        "chosen block": last["values"]["best_accuracy"],
         **{title: of[max(of)][name] for name, title in LAST.items()},
         "loss, test": losses[-1],
     }
@@ -67,9 +65,9 @@ def main() -> None:
     found = defaultdict(list)
     for history in sorted(options.runs.glob("one_number_*/version_*/probes.jsonl")):
         lines = history.read_text().splitlines()
-        if lines and (last := json.loads(lines[-1]))["step"] == STEPS:
+        if lines and json.loads(lines[-1])["step"] == STEPS:
             arm = history.parent.parent.name.removeprefix("one_number_").rpartition("_")[0]
-            found[arm].append(measured(history.parent, last))
+            found[arm].append(measured(history.parent))
     arms = dict(sorted(found.items(), key=lambda item: item[1][0]["-log10 P"]))
     columns = list(next(iter(arms.values()))[0])
     print("| arm | n |", *(f"{column} |" for column in columns))
