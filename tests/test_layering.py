@@ -51,24 +51,24 @@ WITHOUT_LIGHTNING = (
 )
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_295,
-    "callbacks": 1_735,
-    "checkpoint": 1_745,
+    ".": 1_315,
+    "callbacks": 1_740,
+    "checkpoint": 1_760,
     "commands": 1_355,
     "compare": 430,
-    "data": 2_515,
+    "data": 2_530,
     "decay": 900,
     "diffusion": 1_500,
     "doctor": 530,
-    "evaluation": 1_700,
+    "evaluation": 1_705,
     "hub": 660,
-    "metrics": 1_095,
+    "metrics": 1_100,
     "nn": 1_800,
-    "representations": 2_635,
+    "representations": 2_655,
     "runtime": 1_865,
-    "tasks": 1_900,
+    "tasks": 1_915,
 }
-LINES, MODULES, ROOMS = 23_630, 175, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_725, 175, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -43,7 +43,11 @@ def in_words(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Return the numbers of the classes that are given by number, by name or by one of their words in any case."""
+    """Return the numbers of the classes that are given by number, by name or by one of their words in any case.
+
+    Raises:
+        UserError: a class that does not exist, or a word for several.
+    """
     if all(NUMBER.fullmatch(word) for word in wanted):
         numbers = [int(word) for word in wanted]
         if not all(0 <= number < len(names) for number in numbers):

@@ -43,7 +43,11 @@ class Measurement:
 
 
 def read(path: Path) -> list[Measurement]:
-    """Read a history in the order of its steps; it is empty if there is no such file."""
+    """Read a history in the order of its steps; it is empty if there is no such file.
+
+    Raises:
+        UserError: a line that is not a measurement, or two of one step; the message names it.
+    """
     if not path.exists():
         return []
     lines = read_text(path, LARGEST).splitlines()

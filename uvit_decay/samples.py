@@ -68,7 +68,11 @@ class Samples:
 
     @classmethod
     def from_options(cls, file: Path, options: SamplingOptions, local_rank: int = 0) -> Samples:
-        """Load a checkpoint and apply the options; without a device among them, use GPU number `local_rank`."""
+        """Load a checkpoint and apply the options; without a device among them, use GPU number `local_rank`.
+
+        Raises:
+            UserError: the checkpoint cannot be read, or does not support the options.
+        """
         checkpoint = load(file, options.weights, options.trust)
         model = checkpoint.source(pick_device(options.device, local_rank))
         sampling, protocol = _chosen_sampling(model, checkpoint.card.sampling, options), options.sampling_protocol

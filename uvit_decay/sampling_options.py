@@ -79,7 +79,11 @@ class SamplingOptions(LoadingOptions):
         check_bounds(type(self), vars(self))
 
     def chosen_classes(self, names: Sequence[str]) -> list[int]:
-        """Return the numbers of the classes to sample, of these names, by default all; empty if there are none."""
+        """Return the numbers of the classes to sample, of these names, by default all; empty if there are none.
+
+        Raises:
+            UserError: a class that does not exist, or classes or labels for an unconditional network.
+        """
         if not names and (self.classes or self.labels):
             raise UserError(f"this checkpoint is unconditional: leave out --{'classes' if self.classes else 'labels'}")
         return class_numbers(self.classes, names) if self.classes else list(range(len(names)))

@@ -37,6 +37,9 @@ class BestCheckpoint(Checkpoint):
         metric: a value of validation such as `val/loss`, or one in generation.jsonl or probes.jsonl, such as `fd` or
             `best_accuracy`.
         mode: whether the least (`min`) or the largest (`max`) value is the best.
+
+    Raises:
+        UserError: in fit, no callback of the run measures the metric.
     """
 
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:

@@ -44,6 +44,9 @@ class ModelCard:
         data_hash: fingerprint of the training data, which is that of the same list of images in any folder; None if it
             is not known.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
+
+    Raises:
+        UserError: a number out of range, or a part of a denoiser without the others.
     """
 
     version: int = VERSION
@@ -77,6 +80,9 @@ class ModelCard:
         """Return the card with these values, read from the file `where`; entries that are no fields are ignored.
 
         Older cards have no version, and mean the same as those of version 1.
+
+        Raises:
+            UserError: a newer version, values that are not plain, or fields that are missing or of the wrong type.
         """
         known = {field.name for field in fields(cls)}
         try:

@@ -60,6 +60,9 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
     Args:
         runs: run folders, the newest first.
         fits: whether a run may be resumed from a checkpoint of these settings; others are left out.
+
+    Raises:
+        UserError: there are checkpoints, but those that fit are all damaged.
     """
     damaged: list[str] = []
     for listed in (listed for run in runs for listed in _listed(run)):

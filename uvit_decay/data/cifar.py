@@ -106,7 +106,11 @@ class _CIFAR(ImageData, ABC):
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 
     def _official_files(self, place: Path) -> Iterator[tuple[str, bytes]]:
-        """Yield name and contents of each file in the extracted folder or the archive, which is not extracted."""
+        """Yield name and contents of each file in the extracted folder or the archive, which is not extracted.
+
+        Raises:
+            UserError: a checksum differs, or a file is missing.
+        """
         official = self.official()
         if place.is_dir():
             for name, md5 in self._md5s().items():

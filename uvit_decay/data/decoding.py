@@ -156,6 +156,9 @@ def decode_box(file: BinaryIO, name: str, size: int, channels: int, choose: Call
         size: width and height of the result.
         channels: 1 for mode "L", 3 for "RGB".
         choose: returns the part of an image of this height and width.
+
+    Raises:
+        UserError: as `decode`.
     """
     check_shape(size, channels)
     with open_image(file, name) as image:

@@ -30,7 +30,11 @@ class Masks:
 
     @classmethod
     def of(cls, folder: Path, listing: Listing) -> Masks:
-        """Find the masks of images: cat/07.jpg has the mask cat/07.png."""
+        """Find the masks of images: cat/07.jpg has the mask cat/07.png.
+
+        Raises:
+            UserError: no such folder, or no mask in it.
+        """
         if not folder.is_dir():
             raise UserError(f"--masks {folder}: no such folder")
         members = tuple(i for i, name in enumerate(listing.members) if _mask(folder, name).is_file())
@@ -40,7 +44,11 @@ class Masks:
         return cls(folder, listing, members)
 
     def read(self, indices: Sequence[int], side: int) -> Int64[Tensor, "n side side"]:
-        """Read the masks of the images at `indices`, cropped as the images are, by nearest pixels."""
+        """Read the masks of the images at `indices`, cropped as the images are, by nearest pixels.
+
+        Raises:
+            UserError: a mask that cannot be read, has colours instead of classes, or another size than its image.
+        """
         with self.listing.opened() as fetch:
             return torch.stack([self._one(i, fetch, side) for i in indices])
 

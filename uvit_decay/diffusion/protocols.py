@@ -56,6 +56,9 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
         name: a name in `SAMPLING_PROTOCOLS`.
         model: the network with its noise path.
         guidance: scale of guidance; None means the published one.
+
+    Raises:
+        UserError: the protocol is for other networks.
     """
     protocol = SAMPLING_PROTOCOLS[name]
     if not isinstance(model.path, protocol.paths):

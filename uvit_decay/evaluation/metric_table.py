@@ -240,6 +240,9 @@ class MetricOptions:
         """Return the names of the chosen metrics, else of all by default that are possible.
 
         `images` is the number of samples or of reference images, whichever is less; 0 leaves out what compares images.
+
+        Raises:
+            UserError: a chosen metric that is not of this extractor's features.
         """
         self.check_names(extractor)
         names = self._names(extractor)

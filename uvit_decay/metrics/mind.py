@@ -31,6 +31,9 @@ def mind(
     Direction i is a function of (i, d) alone, uniform on the sphere, so that distances of several networks are in the
     same directions. Each W^2 is exact for any n and m: the quantiles are those of the n and m numbers, steps that are
     not interpolated. Features are projected in float32, distances computed in float64, on the features' device.
+
+    Raises:
+        UserError: features of different width, or that are not finite.
     """
     check_features("MIND", real, fake)
     rows, columns, weights = _common_steps(len(real), len(fake), real.device)

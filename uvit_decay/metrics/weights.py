@@ -24,7 +24,11 @@ class Network(NamedTuple):
 
 
 def read_state(path: Path, network: Network) -> dict[str, Tensor]:
-    """Return the tensors of a .safetensors or a file of torch.save, floating-point ones as float32, perhaps mapped."""
+    """Return the tensors of a .safetensors or a file of torch.save, floating-point ones as float32; they may be mapped.
+
+    Raises:
+        UserError: a file that cannot be read, or holds something else than tensors by name.
+    """
     state = load_any(path)[1]
     if not isinstance(state, dict):
         raise network.refused(path, f"it is no state_dict but a {type(state).__name__}")

@@ -31,6 +31,9 @@ class Classifying:
         judged: the network.
         data: training and test images.
         options: the protocols and their settings.
+
+    Raises:
+        UserError: something is asked that the network or the data do not have.
     """
 
     judged: ProbedNetwork

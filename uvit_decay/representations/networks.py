@@ -175,6 +175,9 @@ def timm_vit(name: str, file: Path | None = None, size: int | None = None) -> Ti
 
     Pretrained weights come from the cache of the hub, or are downloaded. A file may be a .safetensors or a file of
     torch.save, in which no code is executed: a timm state_dict, or an official MAE, whose decoder is left out.
+
+    Raises:
+        UserError: no such model or no vision transformer, weights that cannot be fetched or read, or do not fit.
     """
     import timm
     from timm.models.vision_transformer import VisionTransformer

@@ -77,7 +77,11 @@ class Probing(ProtocolOptions):
         super().__post_init__()
 
     def levels(self, encoder: bool) -> tuple[float, ...]:
-        """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder."""
+        """Return the noise levels: those of a denoiser, or 0 alone, clean images, of an encoder.
+
+        Raises:
+            UserError: times, several noise draws or fresh noise that were asked of an encoder.
+        """
         if not encoder:
             return self.times or TIMES
         asked = {

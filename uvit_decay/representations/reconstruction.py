@@ -36,6 +36,9 @@ class Reconstructor:
         seed: seed of the masks.
         precision: of the network.
         decode: conversion of images in the scale of networks to uint8.
+
+    Raises:
+        UserError: a network without a decoder, or masks that leave no patch, or remove none.
     """
 
     net: nn.Module

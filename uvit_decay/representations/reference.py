@@ -49,6 +49,9 @@ class ReferenceNetwork:
         precision: of the network.
         batch_size: images at a time on each device.
         autoencoder: what decodes the images of a network of latents; None for pixels.
+
+    Raises:
+        UserError: a denoiser.
     """
 
     judged: ProbedNetwork
@@ -107,7 +110,11 @@ def open_reference(
     device: torch.device,
     precision: Precision,
 ) -> ReferenceNetwork:
-    """Open the reference of a network that is judged by a protocol that aligns."""
+    """Open the reference of a network that is judged by a protocol that aligns.
+
+    Raises:
+        UserError: a reference that cannot be one.
+    """
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
     autoencoder = decoder(judged.latents, None, device) if judged.latents else None
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)

@@ -29,6 +29,9 @@ class LARS(Optimizer):
         momentum: decay rate of m, in [0, 1).
         weight_decay: not negative.
         trust: the fraction, positive.
+
+    Raises:
+        ValueError: a number out of range.
     """
 
     def __init__(

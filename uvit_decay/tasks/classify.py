@@ -45,6 +45,9 @@ class ClassifyTask(Task):
     A classifier of a frozen encoder starts from normal(0, 0.01), one of an encoder that is fine-tuned from
     normal(0, 2e-5), truncated (MAE). Batch norms see one micro-batch on one device, as in MAE's code; their
     running statistics are averaged over the devices before they are used or saved.
+
+    Raises:
+        UserError: an option out of range, fewer than two classes, or stochastic depth of a network without it.
     """
 
     def __init__(

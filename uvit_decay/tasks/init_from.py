@@ -66,6 +66,9 @@ def read_initial(file: Path, net: nn.Module, function: Mapping[str, Any]) -> Sto
             encoder.
         net: the network.
         function: what the task trains, see `Task.function_spec`.
+
+    Raises:
+        UserError: a file that cannot be read, or of a network with arguments that must be equal and are not.
     """
     stored = read_weights(file)
     classifies = isinstance(net, Classifier)

@@ -25,6 +25,9 @@ class MAETask(Task):
         seed: seed of the masks.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
             from; see `adapt`. Channels and image size may be others. Not read when a run resumes.
+
+    Raises:
+        UserError: a mask_ratio out of range, or one that leaves no patch or removes none.
     """
 
     def __init__(

@@ -107,7 +107,11 @@ def _other_optimizer(before: Settings, task: LightningModule) -> Iterator[Change
 
 
 def other_settings(contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData) -> str:
-    """Return one line with all settings that differ from the checkpoint's, empty if none does; the data are set up."""
+    """Return one line with all settings that differ from the checkpoint's, empty if none does; the data are set up.
+
+    Raises:
+        UserError: a run of train.py has other data, and `task.allowed` does not name them.
+    """
     found = differences(contents.get("settings") or {}, task.settings)
     if card.data_hash == data.fingerprint:  # the same images, in another place
         found = [change for change in found if change.name != "data.path"]

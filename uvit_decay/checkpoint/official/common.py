@@ -57,7 +57,11 @@ def run_arguments(args: object) -> Mapping[str, Any]:
 def recorded_alpha_min(
     arguments: Mapping[str, Any], name: str, options: ImportOptions, where: Path
 ) -> dict[str, float]:
-    """Return alpha_min, the argument `name` of a training run, as an option; empty if it is not recorded."""
+    """Return alpha_min, the argument `name` of a training run, as an option; empty if it is not recorded.
+
+    Raises:
+        UserError: the caller says otherwise.
+    """
     if arguments.get(name) is None:
         return {}
     alpha_min = typed(float, arguments[name], f"{where}: {name}")

@@ -64,7 +64,11 @@ NOTE = "it is the official network: diffusers' own embeds times at slightly othe
 
 
 def weights_file(folder: Path) -> Path | None:
-    """Return the weights in a pipeline's folder, or in that of its transformer; None if it is not of diffusers."""
+    """Return the weights in a pipeline's folder, or in that of its transformer; None if it is not of diffusers.
+
+    Raises:
+        UserError: there is a configuration, but no file of weights.
+    """
     homes = [home for home in (folder / "transformer", folder) if (home / CONFIG).is_file()]
     for file in (home / name for home in homes for name in FILES):
         if file.is_file():
@@ -75,7 +79,11 @@ def weights_file(folder: Path) -> Path | None:
 
 
 def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
-    """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there."""
+    """Return the network of a file of diffusers' DiT, with the configurations beside it, if they are there.
+
+    Raises:
+        UserError: file, configurations or options do not fit.
+    """
     config = _configuration(loaded.where.with_name(CONFIG), KNOWN)
     pipeline = loaded.where.parents[1] if loaded.where.parent.name == "transformer" else loaded.where.parent
     _configuration(pipeline / "scheduler" / SCHEDULER, SCHEDULE)
