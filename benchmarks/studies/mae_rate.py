@@ -7,10 +7,13 @@ import argparse
 import csv
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
+
+from uvit_decay.history import read_rows
 
 SHOWN = {"test_accuracy": "linear probe", "knn_accuracy": "kNN", "mean_share": "share of the mean"}
 COLUMNS = ("linear 6", "8", "10", "12", "chosen block", "kNN 12", "centred", "dimensions", "share of the mean", "loss")
@@ -37,11 +40,8 @@ def blocks(probes: Path) -> dict[int, dict[str, float]]:
 
 def loss(probes: Path, steps: int) -> float:
     """Return the mean training loss of the last 1000 of these steps, in all parts of a resumed run."""
-    found = {}
-    for log in probes.parent.parent.glob("version_*/metrics.csv"):
-        with log.open() as file:
-            rows = [row for row in csv.DictReader(file) if row.get("train/loss")]
-        found.update({int(row["step"]): float(row["train/loss"]) for row in rows})
+    logs = probes.parent.parent.glob("version_*/metrics.csv")
+    found = {step: float(row["train/loss"]) for log in logs for step, row in read_rows(log) if "train/loss" in row}
     return mean(value for step, value in found.items() if steps - 1000 <= step < steps)
 
 
@@ -62,6 +62,14 @@ def summary(values: list[float]) -> str:
     """Return the mean, and in brackets the standard deviation (n - 1) of several values that differ."""
     spread = f" ({stdev(values):.3f})" if len(set(values)) > 1 else ""
     return f"{mean(values):.3f}{spread}"
+
+
+def print_table(head: Iterable[str], rows: dict[str, list[Sequence[float]]]) -> None:
+    """Print a Markdown table: a row for each arm, with its number of runs and a summary of each of their numbers."""
+    titles = ["arm", "n", *head]
+    print(f"| {' | '.join(titles)} |\n|{' --- |' * len(titles)}")
+    for arm, runs in rows.items():
+        print(f"| {arm} | {len(runs)} |", *(f"{summary(list(column))} |" for column in zip(*runs, strict=True)))
 
 
 def draw(found: dict[str, list[Path]], out: Path) -> None:
@@ -87,11 +95,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/mae_rate.png"))
     options = parser.parse_args()
     found = arms(options.runs, options.steps)
-    print("| alpha_min, rate | n |", *(f"{column} |" for column in COLUMNS))
-    print("|" + " --- |" * (2 + len(COLUMNS)))
-    for arm, folders in found.items():
-        columns = zip(*(numbers(folder, options.steps) for folder in folders), strict=True)
-        print(f"| {arm} | {len(folders)} |", *(f"{summary(list(column))} |" for column in columns))
+    print_table(COLUMNS, {arm: [numbers(folder, options.steps) for folder in of] for arm, of in found.items()})
     draw(found, options.out)
 
 

@@ -4,8 +4,6 @@ python -m benchmarks.studies.one_number [--runs runs] [--out runs/one_number.png
 """
 
 import argparse
-import csv
-import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean, stdev
@@ -13,8 +11,9 @@ from statistics import mean, stdev
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks.studies.mae_rate import blocks, summary
+from benchmarks.studies.mae_rate import blocks, print_table
 from uvit_decay.checkpoint import load
+from uvit_decay.history import read, read_rows
 
 LAST = {
     "test_accuracy": "linear probe",
@@ -30,8 +29,7 @@ SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
 def measured(run: Path) -> dict[str, float]:
     """Return the numbers of a finished run, and -log10 P: 0 for plain shortcuts; of `gain` its P."""
     of = blocks(run)
-    with (run / "metrics.csv").open() as file:
-        losses = [float(row["val/loss"]) for row in csv.DictReader(file) if row.get("val/loss")]
+    losses = [float(row["val/loss"]) for _, row in read_rows(run / "metrics.csv") if "val/loss" in row]
     net = load(run / "checkpoints" / "last.ckpt").net
     state = net.state_dict()
     factors = 1 / state["betas"][-1:] if net.config["schedule"] == "gain" else state["alphas"]
@@ -63,17 +61,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = defaultdict(list)
-    for history in sorted(options.runs.glob("one_number_*/version_*/probes.jsonl")):
-        lines = history.read_text().splitlines()
-        if lines and json.loads(lines[-1])["step"] == STEPS:
-            arm = history.parent.parent.name.removeprefix("one_number_").rpartition("_")[0]
-            found[arm].append(measured(history.parent))
+    for run in sorted(options.runs.glob("one_number_*/version_*")):
+        if any(measurement.step == STEPS for measurement in read(run / "probes.jsonl")):
+            found[run.parent.name.removeprefix("one_number_").rpartition("_")[0]].append(measured(run))
     arms = dict(sorted(found.items(), key=lambda item: item[1][0]["-log10 P"]))
-    columns = list(next(iter(arms.values()))[0])
-    print("| arm | n |", *(f"{column} |" for column in columns))
-    print("|" + " --- |" * (2 + len(columns)))
-    for arm, runs in arms.items():
-        print(f"| {arm} | {len(runs)} |", *(f"{summary([run[column] for run in runs])} |" for column in columns))
+    columns = next(iter(arms.values()))[0]
+    print_table(columns, {arm: [list(run.values()) for run in runs] for arm, runs in arms.items()})
     draw(arms, options.out)
 
 
