@@ -28,14 +28,14 @@ def test_an_error_of_one_node_ends_both(programs, tmp_path):
 @pytest.mark.slow
 def test_the_doctor_of_a_sharded_network(programs, tmp_path):
     started, codes = both(programs, tmp_path, *NODES, "--trainer.strategy=fsdp")
-    assert codes == [0, 0], started[0].stderr + started[0].stdout
+    assert codes == [0, 0], [program.stdout + program.stderr for program in started]
     assert "ok       memory: a step of 1 x 16 images takes" in started[0].stdout
 
 
 def test_the_doctor_times_the_steps_of_two_ranks(programs, tmp_path):
     one_node = ["--trainer.devices=2", "--trainer.strategy=ddp"]
     started, codes = both(programs, tmp_path, *one_node, launched=True)
-    assert codes == [0, 0], started[0].stderr + started[0].stdout
+    assert codes == [0, 0], [program.stdout + program.stderr for program in started]
     shown = started[0].stdout
     assert "ok       ranks: 2 = 1 node x 2, started by torchrun" in shown
     assert "ok       memory: a step of 1 x 16 images" in shown

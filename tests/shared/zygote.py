@@ -77,12 +77,17 @@ def _write(path: Path, text: str) -> None:
 
 def become(order: dict[str, Any]) -> None:
     """Run the program of an order; its output goes to files in the order's folder."""
+    import torch
+
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(Path(order["folder"], name), os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.chdir(order["cwd"])
     os.environ.update(order["environment"])
+    # Torch replaces its pool of threads when it is first asked for after a fork, and aborts ("Invalid thread pool!") if
+    # two threads ask at once, as the main one and autograd's do in a training step.
+    torch.set_num_threads(torch.get_num_threads())
     script, *args = order["argv"]
     if script == "-m":
         script, *args = args
