@@ -169,22 +169,24 @@ MOMENTS = ("optimizer_states", 0, "state", 3)
 PLACE = ("loops", "fit_loop", "state_dict", "combined_loader")
 GROWN = functools.reduce(lambda inner, _: [inner, inner], range(60), "x")  # 2^60 words in 60 lists
 DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and what the one line says
-    "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], r"state.3.exp_avg is \(2,\) of torch.float32"),
-    "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "exp_avg is not contiguous"),
-    "integer moments": ((*MOMENTS, "exp_avg_sq"), lambda v: v.int(), "exp_avg_sq is .* of torch.int32, not"),
+    "small moments": ((*MOMENTS, "exp_avg"), lambda v: v.flatten()[:2], r"state.3.exp_avg is .* of torch.float32"),
+    "shared moments": ((*MOMENTS, "exp_avg"), lambda v: v.new_zeros(()).expand(v.shape), "state.3.exp_avg is"),
+    "integer moments": ((*MOMENTS, "exp_avg_sq"), lambda v: v.int(), "exp_avg_sq is .* of torch.float32"),
     "bad moments": ((*MOMENTS, "exp_avg"), lambda v: v / 0, "state.3.exp_avg is not finite"),
     "moments from nowhere": ((*MOMENTS, "exp_avg"), lambda v: v.to("meta"), "state.3.exp_avg is"),
+    "moments in another order": (("optimizer_states", 0, "param_groups"), lambda v: v * 2, "other groups"),
     "two optimizers": (("optimizer_states",), lambda v: v * 2, "too many values to unpack"),
     "bad weights": (("state_dict", "net.norm.bias"), lambda v: v / 0, "state_dict.net.norm.bias is not finite"),
-    "more weights": (("state_dict",), lambda v: {**v, "net.x": v["net.alphas"]}, "state_dict.net.x is too much"),
+    "more weights": (("state_dict",), lambda v: {**v, "net.x": v["net.alphas"]}, "state_dict.net.x is missing, or too"),
     "bad average": (("callbacks", "EMA", "shadow", "norm.bias"), lambda v: v / 0, "ema.norm.bias is not finite"),
     "half an average": (("callbacks", "EMA", "shadow", "norm.bias"), None, "ema.norm.bias is missing"),
-    "a negative count": ((*PLACE, 0, "start"), lambda v: -v, "start is no count"),
-    "an endless count": ((*PLACE, 0, "start"), lambda v: 10**30, "start is no count"),
+    "a negative count": ((*PLACE, 0, "start"), lambda v: -v, "one of its counts"),
+    "an endless count": ((*PLACE, 0, "start"), lambda v: 10**30, "one of its counts"),
     "no place in the data": (PLACE, None, "'combined_loader'"),
     "no pieces": (("uvit_decay", "pieces"), lambda v: 0, "pieces must be at least 1 .* got 0"),
     "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "more than names and plain values"),
     "words without end": (("uvit_decay",), lambda v: {**v, "more": GROWN}, "more than names and plain values"),
+    "settings without end": (("settings",), lambda v: {**v, "more": GROWN}, "more than names and plain values"),
     "an odd version": (("pytorch-lightning_version",), lambda v: "new", "pytorch-lightning_version is 'new'"),
 }
 

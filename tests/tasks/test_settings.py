@@ -7,7 +7,7 @@ from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
 
 from uvit_decay.data import Images
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.settings import allows, decides, differences, same_run
+from uvit_decay.tasks.settings import DECIDES, FORMS, allows, differences, effect, same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 
@@ -50,10 +50,11 @@ def test_which_settings_decide_how_training_goes_on():
     free += " trainer.precision trainer.log_every_n_steps trainer.callbacks.Preview.rows trainer.logger.save_dir"
     free += " data.path data.num_workers data.device_batch_size model.compile model.sampling.steps ckpt_path"
     free += " model.net.init trainer.callbacks.EMAs.decay"
-    assert not [name for name in free.split() if decides(name)]
+    assert DECIDES not in map(effect, free.split())
     bound = "seed_everything data.batch_size data.flip data.classes data.class_path model.optim.lr model.net.dim"
     bound += " model.label_dropout trainer.callbacks.EMA.decay trainer.gradient_clip_val"
-    assert not [name for name in bound.split() if not decides(name)]
+    assert {effect(name) for name in bound.split()} == {DECIDES}
+    assert effect("model.optim.optimizer") == effect("model.frozen") == FORMS
 
 
 def test_a_setting_or_a_group_or_all_may_be_allowed():
@@ -68,7 +69,7 @@ def test_a_setting_or_a_group_or_all_may_be_allowed():
 @pytest.mark.parametrize("name", ["model.init_from", "model.net.zero_init"])
 def test_a_run_that_began_otherwise_is_another_but_goes_on_if_it_is_named(name):
     before = {"model.optim.lr": 1.0, name: None}
-    assert not decides(name)
+    assert effect(name) != DECIDES
     assert same_run(before, dict(before))
     assert not same_run(before, {**before, name: "true"})
     assert same_run(before, {**before, name: "true"}, [name])

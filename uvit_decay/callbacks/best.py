@@ -7,7 +7,6 @@ metrics and probes, removes the file of the former best by itself, and names its
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
@@ -17,9 +16,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from uvit_decay import history
 from uvit_decay.callbacks.checkpoint import LastCheckpoint, write_atomically
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.run_log import continued_folder, run_folder
+from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.checkpoint.newest import CHECKPOINTS
-from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import duplicate
 
@@ -71,8 +69,7 @@ class BestCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         """Judge what was measured at the step of the checkpoint of a resumed run: it was saved before that."""
-        if continued_folder(trainer) and not self.metric.startswith(VALIDATION):
-            self._judge_history(trainer, [PROBES, GENERATION])
+        self._judge_measured(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         self._judge_measured(trainer)
@@ -86,10 +83,8 @@ class BestCheckpoint(Checkpoint):
         """Judge the value in a history to which a callback has just added one."""
         callbacks = [callback for callback in trainer.callbacks if isinstance(callback, Periodic)]
         names = [c.history_file for c in callbacks if c.history_file and c.evaluated == trainer.global_step]
-        if names and not self.metric.startswith(VALIDATION) and self.step != trainer.global_step:
-            self._judge_history(trainer, names)
-
-    def _judge_history(self, trainer: Trainer, names: Sequence[str]) -> None:
+        if not names or self.metric.startswith(VALIDATION) or self.step == trainer.global_step:
+            return
         folder, values = run_folder(trainer), {}
         for name in names if trainer.is_global_zero else ():
             for measurement in history.read(folder / name):

@@ -21,7 +21,7 @@ from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.program import localised, or_bundled
-from uvit_decay.runtime.tensor_files import is_plain, load_any, load_pickle, load_tensors
+from uvit_decay.runtime.tensor_files import has_values, load_any, load_pickle, load_tensors
 from uvit_decay.runtime.validation import parse, typed
 from uvit_decay.sampling_options import Weights
 
@@ -206,7 +206,7 @@ def read_third_party(path: Path) -> Any:
 
 def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
     """Raise a UserError for weights of the file `path` that are no plain tensors, not finite, or larger than it."""
-    if not all(map(is_plain, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
+    if not all(map(has_values, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
         raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
     for name, value in state.items():
         if value.is_floating_point() and not value.float().isfinite().all():

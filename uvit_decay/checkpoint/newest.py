@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,26 +15,17 @@ from uvit_decay.runtime.validation import typed
 
 CHECKPOINTS = "checkpoints"  # folder in a run folder
 RUN = re.compile(r"version_(\d+)")
-AT_STEP = re.compile(r"step_(\d+)\.ckpt")
 
 Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Newest:
-    """A checkpoint that is whole, its step, and what is wrong with newer ones, each a line that names its file."""
+    """A checkpoint that is whole, its step, and what is wrong with others, each a line that names its file."""
 
     path: Path
     step: int
     damaged: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Listed:
-    path: Path
-    step: float  # of a file that cannot be read a bound, which its place among the others gives
-    settings: Settings
-    damage: str = ""
 
 
 def run_of(checkpoint: str | Path) -> Path | None:
@@ -65,16 +55,12 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
         UserError: there are checkpoints, but those that fit are all damaged.
     """
     damaged: list[str] = []
-    for listed in (listed for run in runs for listed in _listed(run)):
-        damage = listed.damage
-        if not damage and fits(listed.settings):
-            try:
-                read_training_checkpoint(listed.path)  # all of it, compared with its checksums
-                return Newest(listed.path, int(listed.step), tuple(damaged))
-            except UserError as error:
-                damage = str(error)
-        if damage:
-            damaged.append(damage)
+    for path, step, _ in _fitting(runs, fits, damaged):
+        try:
+            read_training_checkpoint(path)  # all of it, compared with its checksums
+            return Newest(path, step, tuple(damaged))
+        except UserError as error:
+            damaged.append(str(error))
     if damaged:
         raise UserError(f"no checkpoint of this experiment is whole: {'; '.join(damaged)}")
     return None
@@ -82,42 +68,33 @@ def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newe
 
 def newest_settings(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Settings | None:
     """Return the settings of the checkpoint that `newest_whole` would try first, None if there is none."""
-    stored = (listed.settings for run in runs for listed in _listed(run) if not listed.damage)
-    return next((settings for settings in stored if fits(settings)), None)
+    return next((settings for _, _, settings in _fitting(runs, fits, [])), None)
 
 
-def _listed(run: Path) -> Iterator[_Listed]:
-    """Yield the checkpoints of a run folder, the newest first; one that cannot be read is below its neighbour."""
-    bound, found = math.inf, []
-    for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: index(path.name)):
-        try:
-            contents = read_training_checkpoint(path, whole=False)
-            step = typed(int, contents.get("global_step"), f"global_step of {path}")
-            settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
-            found.append(_Listed(path, step, settings))
-        except UserError as error:
-            named = AT_STEP.fullmatch(path.name)
-            found.append(_Listed(path, int(named[1]) if named else bound - 0.5, {}, str(error)))
-        bound = min(bound, found[-1].step)
-    yield from sorted(found, key=lambda listed: -listed.step)  # files of the same step stay in their order
+def _fitting(
+    runs: Iterable[Path], fits: Callable[[Settings], bool], damaged: list[str]
+) -> Iterator[tuple[Path, int, Settings]]:
+    """Yield path, step and settings of checkpoints that fit, the newest first; add to `damaged` what is unreadable."""
+    for run in runs:
+        found = []
+        for path in (run / CHECKPOINTS).glob("*.ckpt"):
+            try:
+                contents = read_training_checkpoint(path, whole=False)
+                step = typed(int, contents.get("global_step"), f"global_step of {path}")
+                settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
+                found.append((path, step, settings))
+            except UserError as error:
+                damaged.append(str(error))
+        found.sort(key=lambda entry: (-entry[1], entry[0].name != LAST))
+        yield from (entry for entry in found if fits(entry[2]))
 
 
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
-OLDER = re.compile(r"previous_(\d+)\.ckpt")
-NOWHERE = 2**62
 
 
 def names(keep: int) -> list[str]:
     """Return the names of the next checkpoint and of the `keep` newest ones, from the newest to the oldest."""
     return [NEXT, LAST, PREVIOUS, *(f"previous_{i}.ckpt" for i in range(2, keep))][: keep + 1]
-
-
-def index(name: str) -> int:
-    """Return the index of a name in `names`, of any length; a large number for other names."""
-    if name in (NEXT, LAST, PREVIOUS):
-        return (NEXT, LAST, PREVIOUS).index(name)
-    older = OLDER.fullmatch(name)
-    return 1 + int(older[1]) if older else NOWHERE
 
 
 def rotate(folder: Path, keep: int) -> None:
@@ -132,5 +109,4 @@ def rotate(folder: Path, keep: int) -> None:
 def finish_rotation(checkpoint: Path) -> None:
     """Rename a next.ckpt that a kill kept from becoming last.ckpt; as many older ones are kept as there are."""
     if checkpoint.name == NEXT:
-        older = [path for path in checkpoint.parent.iterdir() if 0 < index(path.name) < NOWHERE]
-        rotate(checkpoint.parent, max(1, len(older)))
+        rotate(checkpoint.parent, 1 + len(list(checkpoint.parent.glob("previous*.ckpt"))))

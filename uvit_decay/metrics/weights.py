@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.tensor_files import is_plain, load_any
+from uvit_decay.runtime.tensor_files import has_values, load_any
 
 
 class Network(NamedTuple):
@@ -33,7 +33,7 @@ def read_state(path: Path, network: Network) -> dict[str, Tensor]:
     if not isinstance(state, dict):
         raise network.refused(path, f"it is no state_dict but a {type(state).__name__}")
     for name, value in state.items():
-        if not isinstance(name, str) or (isinstance(value, Tensor) and not is_plain(value)):
+        if not isinstance(name, str) or (isinstance(value, Tensor) and not has_values(value)):
             raise network.refused(path, f"its {str(name)[:60]!r} is no plain tensor with a name")
         if not isinstance(value, Tensor):
             reason = f"a state_dict in a wrapping, {name!r} is a {type(value).__name__}: save the inner one alone"

@@ -73,7 +73,7 @@ def load_tensors(path: Path, verify: bool = True) -> tuple[dict[str, str], dict[
     return metadata, tensors
 
 
-def is_plain(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Return whether a tensor of a file has values in memory, one for each index."""
     return tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_nested and not tensor.is_quantized
 

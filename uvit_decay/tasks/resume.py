@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -21,15 +20,16 @@ from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.tensor_files import has_values
 from uvit_decay.runtime.validation import is_plain
-from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.settings import (
+    DECIDES,
+    FORMS,
     MISSING,
     Change,
-    Settings,
     allows,
-    decides,
     differences,
+    effect,
     named_class,
     plain,
     refusal,
@@ -55,12 +55,9 @@ def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains
         where: name of the checkpoint in errors.
         trains: whether the run trains, and does not only validate.
     """
-    damaged = f"{where} is damaged, or of another network"
-    with explained(damaged, *MALFORMED):
-        _check_head(contents)
-    card = ModelCard.from_dict(contents[KEY], where)
-    _check_settings(contents, card, task, where, trains)
-    with explained(damaged, *MALFORMED):
+    with explained(f"{where} is damaged, or of another network", *MALFORMED):
+        card = ModelCard.from_dict(contents[KEY], where)
+        _check_settings(contents, card, task, where, trains)
         _check_form(contents, task)
     return card
 
@@ -70,15 +67,17 @@ def _check_settings(
 ) -> None:
     """Raise a UserError that names all differences between this run and the checkpoint's which are not allowed."""
     before = contents.get("settings") or {}
+    if not (isinstance(before, dict) and is_plain(before)):
+        raise ValueError("settings holds more than names and plain values")
     parts = ((part, getattr(card, part), ours) for part, ours in task.function_spec().items())
     function = [Change(*change, f"model.{change[0]}") for part in parts for change in part_differences(*part)]
-    same_tensors = not function or _same_tensors(contents.get("state_dict"), task)
-    fixed = [*_other_optimizer(before, task), *(() if same_tensors else function)]
+    same_tensors = not function or _same_tensors(contents["state_dict"], task)
+    changes = differences(before, task.settings)
+    fixed = [*(change for change in changes if effect(change.name) == FORMS), *(() if same_tensors else function)]
     allowable = function if same_tensors else []
-    if trains and before and task.settings:
-        known = tuple(change.flag or change.name for change in (*fixed, *allowable))
-        others = (change for change in differences(before, task.settings) if decides(change.name))
-        allowable += [change for change in others if not allows(known, change.name)]
+    if trains:
+        known = tuple(change.flag for change in function)
+        allowable += [c for c in changes if effect(c.name) == DECIDES and not allows(known, c.name)]
     refused = [change for change in allowable if not allows(task.allowed, change.flag or change.name)]
     if fixed or refused:
         raise UserError(refusal(where, fixed, refused))
@@ -93,17 +92,6 @@ def _same_tensors(stored: Any, task: LightningModule) -> bool:
         return False
     fixed = [name for name in ours if name.endswith((".alphas", ".betas", ".scales"))]
     return all(torch.equal(stored[name], ours[name].cpu()) for name in fixed)
-
-
-def _other_optimizer(before: Settings, task: LightningModule) -> Iterator[Change]:
-    """Yield what gives the state of this run's optimizer another form or order than the checkpoint's has."""
-    names = ("optimizer", "decay_on", "layer_decay", "rate_over_gain")
-    flags = {f"model.optim.{name}": getattr(task.optim, name) for name in names}
-    defaults = {f"model.optim.{field.name}": field.default for field in fields(Optimization)}
-    for flag, ours in {**flags, "model.frozen": task.frozen}.items():
-        stored = before.get(flag, defaults.get(flag, False))
-        if before and stored != ours:
-            yield Change(flag, stored, ours)
 
 
 def other_settings(contents: Mapping[str, Any], card: ModelCard, task: LightningModule, data: ImageData) -> str:
@@ -157,36 +145,28 @@ def part_differences(part: str, stored: Spec | str | None, ours: Spec | str) -> 
                 yield f"{part}.{name}", value, expected
 
 
-def _check_head(contents: Mapping[str, Any]) -> None:
-    """Raise an error for steps, settings or a version of Lightning that are none."""
-    for name in ("global_step", "epoch"):
-        _check_count(contents[name], name)
-    _check_count(contents.get("images_seen", 0), "images_seen")
-    if not LIGHTNING.fullmatch(contents[VERSION]):
-        raise ValueError(f"{VERSION} is {contents[VERSION]!r:.40}")
-    if not (isinstance(contents.get("settings", {}), dict) and is_plain(contents.get("settings"))):
-        raise ValueError("settings holds more than names and plain values")
-
-
 def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
     """Raise an error unless weights, averages and moments have the form of this run's, and all counts are there.
 
     A parameter that never had a gradient has no moments.
     """
-    parameters = dict(task.net.named_parameters())
+    if not LIGHTNING.fullmatch(contents[VERSION]):
+        raise ValueError(f"{VERSION} is {contents[VERSION]!r:.40}")
     _check_tensors(contents["state_dict"], dict(task.state_dict()), "state_dict")
     ema = contents["callbacks"].get("EMA", {})
     if shadow := average(ema, "the checkpoint"):
-        _check_tensors(shadow, parameters, "ema")
-    if ema:
-        _check_count(ema["updates"], "EMA.updates")
+        _check_tensors(shadow, dict(task.net.named_parameters()), "ema")
     (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
     groups = task.optim.groups(task.net, 1.0)  # settings of the stored ones are not used
+    if [len(group["params"]) for group in optimizer["param_groups"]] != [len(group["params"]) for group in groups]:
+        raise ValueError("its optimizer has other groups of parameters")
     ordered = [(parameter, group) for group in groups for parameter in group["params"]]
     for i, moments in optimizer["state"].items():
         _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
-    _check_count(schedule["last_epoch"], "lr_schedulers.last_epoch")
-    _check_count(_global_batches(contents), "combined_loader.start")
+    counts = [contents["global_step"], contents["epoch"], contents.get("images_seen", 0), ema["updates"] if ema else 0]
+    counts += [schedule["last_epoch"], _global_batches(contents)]
+    if not all(isinstance(count, int) and 0 <= count < MOST for count in counts):
+        raise ValueError("one of its counts of steps or images is none")
 
 
 def _global_batches(contents: Mapping[str, Any]) -> Any:
@@ -197,28 +177,13 @@ def _global_batches(contents: Mapping[str, Any]) -> Any:
 def _check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:
     """Raise an error unless `stored` are finite tensors with the names, shapes, dtypes and strides of `ours`."""
     if different := stored.keys() ^ ours.keys():
-        name = min(different)
-        raise ValueError(f"{where}.{name} is {'missing' if name in ours else 'too much'}")
+        raise ValueError(f"{where}.{min(different)} is missing, or too much")
     for name, expected in ours.items():
-        actual = stored[name]
-        plain = isinstance(actual, Tensor) and actual.layout == torch.strided and actual.device.type == "cpu"
-        if not plain or actual.shape != expected.shape or actual.dtype != expected.dtype:
-            raise ValueError(f"{where}.{name} is {_shown(actual)}, not {_shown(expected)}")
-        if not (actual.is_contiguous() or actual.stride() == expected.stride()):
-            raise ValueError(f"{where}.{name} is not contiguous")
-        if not torch.isfinite(actual).all():
-            raise ValueError(f"{where}.{name} is not finite")
-
-
-def _check_count(value: Any, name: str) -> None:
-    if not (isinstance(value, int) and 0 <= value < MOST):
-        raise ValueError(f"{name} is no count but {_shown(value)}")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"{tuple(value.shape)} of {value.dtype}"
-    return f"a {type(value).__name__}"
+        actual, form = stored[name], (expected.shape, expected.dtype)
+        fits = isinstance(actual, Tensor) and has_values(actual) and (actual.shape, actual.dtype) == form
+        fits = fits and (actual.is_contiguous() or actual.stride() == expected.stride())
+        if not (fits and torch.isfinite(actual).all()):
+            raise ValueError(f"{where}.{name} is not finite, or not {tuple(expected.shape)} of {expected.dtype}")
 
 
 def restore_counters(contents: dict[str, Any], trainer: Trainer, epoch: int, micro_batches: int) -> None:

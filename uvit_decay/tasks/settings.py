@@ -17,12 +17,15 @@ Settings = Mapping[str, Any]  # values by flag without dashes: {"model.optim.lr"
 
 MISSING = "nothing"
 ALL = "all"  # in --resume.allow
-DECIDES, BEGINS, FREE = "decides how a run trains", "decides how it begins", "changes no weight"
+FORMS, DECIDES = "forms the state of the optimizer", "decides how a run trains"  # not its length and devices
+BEGINS, FREE = "decides how it begins", "changes no weight"
 EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
     **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
     **dict.fromkeys((f"data.{name}" for name in ("path", "test_path", "download", "num_workers", "memory_gb")), FREE),
     **dict.fromkeys((f"data.{name}" for name in ("device_batch_size", "verify", "test_crop")), FREE),
+    **dict.fromkeys((f"model.optim.{name}" for name in ("optimizer", "decay_on", "layer_decay")), FORMS),
+    **dict.fromkeys(("model.optim.rate_over_gain", "model.frozen"), FORMS),
     "model.init_from": BEGINS,
     **dict.fromkeys((f"model.net.{name}" for name in ("init", "zero_init", "skip_zero_init")), BEGINS),
     "trainer": FREE,  # precision is a matter of the devices, as the order of sums is
@@ -36,11 +39,6 @@ def effect(name: str) -> str:
     while name and name not in EFFECTS:
         name = name.rpartition(".")[0]
     return EFFECTS.get(name, FREE)
-
-
-def decides(name: str) -> bool:
-    """Return whether a setting decides how a resumed run trains; its length and devices, for example, do not."""
-    return effect(name) == DECIDES
 
 
 def _in_force(settings: Settings) -> Settings:
