@@ -4,11 +4,10 @@ Images are those that the official code sees: standardised with ImageNet's mean 
 Masks are given by noise: the patches of the smallest noise are kept.
 """
 
-import math
 from argparse import Namespace
 
 import torch
-from reference import attention, block_shapes, linear, random_values
+from reference import block, block_shapes, each, embedded, layer, linear, norm, random_values
 from torch.nn import functional
 
 SMALL = dict(
@@ -20,6 +19,7 @@ BASE = dict(
     decoder_heads=16,
 )  # fmt: skip
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+EPS = 1e-6  # of norms
 
 
 # ---- layouts
@@ -27,47 +27,32 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 def vit_shapes(prefix, depth, dim, mlp_ratio=4.0):
     """Names and shapes of the blocks `prefix`.0, .1, ..."""
-    shapes = {}
-    for block in (f"{prefix}.{i}" for i in range(depth)):
-        shapes |= {f"{block}.{norm}.{kind}": (dim,) for norm in ("norm1", "norm2") for kind in ("weight", "bias")}
-        shapes |= block_shapes(block, dim, int(dim * mlp_ratio), qkv_bias=True)
-    return shapes
-
-
-def norm_shapes(name, dim):
-    return {f"{name}.weight": (dim,), f"{name}.bias": (dim,)}
+    blocks = (block_shapes(f"{prefix}.{i}", dim, int(dim * mlp_ratio)) for i in range(depth))
+    return {name: shape for shapes in blocks for name, shape in shapes.items()}
 
 
 def encoder_shapes(image_size, patch_size, channels, dim, depth, norm="norm", num_classes=0, mlp_ratio=4.0, **_):
     """Names and shapes of an encoder; `norm` names its last norm (norm, fc_norm) or is None."""
-    tokens = (image_size // patch_size) ** 2
-    shapes = {
-        "cls_token": (1, 1, dim),
-        "pos_embed": (1, 1 + tokens, dim),
-        "patch_embed.proj.weight": (dim, channels, patch_size, patch_size),
-        "patch_embed.proj.bias": (dim,),
-    }
+    shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, 1 + (image_size // patch_size) ** 2, dim)}
+    shapes |= layer("patch_embed.proj", dim, channels, patch_size, patch_size)
     shapes |= vit_shapes("blocks", depth, dim, mlp_ratio)
-    shapes |= norm_shapes(norm, dim) if norm else {}
-    return shapes | ({"head.weight": (num_classes, dim), "head.bias": (num_classes,)} if num_classes else {})
+    shapes |= layer(norm, dim) if norm else {}
+    return shapes | (layer("head", num_classes, dim) if num_classes else {})
 
 
 def mae_shapes(wiring="official", skips=None, **size):
     """Names and shapes of a whole MAE; the authors' has `skips` SkipLayers, by default half as many as blocks."""
-    image_size, patch, channels = size["image_size"], size["patch_size"], size["channels"]
     dim, depth, inner = size["dim"], size["depth"], size["decoder_dim"]
-    official, values = wiring == "official", patch**2 * channels
+    official, values = wiring == "official", size["patch_size"] ** 2 * size["channels"]
     shapes = encoder_shapes(**size, norm="norm" if official else None)
-    shapes["decoder_pos_embed"] = (1, 1 + (image_size // patch) ** 2, inner)
+    shapes["decoder_pos_embed"] = (*shapes["pos_embed"][:2], inner)
     shapes["mask_token" if official else "decoder_cls_token"] = (1, 1, inner)
-    shapes |= {"decoder_embed.weight": (inner, dim if official else inner), "decoder_embed.bias": (inner,)}
+    shapes |= layer("decoder_embed", inner, dim if official else inner)
     shapes |= vit_shapes("decoder_blocks", size["decoder_depth"], inner)
-    shapes |= norm_shapes("decoder_norm", inner)
-    shapes |= {"decoder_pred.weight": (values, inner), "decoder_pred.bias": (values,)}
+    shapes |= layer("decoder_norm", inner) | layer("decoder_pred", values, inner)
     for j in range(0 if official else depth // 2 if skips is None else skips):
         shapes |= {f"skip.{j}.mask_token": (1, 1, dim)}
-        shapes |= {f"skip.{j}.fc.0.weight": (inner, dim + inner), f"skip.{j}.fc.0.bias": (inner,)}
-        shapes |= {f"skip.{j}.fc.2.weight": (inner, inner), f"skip.{j}.fc.2.bias": (inner,)}
+        shapes |= layer(f"skip.{j}.fc.0", inner, dim + inner) | layer(f"skip.{j}.fc.2", inner, inner)
     return shapes
 
 
@@ -129,18 +114,6 @@ def standardised(x):
     return ((x + 1) / 2 - mean) / std
 
 
-def norm(w, name, h):
-    centred = h - h.mean(-1, keepdim=True)
-    return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * w[name + ".weight"] + w[name + ".bias"]
-
-
-def block(w, name, h, heads, alphas=(1.0, 1.0), betas=(1.0, 1.0)):
-    h = alphas[0] * h + betas[0] * attention(w, name + ".attn", norm(w, name + ".norm1", h), heads)
-    f = linear(w, name + ".mlp.fc1", norm(w, name + ".norm2", h))
-    f = linear(w, name + ".mlp.fc2", f * 0.5 * (1 + torch.erf(f / math.sqrt(2))))
-    return alphas[1] * h + betas[1] * f
-
-
 def number(w, prefix):
     """How many modules `prefix`.0, .1, ... there are."""
     return len({name.split(".")[1] for name in w if name.split(".")[0] == prefix})
@@ -153,32 +126,27 @@ def kept_patches(noise, mask_ratio):
 
 def encoder_states(w, x, heads, kept=None, alphas=None, betas=None):
     """The states after the embeddings and after every block, with the `kept` patches only, or all."""
-    patch, depth = w["patch_embed.proj.weight"].shape[-1], number(w, "blocks")
-    alphas, betas = alphas or [1.0] * (2 * depth), betas or [1.0] * (2 * depth)
-    h = functional.conv2d(x, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], stride=patch)
-    h = h.flatten(2).transpose(1, 2) + w["pos_embed"][:, 1:]
+    alphas, betas = each(alphas), each(betas)
+    h = embedded(w, "patch_embed.proj", x) + w["pos_embed"][:, 1:]
     if kept is not None:
-        h = torch.stack([h[i, positions] for i, positions in enumerate(kept)])
-    h = torch.cat([(w["cls_token"] + w["pos_embed"][:, :1]).expand(len(h), 1, -1), h], 1)
-    states = [h]
-    for i in range(depth):
-        pair = slice(2 * i, 2 * i + 2)
-        states.append(block(w, f"blocks.{i}", states[-1], heads, alphas[pair], betas[pair]))
+        h = h[torch.arange(len(h))[:, None], kept]
+    states = [torch.cat([(w["cls_token"] + w["pos_embed"][:, :1]).expand(len(h), 1, -1), h], 1)]
+    for i in range(number(w, "blocks")):
+        states.append(block(w, f"blocks.{i}", states[-1], heads, EPS, alphas, betas))
     return states
 
 
 def spread(h, kept, mask_token, count):
     """All `count` patches behind the class token: those that were kept in their places, mask tokens elsewhere."""
     patches = mask_token.expand(len(h), count, -1).clone()
-    for i, positions in enumerate(kept):
-        patches[i, positions] = h[i, 1:]
+    patches[torch.arange(len(h))[:, None], kept] = h[:, 1:]
     return torch.cat([h[:, :1], patches], 1)
 
 
 def decoder_input(w, states, kept):
     """The first state of the decoder, which in the authors' variant does not depend on the images."""
     if "mask_token" in w:
-        latent = norm(w, "norm", states[-1]) if "norm.weight" in w else states[-1]
+        latent = norm(w, "norm", states[-1], EPS) if "norm.weight" in w else states[-1]
         count = w["decoder_pos_embed"].shape[1] - 1
         return spread(linear(w, "decoder_embed", latent), kept, w["mask_token"], count) + w["decoder_pos_embed"]
     y = torch.cat([w["decoder_cls_token"], w["decoder_pos_embed"][:, 1:]], 1)
@@ -195,24 +163,19 @@ def mae_forward(w, x, noise, mask_ratio=0.75, *, heads, decoder_heads, alphas=No
             s = spread(states[last - 2 * i], kept, w[f"skip.{i}.mask_token"], noise.shape[1])
             f = functional.silu(linear(w, f"skip.{i}.fc.0", torch.cat([s, y], -1)))
             y = y + linear(w, f"skip.{i}.fc.2", f)
-        y = block(w, f"decoder_blocks.{i}", y, decoder_heads)
-    mask = torch.ones_like(noise)
-    for i, positions in enumerate(kept):
-        mask[i, positions] = 0
-    return linear(w, "decoder_pred", norm(w, "decoder_norm", y))[:, 1:], mask
+        y = block(w, f"decoder_blocks.{i}", y, decoder_heads, EPS, each(None), each(None))
+    mask = torch.ones_like(noise).scatter(1, kept, 0)
+    return linear(w, "decoder_pred", norm(w, "decoder_norm", y, EPS))[:, 1:], mask
 
 
 def targets(x, patch_size, norm_pix=True):
     """What is predicted of each patch, (b, n, p*p*c): rows, columns, then channels; patches row by row."""
-    side = x.shape[-1] // patch_size
-    corners = [(row * patch_size, column * patch_size) for row in range(side) for column in range(side)]
-    patches = [x[:, :, down : down + patch_size, across : across + patch_size] for down, across in corners]
-    values = torch.stack([patch.permute(0, 2, 3, 1).flatten(1) for patch in patches], 1)
+    count, channels, size, _ = x.shape
+    cells = x.reshape(count, channels, size // patch_size, patch_size, size // patch_size, patch_size)
+    values = torch.einsum("nchpwq->nhwpqc", cells).flatten(3).flatten(1, 2)
     if not norm_pix:
         return values
-    centred = values - values.mean(-1, keepdim=True)
-    variance = centred.square().sum(-1, keepdim=True) / (values.shape[-1] - 1)
-    return centred / (variance + 1e-6).sqrt()
+    return (values - values.mean(-1, keepdim=True)) / (values.var(-1, keepdim=True) + 1e-6).sqrt()
 
 
 def loss(x, prediction, mask, patch_size, norm_pix=True):
@@ -225,8 +188,8 @@ def pooled(w, x, heads, alphas=None, betas=None):
     """The input of the head: the mean of the patches, normed, or the class token of the normed state."""
     h = encoder_states(w, x, heads, None, alphas, betas)[-1]
     if "fc_norm.weight" in w:
-        return norm(w, "fc_norm", h[:, 1:].mean(1))
-    return (norm(w, "norm", h) if "norm.weight" in w else h)[:, 0]
+        return norm(w, "fc_norm", h[:, 1:].mean(1), EPS)
+    return (norm(w, "norm", h, EPS) if "norm.weight" in w else h)[:, 0]
 
 
 def logits(w, x, heads, alphas=None, betas=None):

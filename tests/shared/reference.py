@@ -1,19 +1,22 @@
-"""What the references of the networks have in common: layout and function of attention, random weights, inputs."""
+"""What the references of the networks have in common: layout and function of their parts, random weights, inputs."""
 
 import math
+from itertools import repeat
 
 import torch
 from torch.nn import functional
 
 
-def block_shapes(block, dim, hidden, qkv_bias):
-    """Names and shapes of the attention and the MLP of a block."""
-    shapes = {f"{block}.attn.qkv.weight": (3 * dim, dim)}
-    if qkv_bias:
-        shapes[f"{block}.attn.qkv.bias"] = (3 * dim,)
-    shapes |= {f"{block}.attn.proj.weight": (dim, dim), f"{block}.attn.proj.bias": (dim,)}
-    shapes |= {f"{block}.mlp.fc1.weight": (hidden, dim), f"{block}.mlp.fc1.bias": (hidden,)}
-    return shapes | {f"{block}.mlp.fc2.weight": (dim, hidden), f"{block}.mlp.fc2.bias": (dim,)}
+def layer(name, *shape, bias=True):
+    """Names and shapes of a linear layer, a convolution or a norm."""
+    return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if bias else {})
+
+
+def block_shapes(block, dim, hidden, qkv_bias=True, norms=True):
+    """Names and shapes of a block."""
+    shapes = layer(f"{block}.norm1", dim) | layer(f"{block}.norm2", dim) if norms else {}
+    shapes |= layer(f"{block}.attn.qkv", 3 * dim, dim, bias=qkv_bias) | layer(f"{block}.attn.proj", dim, dim)
+    return shapes | layer(f"{block}.mlp.fc1", hidden, dim) | layer(f"{block}.mlp.fc2", dim, hidden)
 
 
 def random_values(shapes, seed):
@@ -33,15 +36,37 @@ def random_values(shapes, seed):
     return state
 
 
-def random_inputs(image_size, channels, num_classes, times):
-    """Images of noise, a time for each, and a label for each if there are classes."""
-    generator, count = torch.Generator().manual_seed(1), len(times)
-    x = torch.randn(count, channels, image_size, image_size, generator=generator)
-    return x, torch.tensor(times), torch.arange(count) % num_classes if num_classes else None
+def makers(kind, sizes, shapes):
+    """What the references of denoisers offer: networks, random weights in the published layout, both, and inputs."""
+
+    def small(**options):
+        torch.manual_seed(0)
+        return kind(**sizes | options)
+
+    def random_state(seed=0, **options):
+        return random_values(shapes(**options), seed)
+
+    def loaded(**options):
+        net = small(**options)
+        net.load_state_dict(random_state(**sizes | options), strict=True)
+        return net
+
+    def inputs(count=3, **options):
+        """Images of noise, a time for each, and a label for each if there are classes."""
+        size, generator = sizes | options, torch.Generator().manual_seed(1)
+        x = torch.randn(count, size["channels"], size["image_size"], size["image_size"], generator=generator)
+        labels = torch.arange(count) % size["num_classes"] if size.get("num_classes") else None
+        return x, torch.tensor([0.02, 0.4, 0.997][:count]), labels
+
+    return small, random_state, loaded, inputs
 
 
 def linear(w, name, h):
     return functional.linear(h, w[name + ".weight"], w.get(name + ".bias"))
+
+
+def norm(w, name, h, eps):
+    return functional.layer_norm(h, h.shape[-1:], w[name + ".weight"], w[name + ".bias"], eps)
 
 
 def attention(w, name, h, heads):
@@ -53,3 +78,37 @@ def attention(w, name, h, heads):
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         head.append(weights / weights.sum(-1, keepdim=True) @ v[..., i : i + width])
     return linear(w, name + ".proj", torch.cat(head, -1))
+
+
+def mlp(w, name, h, gelu="none"):
+    return linear(w, name + ".fc2", functional.gelu(linear(w, name + ".fc1", h), approximate=gelu))
+
+
+def each(scales):
+    """One number after the other, or ones without end."""
+    return iter(scales or repeat(1.0))
+
+
+def block(w, name, h, heads, eps, alphas, betas):
+    """A block of a transformer; its branches take the next alphas and betas."""
+    h = next(alphas) * h + next(betas) * attention(w, name + ".attn", norm(w, name + ".norm1", h, eps), heads)
+    return next(alphas) * h + next(betas) * mlp(w, name + ".mlp", norm(w, name + ".norm2", h, eps))
+
+
+def embedded(w, name, x):
+    """The patches of images as tokens, row by row."""
+    weight = w[name + ".weight"]
+    return functional.conv2d(x, weight, w[name + ".bias"], stride=weight.shape[-1]).flatten(2).transpose(1, 2)
+
+
+def waves(t, half):
+    """Cosines and sines of a time."""
+    angles = t[:, None] * torch.exp(-math.log(1e4) * torch.arange(half) / half)
+    return torch.cat([angles.cos(), angles.sin()], -1)
+
+
+def image_of(h, patch_size):
+    """The image whose patches are these tokens: rows, columns, then channels."""
+    count, side = len(h), math.isqrt(h.shape[1])
+    h = torch.einsum("nhwpqc->nchpwq", h.reshape(count, side, side, patch_size, patch_size, -1))
+    return h.flatten(4).flatten(2, 3)
