@@ -101,8 +101,6 @@ def test_a_trusted_class_is_built(exported, tmp_path, monkeypatch, part, base):
     assert (tmp_path / "one.png").exists()
 
 
-# ---- damaged and hostile cards
-
 CARDS = {
     "newer": (("version",), 2, f"{DAMAGED}has version 2, known are those up to 1: update uvit_decay"),
     "version": (("version",), "1", f"{DAMAGED}version must be int"),

@@ -124,9 +124,6 @@ def test_an_imported_file_is_verified(tmp_path):
     assert not target.exists()
 
 
-# ---- weights that no network works with
-
-
 def filled(name, value):
     return lambda state: state[f"net.{name}"].view(-1)[:1].fill_(value)
 

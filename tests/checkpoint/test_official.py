@@ -51,7 +51,6 @@ PUBLISHED = [
     ("uvit-m/2", LATENTS_32, 100, 130_199_972, 100, VP(), DPM),
     ("uvit-m/2", LATENTS_32, 101, 130_200_740, 100, VP(), Sampling("uvit-dpm", 50, 1.4, False)),
 ]
-# ---- recognition
 
 
 @pytest.mark.parametrize(("name", "image", "rows", "count", "classes", "path", "sampling"), PUBLISHED)
@@ -92,9 +91,6 @@ def test_what_is_said_comes_before_what_is_published():
     }  # fmt: skip
     other = recognise(state, ImportOptions(heads=12), HERE)  # no published network: nothing of H is taken over
     assert (other.size, other.net.config["heads"], other.path) == (None, 12, "vp")
-
-
-# ---- import
 
 
 @pytest.mark.parametrize("options", CASES.values(), ids=CASES)
@@ -161,9 +157,6 @@ def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
     for name, kind in {"nnet.pth": "raw", "nnet_ema.pth": "ema"}.items():
         import_official(saved(tiny(), tmp_path / name), tmp_path / "ours.safetensors", None, TINY)
         assert load(tmp_path / "ours.safetensors").card.weights == kind
-
-
-# ---- export
 
 
 @pytest.mark.parametrize("weights", ["ema", "raw"])

@@ -75,9 +75,6 @@ def edited(pipeline, tmp_path, name, **values):
     return folder
 
 
-# ---- official files
-
-
 def test_the_published_file_is_recognised_by_its_name():
     options = SIT_SIZES["sit-xl"] | dict(image_size=32, patch_size=2, channels=4, num_classes=1000, learn_sigma=True)
     state = meta(official_shapes(**options))
@@ -136,9 +133,6 @@ def test_it_goes_back_with_the_name_of_a_dit_or_a_note(tmp_path):
     assert all(torch.equal(state[name], value) for name, value in tiny_dit().items())
     note = export_file(ours, tmp_path / "other.pt")
     assert "time dit, learned_variance True, prediction eps, path DDPMLinear" in note
-
-
-# ---- diffusers' folders
 
 
 def test_a_folder_of_diffusers_is_the_official_function_of_its_tensors(pipeline, tmp_path, capsys):
@@ -225,9 +219,6 @@ def test_damaged_weights_are_refused_in_a_line(pipeline, tmp_path):
     file.unlink()
     with pytest.raises(UserError, match="holds no diffusion_pytorch_model.safetensors or .*bin: download all"):
         import_official(folder, target)
-
-
-# ---- sampling
 
 
 def test_an_imported_dit_is_sampled_by_its_own_sampler(pipeline, tmp_path):

@@ -46,9 +46,6 @@ def difference(net, contents, alphas=None):
         return max((a - b).abs().max().item() for a, b in pairs)
 
 
-# ---- recognition
-
-
 @pytest.mark.parametrize(("name", "layout", "wiring", "tensors", "count", "unread", "each"), PUBLISHED)
 def test_published_files_are_recognised(name, layout, wiring, tensors, count, unread, each):
     shapes = reference.mae_shapes(wiring, **layout)
@@ -102,9 +99,6 @@ def test_prediction_and_loss_at_the_published_widths_are_the_published_ones():
     assert torch.allclose(prediction, theirs, rtol=1e-5, atol=1e-5)
     expected = reference.loss(standardised(x), theirs, mask, 16).item()
     assert model.net.reconstruction_loss(x, prediction, mask).item() == pytest.approx(expected, rel=1e-5)
-
-
-# ---- import
 
 
 @pytest.mark.parametrize("norm_pix", [True, False])
@@ -179,9 +173,6 @@ def test_arguments_may_be_a_dict_or_missing(tmp_path):
     for args in (None, Namespace()):
         net = imported(reference.full_file(**SMALL) | {"args": args}, tmp_path, TINY_MAE).net
         assert net.config["alpha_min"] == 1.0
-
-
-# ---- export
 
 
 @pytest.mark.parametrize(

@@ -146,9 +146,6 @@ def test_a_reader_of_ours_says_how_to_import(tmp_path, contents, kind):
             read(path)
 
 
-# ---- exports, targets, folders
-
-
 @pytest.mark.parametrize("schedule", ["learnable", "constant", "constant-branch"])
 def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
     mae = our_encoder(tmp_path / "mae", MAE, **mae_reference.SMALL, schedule=schedule)

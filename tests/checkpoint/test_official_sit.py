@@ -62,9 +62,6 @@ def training(**entries):
     return parts | entries
 
 
-# ---- recognition
-
-
 @pytest.mark.parametrize(("name", "options", "tensors", "count"), PUBLISHED)
 def test_published_files_are_recognised(name, options, tensors, count):
     size, patch = name.split("/")
@@ -84,9 +81,6 @@ def test_published_files_are_recognised(name, options, tensors, count):
     assert card.sampling == Sampling("sit-sde", 250, 1.0, False)
     lost = ["alpha_min 1.0", "learn_sigma False"] if "wiring" in options else ["learn_sigma False"]
     assert missing_metadata(model.net, card, model.state, HERE) == lost, "all else is known of a published size"
-
-
-# ---- import
 
 
 @pytest.mark.parametrize("options", FILES.values(), ids=FILES)
@@ -120,9 +114,6 @@ def test_an_imported_file_can_be_sampled(tmp_path):
     images = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0)
     assert images.shape == (2, 4, 8, 8)
     assert images.isfinite().all()
-
-
-# ---- training files
 
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
@@ -162,9 +153,6 @@ def test_reading_arguments_trusts_their_class_no_longer_than_that(tmp_path):
         torch.load(path, weights_only=True)
 
 
-# ---- export
-
-
 @pytest.mark.parametrize("options", [*VARIANTS.values(), dict(alpha_min=0.8)], ids=[*VARIANTS, "decay"])
 def test_ours_to_official_to_ours_is_equal(tmp_path, options):
     options = {"alpha_min": 0.7, **options}
@@ -186,9 +174,6 @@ def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path
     lost = "num_classes 3, null_label False, alpha_min 0.6, branches mlp, learn_sigma False"
     lost += ", prediction eps, path GVP {}, scale 0.13"
     assert export_file(path, tmp_path / "official.pt") == unrecorded(f"heads 2, {lost}")
-
-
-# ---- the command line
 
 
 def test_the_command_line_imports_and_exports(tmp_path, capsys):

@@ -47,9 +47,6 @@ def same(path: Path, folder: Path) -> None:
         assert data == (folder / member).read_bytes()
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("layout", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
 def test_class_folders(tmp_path, layout):
     folder = tree(tmp_path / "data", NAMES)
@@ -98,9 +95,6 @@ def test_of_a_name_that_comes_twice_the_last_counts(tmp_path):
     assert (read(listing, SIZE, 3)[0].permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=1)).all()
 
 
-# --- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_scan_that_takes_long_shows_a_bar(tars, whole, capfd, monkeypatch):
     list_images(whole)
     assert capfd.readouterr().err == ""
@@ -130,9 +124,6 @@ def test_a_tar_that_changes_after_it_was_listed(tars, whole):
     (tars / "n01.tar").unlink()
     with pytest.raises(UserError, match=r"2 of 4 .* first is n01/n01_10.JPEG: .*No such file"):
         read(parts, SIZE, 3)
-
-
-# --- refused ---------------------------------------------------------------------------------------------------------
 
 
 def test_compressed_tars(tmp_path):

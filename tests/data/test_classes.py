@@ -12,8 +12,6 @@ from uvit_decay.data import Images
 from uvit_decay.data.image_files import list_images, read, select
 from uvit_decay.runtime.errors import UserError
 
-# --- lists -----------------------------------------------------------------------------------------------------------
-
 
 def test_imagenet():
     all_of_it, hundred = class_list("imagenet-1k"), class_list("imagenet-100/cmc")
@@ -49,8 +47,6 @@ def test_hash():
     assert class_hash(("ant", "zebra")) == sha256(b"ant\nzebra").hexdigest()
     assert class_hash(("zebra", "ant")) != class_hash(("ant", "zebra"))
 
-
-# --- images of these classes ---------------------------------------------------------------------------------------
 
 NAMES = ["bee/2.png", "ant/1.png", "dog/3.png", "cat/4.png", "bee/1.png", "dog/1.png"]
 

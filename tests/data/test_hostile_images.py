@@ -33,9 +33,6 @@ def at_most(seconds):
         signal.signal(signal.SIGALRM, previous)
 
 
-# --- programs --------------------------------------------------------------------------------------------------------
-
-
 def eps() -> bytes:
     file = io.BytesIO()
     Image.fromarray(noise(SIZE, SIZE)).save(file, "EPS")
@@ -74,9 +71,6 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
         with pytest.raises(UserError, match=f"{name}: not an image that PIL knows"):
             look(listing)
     assert not ghostscript.exists()
-
-
-# --- memory ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 65000), (65000, 1), (2, 10000)])
@@ -131,9 +125,6 @@ def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path, kind):
     (tmp_path / "t.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
     with pytest.raises(UserError, match="t.tar: not a tar, or one that is damaged or cut short"):
         list_images(tmp_path / "t.tar")
-
-
-# --- no end ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):

@@ -37,9 +37,6 @@ def png(width: int, height: int, depth: int, colour: int, rows: bytes, extra: by
     return io.BytesIO(b"\x89PNG\r\n\x1a\n" + header + body + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
 
 
-# --- modes -----------------------------------------------------------------------------------------------------------
-
-
 def test_rgb_is_exact_and_grey_is_rec601():
     pixels = noise(SIZE, SIZE, 3)
     image = Image.fromarray(pixels)
@@ -171,9 +168,6 @@ def test_impossible_shapes(size, channels):
         decode(saved(Image.new("L", (SIZE, SIZE)), "PNG"), "x", size, channels)
     with pytest.raises(UserError, match="not"):
         read(Listing(Path(), (), (), ()), size, channels)
-
-
-# --- crop ------------------------------------------------------------------------------------------------------------
 
 
 def adm_crop(pil_image: Image.Image, image_size: int) -> np.ndarray:

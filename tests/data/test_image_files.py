@@ -12,8 +12,6 @@ from torch.utils.data import DataLoader, Dataset
 from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError
 
-# --- listing ---------------------------------------------------------------------------------------------------------
-
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
 
 
@@ -80,9 +78,6 @@ def test_paths_that_are_no_sets_of_images(tmp_path):
     whole = zipped(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
     fails(tmp_path / "cut.zip", "cut short")
-
-
-# --- reading ---------------------------------------------------------------------------------------------------------
 
 
 def test_indices(tmp_path):

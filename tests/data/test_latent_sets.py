@@ -17,8 +17,6 @@ from uvit_decay.runtime.errors import UserError
 
 SHARD = "shard-00003-of-00006.safetensors"
 
-# ---- reading
-
 
 def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     stored = open_set(encoded)
@@ -123,9 +121,6 @@ def edit(folder, checksum=None, **values):
     path = folder / "manifest.json"
     found = json.loads(path.read_text()) | values | {"crc32": checksum}
     path.write_text(json.dumps({key: value for key, value in found.items() if (key, value) != ("crc32", None)}))
-
-
-# ---- training
 
 
 def fit(folder, data, *callbacks, max_steps=4, ckpt_path=None):

@@ -123,9 +123,7 @@ def test_uvit_dpm_is_the_official_dpm_solver(steps):
     assert (ours("uvit-dpm", steps) - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
-# ---- SD's levels, U-ViT-H
-
-SD = SDDiscrete()
+SD = SDDiscrete()  # of U-ViT-H
 BETAS = torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64).square()
 LOG_ALPHAS = torch.cat([torch.zeros(1), 0.5 * torch.log1p(-BETAS).cumsum(0)]).tolist()
 

@@ -12,8 +12,6 @@ from uvit_decay.nn.mae import Masking
 from uvit_decay.nn.sizes import create_model
 from uvit_decay.runtime.errors import UserError
 
-# ---- checkpointing of activations
-
 
 @pytest.mark.parametrize("kind", [UVIT, SIT, DECAYED_SIT, CONCAT_SIT, MASKED, VIT], ids=lambda kind: kind.name)
 @pytest.mark.parametrize("schedule", ["linear", "learnable"])
@@ -31,9 +29,6 @@ def test_recomputed_activations_give_identical_loss_and_gradients(schedule, kind
         assert torch.equal(gradient, actual[name]), name
     gradients(recomputed.eval(), kind.inputs())
     assert len(calls) == 3, "in training only"
-
-
-# ---- labels
 
 
 @each_kind
@@ -54,9 +49,6 @@ def test_a_network_without_null_label_asks_for_classes(kind):
         net(x, t)
     with pytest.raises(UserError, match="null label"):
         next(net.forward_intermediates(x, t))
-
-
-# ---- compilation
 
 
 @pytest.mark.slow
@@ -90,9 +82,6 @@ def test_compiled_network_is_one_graph_that_equals_eager_and_can_be_tapped(kind,
         assert all(torch.equal(*pair) for pair in zip(*states, strict=True))
 
 
-# ---- taps
-
-
 @each_kind
 def test_each_state_of_the_trunk_is_the_output_of_the_module_that_its_stage_names(kind):
     net, seen = kind.loaded(alpha_min=0.7), {}
@@ -124,9 +113,6 @@ def test_states_are_those_of_the_null_label_and_patches_are_their_last_tokens(nu
             torch.testing.assert_close(pooled(state, "mean", net.num_prefix_tokens), mean, atol=1e-6, rtol=1e-5)
 
 
-# ---- user errors
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "named"),
     [
@@ -153,9 +139,6 @@ def test_impossible_networks_are_user_errors_of_one_line_that_name_the_option(ki
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
     with pytest.raises(UserError, match=named):
         kind.small(**options)
-
-
-# ---- named sizes
 
 
 @pytest.mark.parametrize(

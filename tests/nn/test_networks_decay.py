@@ -16,9 +16,6 @@ def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(k
     assert decayed == plain
 
 
-# ---- loading
-
-
 @each_kind
 @pytest.mark.parametrize(
     ("stored", "asked", "named"),

@@ -4,8 +4,6 @@ import pytest
 import torch
 from sit_reference import SMALL, inputs, loaded, small
 
-# ---- time and variance
-
 
 def test_data_is_embedded_as_one_and_noise_as_zero():
     net, seen = loaded(), []
@@ -32,9 +30,6 @@ def test_a_learned_variance_is_the_second_half_of_the_channels():
     assert both[:, 4:].std() > 0.3
 
 
-# ---- decay
-
-
 def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
     net = small(wiring="decayed", alpha_min=0.6)
     alphas = [1 - 0.4 * k / 7 for k in range(8)]
@@ -44,9 +39,6 @@ def test_a_fresh_decayed_trunk_adds_the_skip_of_its_height_before_the_alphas():
             merged = states[2 + j] + states[read] @ net.dec_blocks[j].skip.weight.T
             torch.testing.assert_close(states[3 + j], merged * alphas[4 + 2 * j] * alphas[5 + 2 * j])
             assert not torch.allclose(states[3 + j], states[2 + j], atol=0.1)
-
-
-# ---- initialisation
 
 
 @pytest.mark.parametrize("skip", ["add", "concat"])

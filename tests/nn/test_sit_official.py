@@ -30,9 +30,6 @@ def count(net, trainable=False):
     return sum(parameter.numel() for parameter in net.parameters() if parameter.requires_grad or not trainable)
 
 
-# ---- sizes and layout
-
-
 @pytest.mark.parametrize(("name", "heads", "sigma", "trainable", "plain", "decayed", "decayed_trainable"), PARAMETERS)
 def test_sizes_are_the_published_ones(name, heads, sigma, trainable, plain, decayed, decayed_trainable):
     net = meta(name, learn_sigma=True)
@@ -52,9 +49,6 @@ def test_the_largest_size_has_the_published_tensors_and_the_alphas(wiring, tenso
     assert shapes["final_layer.linear.weight"] == (32, 1152)
     assert shapes["y_embedder.embedding_table.weight"] == (1001, 1152)
     assert net.shortcuts.alphas[27:29] == pytest.approx((0.901818, 0.898182), abs=1e-6)
-
-
-# ---- the published functions
 
 
 @pytest.mark.parametrize("alpha_min", [1.0, 0.6])
@@ -80,9 +74,6 @@ def test_tokens_of_small_variance_meet_the_published_epsilon_of_the_norms():
     net.load_state_dict(state, strict=True)
     with torch.no_grad():
         torch.testing.assert_close(net(x, t, y), official_forward(state, x, 1 - t, y, **SMALL), atol=1e-5, rtol=1e-5)
-
-
-# ---- initialisation
 
 
 def test_positions_are_fixed_waves_of_column_then_row():

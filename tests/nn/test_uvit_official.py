@@ -1,4 +1,7 @@
-"""U-ViT against the official sizes, key layout, function and initialisation."""
+"""U-ViT against the official sizes, key layout, function and initialisation.
+
+Numbers of parameters are in tests/checkpoint/test_official.py.
+"""
 
 import math
 
@@ -12,8 +15,6 @@ from uvit_decay.runtime.errors import UserError
 
 PIXELS_32 = dict(image_size=32, channels=3)
 LATENTS_32 = dict(image_size=32, channels=4)
-
-# ---- sizes and layout; numbers of parameters are in tests/checkpoint/test_official.py
 
 
 @pytest.mark.parametrize(
@@ -35,9 +36,6 @@ def test_unknown_names_are_user_errors_that_list_the_sizes(name):
         create_model(name)
 
 
-# ---- the official function
-
-
 @pytest.mark.parametrize("alpha_min", [1.0, 0.6])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_official_weights_give_the_official_function_with_its_shortcuts_scaled(variant, alpha_min):
@@ -50,9 +48,6 @@ def test_official_weights_give_the_official_function_with_its_shortcuts_scaled(v
         expected = official_forward(state, *arguments, **options, alphas=alphas)
         assert expected.std() > 0.3
         torch.testing.assert_close(net(*arguments), expected, atol=1e-5, rtol=1e-5)
-
-
-# ---- initialisation
 
 
 @pytest.mark.parametrize("options", [dict(), dict(num_classes=100, mlp_time_embed=True, qkv_bias=True)])

@@ -25,9 +25,6 @@ def planted(n=4, p=25, groups=3, d=16, noise=0.3, seed=0):
     return torch.eye(d)[labels] + noise * torch.randn(n, p, d, generator=g) / d**0.5, labels
 
 
-# ---- colours
-
-
 def test_axes_are_scikit_learns():
     features = patch_features()
     expected, actual = PCA(3, svd_solver="full").fit(features.double().flatten(0, 1).numpy()), Colours.of(features)
@@ -70,9 +67,6 @@ def test_constant_features_are_grey():
 def test_what_has_no_components_is_refused(features):
     with pytest.raises(UserError, match="have no three principal components"):
         Colours.of(features)
-
-
-# ---- clusters
 
 
 def test_planted_groups_are_found_and_in_all_images_the_same():
@@ -159,9 +153,6 @@ def test_what_cannot_be_clustered_is_refused(shape, clusters, neighbours, messag
         spectral_clusters(torch.randn(shape), clusters, neighbours)
     with pytest.raises(UserError, match="NaN or infinity"):
         spectral_clusters(torch.full((2, 9, 4), float("inf")), 2)
-
-
-# ---- mIoU
 
 
 def segments(clusters, classes, seed=0):

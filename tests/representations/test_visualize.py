@@ -127,9 +127,6 @@ def test_latents_are_encoded_as_the_training_latents_were(latent_checkpoint, ima
     assert (tmp_path / "features.png").stat().st_size > 1000
 
 
-# ---- masks
-
-
 def write_mask(folder, values):
     (folder / "left").mkdir(parents=True)
     Image.fromarray(values).save(folder / "left" / "00.png")
@@ -153,9 +150,6 @@ def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypat
     make(tmp_path / "masks")
     options = ["--ckpt", trained, "--images", halves / "images", "--masks", "masks"]
     assert message in refused(monkeypatch, tmp_path, capsys, "features", *options)
-
-
-# ---- wrong options
 
 
 @pytest.mark.parametrize(
