@@ -8,7 +8,8 @@
 #
 # TRAIN and TEST are class folders or zips of class folders. Under Adam a decayed branch moves up to 1/P times as far in
 # the function (docs/how_it_works.md): `over_gain` divides the rate of the branches' last layers by that gain; `gain` is
-# the plain network with branches times 1/P and that rate. Run again to continue after an interruption.
+# the plain network with branches times 1/P and that rate; `patch4` has four times the tokens. Run again to continue
+# after an interruption.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 train=$1 test=$2 steps=${STEPS:-4000}
@@ -17,9 +18,13 @@ export OMP_NUM_THREADS=1
 
 for pair in "$@"; do
     IFS='=' read -r alpha_min rate control <<<"$pair"
-    flags=()
-    [ -z "$control" ] || flags+=(--model.optim.rate_over_gain true)
-    [ "$control" != gain ] || flags+=(--model.net.schedule gain)
+    case "$control" in
+        "") flags=() ;;
+        over_gain) flags=(--model.optim.rate_over_gain true) ;;
+        gain) flags=(--model.optim.rate_over_gain true --model.net.schedule gain) ;;
+        patch4) flags=(--model.net.patch_size 4) ;;
+        *) echo "$control is none of over_gain, gain, patch4" >&2 && exit 2 ;;
+    esac
     for seed in ${SEEDS:-0}; do
         name="mae_rate_${alpha_min}_${rate}_s$seed${control:+_$control}"
         python train.py fit --config benchmarks/studies/mae_rate.yaml --data.path "$train" --trainer.max_steps "$steps" \
