@@ -3,6 +3,7 @@
 from collections import Counter
 from pathlib import Path
 
+import inception_files
 import pytest
 import torch
 from conftest import tiny_net
@@ -137,8 +138,7 @@ def test_likelihoods_never_wait(net):
 
 @pytest.mark.parametrize("protocol", RESIZE)
 def test_features_of_inception_never_wait(protocol, monkeypatch):
-    monkeypatch.setattr(inception_net, "read_weights", lambda path: {})  # the tensors stay as they are built: on meta
-    monkeypatch.setattr(inception_net, "_check_layout", lambda *tensors: None)
+    monkeypatch.setattr(inception_net, "load_weights", lambda *file: inception_files.layout())
     extractor = Inception(protocol=protocol, spatial=True)
     extractor.net = inception_net.InceptionV3(Path(), protocol, spatial=True).to(META)
     extractor.net.place(META)

@@ -25,8 +25,8 @@ from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.open_by_name import open_images
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
-from uvit_decay.metrics.inception_net import read_weights
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.tensor_files import load_weights
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.resume import check
 
@@ -162,7 +162,7 @@ def make_inception(folder: Path, sources: Sources) -> None:
 
 def read_inception(folder: Path, file: Path) -> Any:
     Inception(str(file))  # which looks at what the file is
-    return read_weights(file)
+    return load_weights(file, "weights of Inception")
 
 
 def make_dinov2(folder: Path, sources: Sources) -> None:

@@ -134,21 +134,19 @@ def refused(path):
     [
         ({"cls_token": None}, "its cls_token is missing, its pos_embed (1, 1370, 128)"),
         ({"pos_embed": torch.zeros(1, 12, WIDTH)}, "its pos_embed (1, 12, 128)"),
-        ({"norm.weight": None}, "1 tensors are missing, the first is norm.weight"),
-        ({"register_tokens": torch.zeros(1, 4, WIDTH)}, "1 tensors are unknown, the first is register_tokens"),
-        ({"norm.bias": torch.zeros(3)}, "norm.bias is (3,), not (128,)"),
-        ({"norm.bias": torch.zeros(WIDTH, dtype=torch.int64)}, "norm.bias is torch.int64, not torch.float32"),
-        ({"norm.bias": torch.full((WIDTH,), torch.nan)}, "norm.bias has values that are not finite"),
-        ({"norm.bias": torch.zeros(WIDTH).to_sparse()}, "its 'norm.bias' is no plain tensor with a name"),
-        ({3: torch.zeros(WIDTH)}, "its '3' is no plain tensor with a name"),
+        ({"norm.weight": None}, "it lacks norm.weight"),
+        ({"register_tokens": torch.zeros(1, 4, WIDTH)}, "it has register_tokens, which no DINOv2 has"),
+        ({"norm.bias": torch.zeros(3)}, "its norm.bias has the shape (3,), not (128,)"),
+        ({"norm.bias": torch.zeros(WIDTH, dtype=torch.int64)}, "its norm.bias is of torch.int64, not of torch.float32"),
+        ({"norm.bias": torch.full((WIDTH,), torch.nan)}, "its norm.bias holds NaN or infinite values"),
+        ({"norm.bias": torch.zeros(WIDTH).to_sparse()}, "its weights are not plain tensors"),
+        ({3: torch.zeros(WIDTH)}, "DINOv2 weights in other.pth must be str, it is '3'"),
     ],
 )
 def test_what_is_no_dinov2_is_one_line(changes, message, weights, tmp_path):
     state = {**torch.load(weights, weights_only=True), **changes}
     torch.save({name: value for name, value in state.items() if value is not None}, tmp_path / "other.pth")
-    line = refused(tmp_path / "other.pth")
-    assert line.startswith(f"{tmp_path}/other.pth does not hold timm's or facebookresearch's DINOv2 weights: ")
-    assert message in line
+    assert message in refused(tmp_path / "other.pth").replace(f"{tmp_path}/", "")
 
 
 def test_files_that_are_missing_or_damaged_are_one_line(weights, tmp_path, monkeypatch):

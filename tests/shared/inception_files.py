@@ -10,16 +10,20 @@ import torch
 from uvit_decay.metrics.extractors import Extractor
 
 
-def random_weights(path: Path, seed: int = 0) -> Path:
-    """Write the file and return its path; features stay of order one through the depth."""
+def layout() -> dict[str, torch.Tensor]:
+    """The state_dict of torch-fidelity's network, on the meta device."""
     from torch_fidelity import feature_extractor_inceptionv3 as fidelity
 
     with pytest.MonkeyPatch.context() as patch, torch.device("meta"):
         patch.setattr(fidelity, "load_state_dict_from_url", lambda *args, **options: {})
         patch.setattr(fidelity.FeatureExtractorInceptionV3, "load_state_dict", lambda self, state: None)
-        empty = fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).state_dict()
+        return fidelity.FeatureExtractorInceptionV3("inception-v3-compat", ["2048"]).state_dict()
+
+
+def random_weights(path: Path, seed: int = 0) -> Path:
+    """Write the file and return its path; features stay of order one through the depth."""
     g = torch.Generator().manual_seed(seed)
-    torch.save({name: _random(name, value, g) for name, value in empty.items()}, path)
+    torch.save({name: _random(name, value, g) for name, value in layout().items()}, path)
     return path
 
 

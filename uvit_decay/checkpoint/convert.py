@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from uvit_decay.checkpoint.card import KEY, ModelCard
 from uvit_decay.checkpoint.detect import DIFFUSERS_DIT, MAE_FILE, SIT, UVIT, VIT_FILE, looks_like
-from uvit_decay.checkpoint.io import HOME, StoredModel, check_weights, read, read_third_party
+from uvit_decay.checkpoint.io import HOME, StoredModel, read, read_third_party
 from uvit_decay.checkpoint.official import diffusers_dit, mae, sit, uvit
 from uvit_decay.checkpoint.official.common import IMPORTED, ImportOptions, Network, RecognisedModel, StateDict
 from uvit_decay.checkpoint.official.timm import python_lines, timm_state
@@ -30,7 +30,7 @@ from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import DECAY, ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import check_writable, claimed, replacing
-from uvit_decay.runtime.tensor_files import load_pickle, save_tensors
+from uvit_decay.runtime.tensor_files import check_weights, load_pickle, save_tensors
 from uvit_decay.sampling_options import Weights
 
 

@@ -21,7 +21,7 @@ from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import build
 from uvit_decay.runtime.program import localised, or_bundled
-from uvit_decay.runtime.tensor_files import has_values, load_any, load_pickle, load_tensors
+from uvit_decay.runtime.tensor_files import check_weights, load_any, load_pickle, load_tensors, mismatch
 from uvit_decay.runtime.validation import parse, typed
 from uvit_decay.sampling_options import Weights
 
@@ -101,8 +101,6 @@ class StoredModel:
         A network of this package is built on the meta device and takes no memory; another class must be `trusted`.
         """
         spec = self.card.net
-        if spec.is_from(HOME):
-            self._check_sizes(spec.init_args)
         with torch.device("meta" if spec.is_from(HOME) else "cpu"):
             net = build(spec, nn.Module, HOME, trusted)
         if problem := mismatch(net, self.state):
@@ -110,14 +108,6 @@ class StoredModel:
         if raw := self.not_averaged & dict(net.named_parameters()).keys():
             raise UserError(f"{self.where} is damaged: {len(raw)} of its EMA weights are missing, such as {min(raw)}")
         return net
-
-    def _check_sizes(self, init_args: Mapping[str, object]) -> None:
-        """Raise a UserError if the described network is larger than its weights, before any block is built."""
-        numbers = sum(value.numel() for value in self.state.values())
-        for name, value in init_args.items():
-            most = len(self.state) if name == "depth" else numbers
-            if type(value) is int and value > most:
-                raise UserError(f"{self.where} describes a network of {name} {value}, its weights are {most} at most")
 
 
 def read(path: Path, weights: Weights | None) -> StoredModel:
@@ -202,33 +192,3 @@ def read_third_party(path: Path) -> Any:
     if KEY in metadata or (isinstance(contents, dict) and KEY in contents):
         raise UserError(f"{path} is a checkpoint of this project: use it as it is, or export it")
     return contents
-
-
-def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Raise a UserError for weights of the file `path` that are no plain tensors, not finite, or larger than it."""
-    if not all(map(has_values, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
-        raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
-    for name, value in state.items():
-        if value.is_floating_point() and not value.float().isfinite().all():
-            raise UserError(f"{path}: its {name} holds NaN or infinite values, no network works with it")
-
-
-def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
-    """Describe the first difference between weights and those of `net`, a `kind` in words; return None if they fit.
-
-    Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing.
-    """
-    expected = net.state_dict()
-    for name in expected | state:
-        if name not in expected:
-            return f"it has {name}, which no {kind} has"
-        if name not in state:
-            if name in ("alphas", "betas"):
-                continue
-            return f"it lacks {name}"
-        actual, ours = state[name], expected[name]
-        if actual.shape != ours.shape:
-            return f"its {name} has the shape {tuple(actual.shape)}, not {tuple(ours.shape)}"
-        if actual.is_floating_point() != ours.is_floating_point():
-            return f"its {name} is of {actual.dtype}, not of {ours.dtype}"
-    return None

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from uvit_decay.metrics.extractors import Extractor, Features
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2, DINOv2Protocol
-from uvit_decay.metrics.weights import Network, check_state, read_state
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
-from uvit_decay.runtime.tensor_files import digest
+from uvit_decay.runtime.tensor_files import digest, load_weights, mismatch
 
 LARGE = (1024, 24)  # width and depth of the network of all published numbers
 _AT_ONCE = 16  # images in a batch on a CPU
@@ -81,7 +80,7 @@ class DINOv2(Extractor):
         return f"DINOv2's weights: sha256 {self.sha256} of names and values"
 
 
-DINOV2 = Network("DINOv2", "timm's or facebookresearch")
+WEIGHTS = "timm's or facebookresearch's DINOv2 weights"
 REPOSITORY, FILE = "timm/vit_large_patch14_dinov2.lvd142m", "model.safetensors"  # timm's, on the Hugging Face hub
 PATCH, HEAD = 14, 64  # pixels of a patch; width of an attention head, in all sizes
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
@@ -120,7 +119,7 @@ class DINOv2Net(nn.Module):
 
     def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
         super().__init__()
-        state = {name: value for name, value in read_state(path, DINOV2).items() if name != "mask_token"}
+        state = {name: value for name, value in load_weights(path, WEIGHTS).items() if name != "mask_token"}
         self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
         self.resize, self.sha256 = RESIZE_DINOV2[protocol], digest(state)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
@@ -141,7 +140,8 @@ def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Mod
     with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
         model = timm.create_model("vit_large_patch14_dinov2", **sizes)
     state = {**state, "pos_embed": positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)}
-    check_state(state, model.state_dict(), path, DINOV2)
+    if problem := mismatch(model, state, "DINOv2"):
+        raise UserError(f"{path} does not hold {WEIGHTS}: {problem}")
     # Copies: the tensors of the file may be memory-mapped.
     model.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
     return model, dim, depth
@@ -155,7 +155,8 @@ def _width(state: Mapping[str, Tensor], path: Path) -> int:
         square = patches > 0 and math.isqrt(patches) ** 2 == patches
         if square and dim and dim % HEAD == 0 and dim == shapes[1][2] and state["pos_embed"].is_floating_point():
             return dim
-    raise DINOV2.refused(path, f"its cls_token is {shapes[0] or 'missing'}, its pos_embed {shapes[1] or 'missing'}")
+    found = f"its cls_token is {shapes[0] or 'missing'}, its pos_embed {shapes[1] or 'missing'}"
+    raise UserError(f"{path} does not hold {WEIGHTS}: {found}")
 
 
 def positions_at(positions: Float[Tensor, "1 old d"], side: int) -> Float[Tensor, "1 new d"]:

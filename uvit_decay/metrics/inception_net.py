@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from jaxtyping import Float32, UInt8
@@ -17,11 +16,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
 
 from uvit_decay.metrics.resize import RESIZE, Protocol
-from uvit_decay.metrics.weights import Network, check_state, read_state
 from uvit_decay.runtime.download import agrees, checksum, download
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.tensor_files import load_weights
 
-INCEPTION = Network("Inception", "torch-fidelity")
+WEIGHTS = "torch-fidelity's Inception weights"
 _HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
 _TO_6D = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
@@ -74,7 +73,7 @@ class InceptionV3(nn.Module):
         super().__init__()
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.resize, self.spatial = RESIZE[protocol], spatial
-        layers = _fold(_Layers(read_weights(path), path))
+        layers = _fold(_layers(path))
         self.to_6d = nn.Sequential(*(getattr(layers, name) for name in _TO_6D))
         self.from_6e = nn.Sequential(*(getattr(layers, name) for name in _FROM_6E))
         self.pool = layers.AvgPool
@@ -99,25 +98,21 @@ class InceptionV3(nn.Module):
         return features, features @ self.head, spatial
 
 
-class _Layers(FeatureExtractorInceptionV3):
-    """torch-fidelity's network with tensors that `read_weights` has checked.
-
-    torch-fidelity's constructor can only unpickle a file without restrictions, then calls `load_state_dict`. So it gets
-    an empty checkpoint in memory, and the overridden `load_state_dict` loads the checked tensors instead.
-    """
-
-    def __init__(self, state: dict[str, Tensor], path: Path) -> None:
-        self.given, self.path = state, path
-        nothing = io.BytesIO()
-        torch.save({}, nothing)
-        nothing.seek(0)
-        with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
-            super().__init__("inception-v3-compat", ["2048"], nothing)
-
-    def load_state_dict(self, state: dict[str, Tensor], *args: Any, **options: Any) -> Any:
-        """Ignore the empty `state` of the constructor and load the given tensors after a check of their layout."""
-        _check_layout(self.given, self.state_dict(), self.path)
-        return super().load_state_dict(self.given, strict=False, assign=True)
+def _layers(path: Path) -> FeatureExtractorInceptionV3:
+    """Return torch-fidelity's network with the weights of a file; code in the file is not executed."""
+    state = load_weights(path, WEIGHTS)
+    if any(name.startswith("AuxLogits.") for name in state):
+        reason = f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}"
+        raise UserError(f"{path} does not hold {WEIGHTS}: {reason}")
+    # torch-fidelity's constructor unpickles a file without restrictions: it gets one of names and shapes alone.
+    shapes = io.BytesIO()
+    torch.save({name: value.to("meta") for name, value in state.items()}, shapes)
+    shapes.seek(0)
+    # Its random initialisation is skipped: the tensors of the file replace all parameters.
+    with torch.device("meta"), explained(f"{path} does not hold {WEIGHTS}", RuntimeError):
+        layers = FeatureExtractorInceptionV3("inception-v3-compat", ["2048"], shapes)
+    layers.load_state_dict(state, assign=True)
+    return layers
 
 
 def _fold(module: nn.Module) -> nn.Module:
@@ -128,17 +123,3 @@ def _fold(module: nn.Module) -> nn.Module:
         else:
             _fold(child)
     return module
-
-
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file, floating-point ones as float32; code in the file is not executed."""
-    return read_state(path, INCEPTION)
-
-
-def _check_layout(state: dict[str, Tensor], expected: dict[str, Tensor], path: Path) -> None:
-    """Raise a UserError unless names and shapes are those of `expected` and all values are finite."""
-    if any(name.startswith("AuxLogits.") for name in state):
-        reason = f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}"
-        raise INCEPTION.refused(path, reason)
-    counts = [name for name in expected if name.endswith(".num_batches_tracked")]
-    check_state(state, expected, path, INCEPTION, optional=counts)

@@ -6,7 +6,7 @@ layers without hooks, which would change a compiled graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -27,6 +27,16 @@ class Layer:
 
     name: str
     kind: Literal["embeddings", "encoder", "middle", "decoder"]
+
+
+def block_layers(blocks: Collection[str], denoiser: bool) -> tuple[Layer, ...]:
+    """Return the layers of a network with these blocks; those of a denoiser are an encoder, then a decoder.
+
+    An odd number of them has a middle block.
+    """
+    half, odd = divmod(len(blocks), 2)
+    kinds = ["encoder"] * half + ["middle"] * odd + ["decoder"] * half if denoiser else ["encoder"] * len(blocks)
+    return (Layer("embeddings", "embeddings"), *map(Layer, blocks, kinds))
 
 
 @runtime_checkable

@@ -28,7 +28,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
-from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
@@ -126,10 +126,10 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         else:
             self.enc_blocks = nn.ModuleList([block() for _ in range(half)])
             self.dec_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-        self.layers = _sit_layers(depth, wiring)
         self.final_layer = AdaLNHead(dim, patch_size**2 * channels * (2 if learn_sigma else 1), norm_type)
 
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
+        self.layers = block_layers(self.decayed_blocks(), denoiser=True)
         self._init_weights()
 
     def _init_weights(self) -> None:
@@ -199,13 +199,3 @@ def _check_wiring(wiring: str, skip: str, skip_zero_init: bool, depth: int) -> N
         raise UserError(f"depth must be even, since encoder and decoder blocks come in pairs, got {depth}")
     if wiring == "official" and (skip != "add" or skip_zero_init):
         raise UserError("skip and skip_zero_init are for the long skips of the decayed wiring: set wiring to decayed")
-
-
-def _sit_layers(depth: int, wiring: str) -> tuple[Layer, ...]:
-    """Return the layers in execution order; only an odd depth, which no published size has, has a middle block."""
-    half = depth // 2
-    kinds = ["encoder"] * half + ["middle"] * (depth % 2) + ["decoder"] * half
-    names = [f"blocks.{i}" for i in range(depth)]
-    if wiring == "decayed":
-        names = [f"{side}_blocks.{i}" for side in ("enc", "dec") for i in range(half)]
-    return (Layer("embeddings", "embeddings"), *map(Layer, names, kinds))

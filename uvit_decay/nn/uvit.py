@@ -22,7 +22,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
-from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.runtime.errors import UserError, check_choice
 
 
@@ -109,13 +109,13 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.in_blocks = nn.ModuleList([block() for _ in range(half)])
         self.mid_block = block()
         self.out_blocks = nn.ModuleList([block(skip=skip) for _ in range(half)])
-        self.layers = _uvit_layers(half)
 
         self.norm = build_norm(norm_type, dim, eps=1e-5)
         self.decoder_pred = nn.Linear(dim, patch_size**2 * channels)
         self.final_layer = nn.Conv2d(channels, channels, 3, padding=1) if conv else nn.Identity()
 
         self.record_shortcuts(decay.shortcuts(depth + 1, alpha_min, schedule, granularity, index, branches))
+        self.layers = block_layers(self.decayed_blocks(), denoiser=True)
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
@@ -150,15 +150,6 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
                 y = self.null_labels(len(x), x.device)
             tokens.insert(0, self.label_emb(y)[:, None])
         return torch.cat(tokens, dim=1) + self.pos_embed
-
-
-def _uvit_layers(half: int) -> tuple[Layer, ...]:
-    return (
-        Layer("embeddings", "embeddings"),
-        *(Layer(f"in_blocks.{i}", "encoder") for i in range(half)),
-        Layer("mid_block", "middle"),
-        *(Layer(f"out_blocks.{i}", "decoder") for i in range(half)),
-    )
 
 
 def _official_init(net: UViT) -> None:

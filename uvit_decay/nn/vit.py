@@ -21,7 +21,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, Pixels, PixelScale, sincos_positions, without_autocast
-from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.intermediates import block_layers
 from uvit_decay.runtime.errors import UserError, check_choice
 
 HeadPool = Literal["cls", "mean"]
@@ -49,11 +49,8 @@ class Encoder(DecayedNet):
         self.cls_token = nn.Parameter(torch.empty(1, 1, self.dim))
         self.pos_embed = nn.Parameter(positions(self.image_size // self.patch_size, self.dim))
         self.blocks = self.block_list(self.dim, config["heads"], config["depth"])
-        self.layers = (
-            Layer("embeddings", "embeddings"),
-            *(Layer(f"blocks.{i}", "encoder") for i in range(len(self.blocks))),
-        )
         self.record_shortcuts(decay.shortcuts(len(self.blocks), **{name: config[name] for name in DECAY}))
+        self.layers = block_layers(self.decayed_blocks(), denoiser=False)
 
     def block_list(self, dim: int, heads: int, depth: int) -> nn.ModuleList:
         """Return `depth` new blocks of this width, of the encoder or the decoder."""

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from uvit_decay import checkpoint
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.io import check_weights, mismatch, read_third_party
+from uvit_decay.checkpoint.io import read_third_party
 from uvit_decay.checkpoint.newest import run_of
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.embed import PixelScale
-from uvit_decay.nn.intermediates import Layer
+from uvit_decay.nn.intermediates import Layer, block_layers
 from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.runtime.files import at_home
+from uvit_decay.runtime.tensor_files import check_weights, mismatch
 from uvit_decay.runtime.validation import typed
 from uvit_decay.sampling_options import LoadingOptions
 
@@ -150,10 +151,7 @@ class TimmViT(nn.Module):
         self.num_prefix_tokens, self.class_token = model.num_prefix_tokens, model.cls_token is not None
         self.scale = PixelScale(tuple(model.pretrained_cfg["mean"]), tuple(model.pretrained_cfg["std"]))
         self.norm = model.norm
-        self.layers = (
-            Layer("embeddings", "embeddings"),
-            *(Layer(f"blocks.{i}", "encoder") for i in range(len(model.blocks))),
-        )
+        self.layers = block_layers([f"blocks.{i}" for i in range(len(model.blocks))], denoiser=False)
 
     def forward_intermediates(self, x: Float[Tensor, "b c h w"]) -> Iterator[Float[Tensor, "b n d"]]:
         """Yield the token states [prefix, patches] after the embeddings and after every block, not normed.

@@ -20,10 +20,11 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor
+from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import replacing
+from uvit_decay.runtime.validation import typed
 
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
@@ -153,6 +154,46 @@ def check_records(path: Path, whole: bool) -> None:
                 with archive.open(record) as content:
                     while content.read(2**20):
                         pass
+
+
+def load_weights(path: Path, whose: str) -> dict[str, Tensor]:
+    """Return the weights in a file of another program, floating-point ones as float32; they may be memory-mapped.
+
+    `whose` they are is for errors, such as "timm's ViT weights".
+    """
+    state = typed(dict[str, Tensor], load_any(path)[1], f"{whose} in {path}")
+    check_weights(path, state)
+    return {name: value.float() if value.is_floating_point() else value for name, value in state.items()}
+
+
+def check_weights(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raise a UserError for weights of the file `path` that are no plain tensors, not finite, or larger than it."""
+    if not all(map(has_values, state.values())) or sum(value.nbytes for value in state.values()) > path.stat().st_size:
+        raise UserError(f"{path} is damaged: its weights are not plain tensors, or larger than the file")
+    for name, value in state.items():
+        if value.is_floating_point() and not value.float().isfinite().all():
+            raise UserError(f"{path}: its {name} holds NaN or infinite values, no network works with it")
+
+
+def mismatch(net: nn.Module, state: Mapping[str, Tensor], kind: str = "network that it describes") -> str | None:
+    """Describe the first difference between weights and those of `net`, a `kind` in words; return None if they fit.
+
+    Names, shapes and kinds of dtype (floating point or not) are compared; `alphas` and `betas` may be missing.
+    """
+    expected = net.state_dict()
+    for name in expected | state:
+        if name not in expected:
+            return f"it has {name}, which no {kind} has"
+        if name not in state:
+            if name in ("alphas", "betas"):
+                continue
+            return f"it lacks {name}"
+        actual, ours = state[name], expected[name]
+        if actual.shape != ours.shape:
+            return f"its {name} has the shape {tuple(actual.shape)}, not {tuple(ours.shape)}"
+        if actual.is_floating_point() != ours.is_floating_point():
+            return f"its {name} is of {actual.dtype}, not of {ours.dtype}"
+    return None
 
 
 def digest(state: Mapping[str, Tensor]) -> str:

@@ -16,7 +16,7 @@ from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.import_options import ImportOptions, PathName
-from uvit_decay.checkpoint.io import mismatch, without_prefix
+from uvit_decay.checkpoint.io import without_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
@@ -26,6 +26,7 @@ from uvit_decay.nn.uvit import UViT
 from uvit_decay.nn.vit import ViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.tensor_files import mismatch
 from uvit_decay.runtime.validation import typed
 from uvit_decay.sampling_options import Weights
 
