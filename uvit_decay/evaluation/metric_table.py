@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from uvit_decay.history import RENAMED
@@ -78,24 +77,11 @@ class Metric:
     by_default: bool = True
 
 
-def _frechet(name: str, kind: str, inputs: Inputs) -> dict[str, float]:
-    from uvit_decay.metrics.frechet import frechet_distance
-
-    return {name: frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))}
-
-
 def _inception_score(inputs: Inputs) -> dict[str, float]:
     from uvit_decay.metrics.inception_score import inception_score
 
     mean, std = inception_score(inputs.samples.tensor("logits"), SPLITS)
     return {"is": mean, "is_std": std}
-
-
-def _kernel(name: str, inputs: Inputs) -> dict[str, float]:
-    from uvit_decay.metrics.kid import kernel_distance
-
-    mean, std = kernel_distance(*inputs.pair(), subset_size=inputs.options.kid_subset)
-    return {name: mean, f"{name}_std": std}
 
 
 def _mind(inputs: Inputs) -> dict[str, float]:
@@ -116,22 +102,45 @@ def _full_rank(options: MetricOptions, width: int) -> int:
 
 
 FULL_RANK = "the covariance of fewer images than features says little; take more, KID or KDD instead, or --allow-few"
+
+
+def _frechet(name: str, value: Value, kind: Literal["features", "spatial"] = "features", **fields: Any) -> Metric:
+    """Return the Fréchet distance of this name between features of one kind."""
+
+    def compute(inputs: Inputs) -> dict[str, float]:
+        from uvit_decay.metrics.frechet import frechet_distance
+
+        return {name: frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))}
+
+    return Metric({name: value}, compute, kind, least=_full_rank, advice=FULL_RANK, **fields)
+
+
+def _kernel(name: str, value: Value, *families: str) -> Metric:
+    """Return the kernel distance of this name."""
+
+    def compute(inputs: Inputs) -> dict[str, float]:
+        from uvit_decay.metrics.kid import kernel_distance
+
+        mean, std = kernel_distance(*inputs.pair(), subset_size=inputs.options.kid_subset)
+        return {name: mean, f"{name}_std": std}
+
+    return Metric(
+        {name: value},
+        compute,
+        compares_with="images",
+        least=lambda options, width: options.kid_subset,
+        advice="--kid-subset {n} or less",
+        settings=lambda options: {"kid_subset": options.kid_subset},
+        families=families,
+    )
+
+
 DISTANCE = "Fréchet distance between the features of samples and reference"
-FD = Metric(
-    {"fd": Value("FD", 2, "lower", DISTANCE)},
-    partial(_frechet, "fd", "features"),
-    least=_full_rank,
-    advice=FULL_RANK,
-    families=(OTHER,),
-)
+OF_DINOV2 = "Fréchet distance between the DINOv2 features of samples and reference"
+KERNEL = "kernel distance between {}features; unbiased, about 0 at best"
 METRICS = {
-    "fid": replace(
-        FD,
-        values={"fid": Value("FID", 2, "lower", DISTANCE)},
-        compute=partial(_frechet, "fid", "features"),
-        families=(INCEPTION,),
-    ),
-    "fd": FD,
+    "fid": _frechet("fid", Value("FID", 2, "lower", DISTANCE), families=(INCEPTION,)),
+    "fd": _frechet("fd", Value("FD", 2, "lower", DISTANCE), families=(OTHER,)),
     "is": Metric(
         {"is": Value("Inception Score", 2, "higher", "samples are recognisable, and of many classes")},
         _inception_score,
@@ -141,15 +150,7 @@ METRICS = {
         settings=lambda options: {"is_splits": SPLITS},
         families=(INCEPTION, OTHER),
     ),
-    "kid": Metric(
-        {"kid": Value("KID", 5, "lower", "kernel distance between features; unbiased, about 0 at best")},
-        partial(_kernel, "kid"),
-        compares_with="images",
-        least=lambda options, width: options.kid_subset,
-        advice="--kid-subset {n} or less",
-        settings=lambda options: {"kid_subset": options.kid_subset},
-        families=(INCEPTION, OTHER),
-    ),
+    "kid": _kernel("kid", Value("KID", 5, "lower", KERNEL.format("")), INCEPTION, OTHER),
     "prc": Metric(
         {
             "precision": Value("Precision", 3, "higher", "share of samples that lie among the reference images"),
@@ -159,12 +160,10 @@ METRICS = {
         compares_with="images",
         least=lambda options, width: NEIGHBOURS + 1,
     ),
-    "sfid": Metric(
-        {"sfid": Value("sFID", 2, "lower", "the same with spatial features: composition rather than content")},
-        partial(_frechet, "sfid", "spatial"),
-        needs="spatial",
-        least=_full_rank,
-        advice=FULL_RANK,
+    "sfid": _frechet(
+        "sfid",
+        Value("sFID", 2, "lower", "the same with spatial features: composition rather than content"),
+        "spatial",
         by_default=False,
     ),
     "mind": Metric(
@@ -174,22 +173,9 @@ METRICS = {
         settings=lambda options: {"mind_projections": PROJECTIONS, "mind_scale": "3 d"},
         by_default=False,
     ),
-}
-METRICS |= {  # the same distances, by the names that they have between features of DINOv2
-    "fdd": replace(
-        FD,
-        values={
-            "fdd": Value("FDD", 2, "lower", "Fréchet distance between the DINOv2 features of samples and reference")
-        },
-        compute=partial(_frechet, "fdd", "features"),
-        families=(DINOV2,),
-    ),
-    "kdd": replace(
-        METRICS["kid"],
-        values={"kdd": Value("KDD", 5, "lower", "kernel distance between DINOv2 features; unbiased, about 0 at best")},
-        compute=partial(_kernel, "kdd"),
-        families=(DINOV2,),
-    ),
+    # The same distances, by the names that they have between features of DINOv2.
+    "fdd": _frechet("fdd", Value("FDD", 2, "lower", OF_DINOV2), families=(DINOV2,)),
+    "kdd": _kernel("kdd", Value("KDD", 5, "lower", KERNEL.format("DINOv2 ")), DINOV2),
 }
 
 

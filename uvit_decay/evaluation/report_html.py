@@ -112,13 +112,12 @@ def _thumbnail(image: Tensor) -> str:
 
 
 def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
-    """Return samples and their neighbours as data URIs, the samples nearest to the reference first."""
-    order = neighbours.distances[:, 0].argsort(stable=True).tolist()
+    """Return samples and their neighbours as data URIs."""
     rows = []
-    for i in order:
-        pairs = zip(neighbours.nearest[i], neighbours.distances[i].tolist(), strict=True)
+    for sample, nearest, distances in zip(*vars(neighbours).values(), strict=True):
+        pairs = zip(nearest, distances.tolist(), strict=True)
         images = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
-        rows.append({"sample": _thumbnail(neighbours.samples[i]), "nearest": images})
+        rows.append({"sample": _thumbnail(sample), "nearest": images})
     return rows
 
 
