@@ -47,7 +47,7 @@ def images(sampling, indices=range(10), labels=LABELS, seed=0, batch_size=10, of
 
 def few(name, count):
     """`count`, or 2 of a sampler that takes one image after the other."""
-    return 2 if SAMPLERS[name].per_sample else count
+    return 2 if SAMPLERS[name].evaluations is None else count
 
 
 def noise(n=5, seed=0):

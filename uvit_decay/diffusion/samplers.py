@@ -25,11 +25,10 @@ class Sampler:
     Args:
         run: yields the trajectory.
         steps: the default number of steps.
-        evaluations: network evaluations of a step for each sample; None for adaptive samplers.
+        evaluations: network evaluations of a step; None for adaptive samplers, which take one sample at a time.
         single_last: the last step takes one evaluation.
         stochastic: the steps draw noise.
         sde: the SDE that is integrated, for samplers that offer a choice.
-        per_sample: the denoiser is called with one sample at a time.
         noisy_start: the log-SNR must be finite at t = 1.
         learned_variance: the network must return a learned variance, on the levels of `DDPMLinear`.
         fewest: the smallest number of steps.
@@ -42,7 +41,6 @@ class Sampler:
     single_last: bool = False
     stochastic: bool = False
     sde: SDE | None = None
-    per_sample: bool = False
     noisy_start: bool = False
     learned_variance: bool = False
     fewest: int = 1
@@ -79,7 +77,7 @@ SAMPLERS: dict[str, Sampler] = {
     "euler-maruyama": sde_sampler(_REVERSE, 25),
     "euler": Sampler(euler, 25),
     "heun": Sampler(heun, 25, 2, single_last=True),
-    "dopri5": Sampler(dopri5, 1, None, per_sample=True),
+    "dopri5": Sampler(dopri5, 1, None),
     # The samplers of the papers, with a FID that the paper's authors report for this sampler (not measured here):
     # 50,000 samples of classes drawn at random, guidance w.
     "sit-ode": Sampler(heun_throughout, 125, 2, paper=True),  # NFE 250: ImageNet-256 SiT-XL/2, w 1: about 9.5

@@ -87,7 +87,7 @@ class Sampling:
 
     def at_once(self, batch_size: int) -> int:
         """Return the number of images of a batch that the network evaluates together."""
-        return 1 if self.method.per_sample else batch_size
+        return 1 if self.nfe is None else batch_size
 
     def changed(self, **given: Any) -> Sampling:
         """Return these options with the `given` ones; another sampler has its own steps, clipping and SDE."""
@@ -202,7 +202,7 @@ def generate(
         seed: the seed.
     """
     model.check(sampling)
-    if sampling.method.per_sample and len(indices) > 1:
+    if sampling.nfe is None and len(indices) > 1:
         each = [None] * len(indices) if labels is None else [[label] for label in labels]
         return torch.cat([generate(model, sampling, [i], y, seed) for i, y in zip(indices, each, strict=True)])
     rows = indices_on(model.device, indices)
@@ -244,7 +244,7 @@ def trajectory(
 
     Args:
         model: the network, in eval mode.
-        sampling: sampler, steps, guidance; a sampler that is `per_sample` takes a batch of one.
+        sampling: sampler, steps, guidance; an adaptive sampler takes a batch of one.
         labels: an int for each image; None for an unconditional network.
         draw: returns standard normal noise (b, c, h, w) as a function of a name and, after the first one, of the step.
     """

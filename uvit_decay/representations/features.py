@@ -25,21 +25,6 @@ from uvit_decay.runtime.random import indices_on, normal
 READING = Lock()  # image files are read by one thread at a time
 
 
-def network_inputs(
-    path: NoisePath | None, x: Float[Tensor, "b c h w"], time: float, numbers: Sequence[int], *key: str | int
-) -> tuple[Tensor, ...]:
-    """Return the arguments of a network for the clean images x.
-
-    A denoiser takes x at noise level `time` and times (b,); the noise depends on `key` and an image's number. An
-    encoder, whose path is None, takes x alone.
-    """
-    if path is None:
-        return (x,)
-    noise = normal("probe", *key, rows=indices_on(x.device, numbers), shape=x.shape[1:])
-    t = torch.full((len(x),), time, device=x.device)
-    return path.add_noise(x, noise, t), t
-
-
 def final_norm(net: nn.Module) -> nn.Module | None:
     """Return the layer norm that a network applies after its last block; None if it has none."""
     return dict(net.named_children()).get("norm")
@@ -107,7 +92,11 @@ class TokenReader:
         @torch.no_grad()
         def work(part: list[int]) -> Tensor:
             x = self.to_input(next(stored).to(self.device, non_blocking=True))
-            inputs = network_inputs(self.path, x, level, part, *key)
+            inputs: tuple[Tensor, ...] = (x,)
+            if self.path is not None:
+                noise = normal("probe", *key, rows=indices_on(x.device, part), shape=x.shape[1:])
+                t = torch.full((len(x),), level, device=x.device)
+                inputs = self.path.add_noise(x, noise, t), t
             with computing(self.device, self.precision):
                 found = torch.stack([reduce(state) for state in states_of(self.net, layers, *inputs)])
             return found.cpu()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from uvit_decay.image_io import labelled_grid, to_uint8
 from uvit_decay.nn import MAE
+from uvit_decay.nn.embed import unpatchify
 from uvit_decay.nn.mae import visible_patches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.precision import Precision, computing
@@ -61,15 +62,9 @@ class Reconstructor:
         noise = uniform("reconstruction", self.seed, rows=rows, shape=(self.net.patch_embed.tokens,))
         with computing(x.device, self.precision):
             prediction, mask = self.net(x, noise, self.mask_ratio)
-        removed = self._pixels(mask)
+        removed = unpatchify(mask[..., None].expand(-1, -1, self.net.patch_size**2), channels=1).bool()
         restored = torch.where(removed, self.net.reconstruct(x, prediction.float()), x)
         return torch.stack([self.decode(images) for images in (x, torch.where(removed, 0.0, x), restored)], dim=1)
-
-    def _pixels(self, mask: Float[Tensor, "b n"]) -> Tensor:
-        """Return the mask of the pixels, bool (b, 1, h, w)."""
-        side, patch = math.isqrt(mask.shape[1]), self.net.patch_size
-        grid = mask.bool().unflatten(1, (1, side, side))
-        return grid.repeat_interleave(patch, dim=2).repeat_interleave(patch, dim=3)
 
     def picture(self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int) -> Image:
         """Return the labelled grid of the images `numbers`; `read` gives them (b, c, h, w) in the scale of networks."""
