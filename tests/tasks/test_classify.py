@@ -165,6 +165,7 @@ def test_a_probe_does_not_go_on_as_fine_tuning(tmp_path):
     probe.settings = {"model.frozen": True, "model.optim.decay_on": "layers", "model.optim.layer_decay": 0.65}
     fit(tmp_path / "probe", max_steps=2, task=probe)
     tuned = ClassifyTask(small_vit(batch_norm=True), optim=probe.optim)
+    tuned.settings = {**probe.settings, "model.frozen": False}
     trainer, path = tiny_trainer(tmp_path / "tuned", max_steps=3), tmp_path / "probe" / "checkpoints" / "last.ckpt"
     with pytest.raises(UserError, match=r"with model.frozen True, this run has False: set --model.frozen True"):
         trainer.fit(tuned, Digits(32), ckpt_path=path)

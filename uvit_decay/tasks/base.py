@@ -74,7 +74,6 @@ class Task(LightningModule):
     path: NoisePath | None = None  # of a denoiser, and how to sample from it
     sampling: Sampling | None = None
     init_from: str | None = None  # a file whose weights `load_initial` reads
-    frozen = False  # whether a classifier is trained alone
 
     def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = AUTO, seed: int = 0) -> None:
         super().__init__()
