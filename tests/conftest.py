@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from disks import Disk
 from latent_files import COUNT, encode
 from lightning.pytorch import Callback, Trainer
@@ -132,6 +134,15 @@ def tiny_trainer(folder: Path, *callbacks: Callback, max_steps: int = 10, **opti
     return Trainer(default_root_dir=folder, max_steps=max_steps, callbacks=list(callbacks), **{**quiet, **options})
 
 
+def digits_config(**callbacks: dict[str, object]) -> dict:
+    """configs/digits.yaml, with other arguments of its callbacks."""
+    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
+    for callback in content["trainer"]["callbacks"]:
+        name = callback["class_path"].rpartition(".")[2]
+        callback["init_args"] = {**callback.get("init_args", {}), **callbacks.get(name, {})}
+    return content
+
+
 class Losses(Callback):
     """Remembers every training loss."""
 
@@ -159,6 +170,15 @@ def state(task: DiffusionTask) -> dict[str, torch.Tensor]:
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def leaves(tree: object, place: tuple = ()) -> Iterator[tuple[tuple, object]]:
+    """The values of nested containers, and where each lies: ("net", "dim")."""
+    if not isinstance(tree, dict | list | tuple):
+        yield place, tree
+        return
+    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield from leaves(value, (*place, key))
 
 
 @pytest.fixture
@@ -194,12 +214,26 @@ def run_script(monkeypatch, folder, name, *args):
     """`python NAME ...` in this process, in `folder`."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "argv", [str(ROOT / name), *map(str, args)])
-    runpy.run_path(str(ROOT / name), run_name="__main__")
+    threads = torch.get_num_threads()
+    try:
+        runpy.run_path(str(ROOT / name), run_name="__main__")
+    finally:
+        torch.set_num_threads(threads)
 
 
 def train(monkeypatch, folder, *args):
     """`python train.py ...` in this process, in `folder`."""
     run_script(monkeypatch, folder, "train.py", *args)
+
+
+def sample(monkeypatch, folder, *args):
+    """`python sample.py ...` in this process, in `folder`."""
+    run_script(monkeypatch, folder, "sample.py", *args)
+
+
+def pixels(path: Path) -> np.ndarray:
+    """The images of an .npz."""
+    return np.load(path)["arr_0"]
 
 
 def refused(capsys: pytest.CaptureFixture, command: Callable[..., None], *args: object) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, train, trained_once
+from conftest import ROOT, digits_config, train, trained_once
 from evaluations import digit_images
 from programs import Launcher
 
@@ -86,12 +86,8 @@ def workspace(image_dir, vae, tmp_path_factory) -> Path:
     shutil.copytree(vae, folder / "vae")
     shutil.make_archive(str(folder / "images"), "zip", image_dir)
     save_npz(folder / "samples.npz", [digit_images(200, 20.0)], 200)
-    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    for callback in content["trainer"]["callbacks"]:
-        if callback["class_path"].endswith("LinearProbes"):
-            callback["init_args"] = {"every_n_steps": 15, "times": [0.1], "max_train": 200, "max_test": 100}
-        if callback["class_path"].endswith("GenerationMetrics"):
-            callback["init_args"]["num"] = 100
+    probes = {"every_n_steps": 15, "times": [0.1], "max_train": 200, "max_test": 100}
+    content = digits_config(LinearProbes=probes, GenerationMetrics={"num": 100})
     (folder / "small.yaml").write_text(yaml.safe_dump(content))
     with pytest.MonkeyPatch.context() as patch:
         trained_once(patch)

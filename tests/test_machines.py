@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT
+from conftest import ROOT, digits_config
 from PIL import Image
 from two_nodes import TwoNodes, can_isolate, two_nodes
+
+from uvit_decay import history
 
 PAGE = (ROOT / "docs" / "machines.md").read_text()
 QUICK = ["tests/shared/surroundings.py", "quick"]
@@ -38,16 +40,11 @@ def work(tmp_path_factory) -> Path:
     Its train.py and evaluate.py train the classifier of digits for a few steps only.
     """
     folder = tmp_path_factory.mktemp("work")
-    content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-    callbacks = {
-        spec["class_path"].rpartition(".")[2]: spec.setdefault("init_args", {})
-        for spec in content["trainer"]["callbacks"]
-    }
-    callbacks["LinearProbes"] |= {"every_n_steps": 4, "times": [0.1, 0.2], "max_train": 200, "max_test": 100}
-    callbacks["GenerationMetrics"]["num"] = 71  # no whole number for each process
-    callbacks["Preview"] |= {"every_n_steps": 4, "rows": 2}
+    probes = {"every_n_steps": 4, "times": [0.1, 0.2], "max_train": 200, "max_test": 100}
+    metrics = {"num": 71}  # no whole number for each process
+    content = digits_config(LinearProbes=probes, GenerationMetrics=metrics, Preview={"every_n_steps": 4, "rows": 2})
     content["trainer"] |= {"max_steps": 4, "val_check_interval": 4, "log_every_n_steps": 1}
-    content["trainer"] |= {"enable_progress_bar": False}
+    content["trainer"]["enable_progress_bar"] = False
     content["model"]["init_args"]["net"]["init_args"] |= {"dim": 16, "depth": 2}
     content["model"]["init_args"]["sampling"]["steps"] = 3
     (folder / "configs").mkdir()
@@ -64,9 +61,8 @@ def work(tmp_path_factory) -> Path:
 def two(tmp_path_factory, work) -> TwoNodes:
     """Two nodes, one with a clock that jumps; python, torchrun, accelerate and srun are those of this environment."""
     programs = tmp_path_factory.mktemp("programs")
-    (programs / "srun").write_text(
-        f'#!/bin/sh\nexec {sys.executable} {ROOT / "tests" / "shared" / "fake_srun.py"} "$@"\n'
-    )
+    srun = ROOT / "tests" / "shared" / "fake_srun.py"
+    (programs / "srun").write_text(f'#!/bin/sh\nexec {sys.executable} {srun} "$@"\n')
     (programs / "scontrol").write_text(f'#!/bin/sh\necho "$@" > {work}/requeued\n')
     for program in programs.iterdir():
         program.chmod(0o755)
@@ -95,9 +91,9 @@ def numbers(run: Path) -> dict[str, list]:
             for name in ("train/loss", "val/loss"):
                 if row.get(name):
                     found.setdefault(name, []).append(float(row[name]))
-    for name in ("generation.jsonl", "probes.jsonl"):
-        for line in (run / name).read_text().splitlines():
-            for key, value in json.loads(line)["values"].items():
+    for name in (history.GENERATION, history.PROBES):
+        for measurement in history.read(run / name):
+            for key, value in measurement.values.items():
                 found.setdefault(f"{name} {key}", []).append(value)
     return found
 
@@ -109,7 +105,7 @@ def assert_same_run(one: Path, two: Path) -> None:
     assert len(both["train/loss"]) == 4
     for name, values in alone.items():
         near = {"abs": 2e-5} if name in ("train/loss", "val/loss") else {"rel": 1e-3}
-        assert both[name] == pytest.approx(values, **near), name
+        assert both[name] == pytest.approx(values, nan_ok=True, **near), name
     files = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, two)]
     for ours, theirs in zip(*[(file["state_dict"], file["callbacks"]["EMA"]["shadow"]) for file in files], strict=True):
         for key, value in ours.items():

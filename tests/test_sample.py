@@ -4,11 +4,10 @@ import hashlib
 
 import numpy as np
 import pytest
-import torch
 import yaml
-from conftest import ROOT, refused
+from conftest import ROOT, refused, sample
+from official_files import changed_training
 from PIL import Image
-from sample_script import sample
 
 
 def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatch):
@@ -46,13 +45,14 @@ def test_the_bundled_checkpoint_is_what_its_card_says():
 
 @pytest.mark.parametrize("out", ["samples.png", "samples.npz", "images"])
 def test_images_that_are_not_finite_are_not_written(trained, tmp_path, monkeypatch, capsys, out):
-    contents = torch.load(trained, weights_only=True)
-    contents["callbacks"]["EMA"]["shadow"]["decoder_pred.weight"].fill_(3e38)
-    torch.save(contents, tmp_path / "diverged.ckpt")
-    error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", "diverged.ckpt", "--num", 2, "--out", out)
+    def diverge(contents):
+        contents["callbacks"]["EMA"]["shadow"]["decoder_pred.weight"].fill_(3e38)
+
+    path = changed_training(trained, tmp_path, diverge)
+    error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", path, "--num", 2, "--out", out)
     assert "the images hold NaN or infinite values" in error
     there = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert there <= {"diverged.ckpt", "sampling.json"}  # the latter says what the folder was to hold
+    assert there <= {path.name, "sampling.json"}  # the latter says what the folder was to hold
 
 
 def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):

@@ -5,9 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import refused
+from conftest import pixels, refused, sample
 from PIL import Image
-from sample_script import pixels, sample
 
 from uvit_decay.runtime.files import claimed
 
@@ -98,9 +97,8 @@ def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_
     sample(monkeypatch, tmp_path, "--ckpt", moved, *half[2:], "--num", 10)
     about = tmp_path / "p" / "sampling.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
-    assert f"its images have sha256 {'0' * 64}, not" in refused(
-        capsys, sample, monkeypatch, tmp_path, *half, "--num", 10
-    )
+    line = refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
+    assert f"its images have sha256 {'0' * 64}, not" in line
     for damage in ("{", "[1]", ""):
         about.write_text(damage)
         assert "p/sampling.json" in refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)

@@ -6,9 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import refused
+from conftest import refused, sample
 from PIL import Image
-from sample_script import sample
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.diffusion.sampling import Sampling
@@ -38,15 +37,7 @@ def test_images_are_a_source_that_says_what_it_is(trained, options):
     assert torch.equal(together[1:], sampled.images([8, 9]))
     assert sampled.name == "ema_dpm++3_w2_seed5"
     described = json.loads(json.dumps(sampled.metadata()))
-    expected = {
-        "step": 12,
-        "weights": "ema",
-        "sampler": "dpm++",
-        "steps": 3,
-        "nfe": 3,
-        "guidance": 2.0,
-        "seed": 5,
-    }
+    expected = {"step": 12, "weights": "ema", "sampler": "dpm++", "steps": 3, "nfe": 3, "guidance": 2.0, "seed": 5}
     assert expected.items() <= described.items()
     assert described["labels"] == "all 10 classes in turn"
     some = Samples.from_options(trained, options("--classes", "1,2", "--weights", "raw"))

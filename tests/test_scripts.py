@@ -11,9 +11,8 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, save_tiny_vae
+from conftest import ROOT, sample, save_tiny_vae
 from PIL import Image
-from sample_script import sample
 
 SMALL = [
     "--model.net.dim=16",

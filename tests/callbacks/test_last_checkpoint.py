@@ -2,11 +2,13 @@
 
 import os
 import signal
+from unittest.mock import Mock
 
 import pytest
 import torch
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from runs import fit
 
 from uvit_decay.callbacks import LastCheckpoint, Preview, stopping
@@ -15,15 +17,15 @@ from uvit_decay.runtime.errors import user_errors
 
 
 class Signals(Callback):
-    """Sends this process a signal, in the middle of step 4, as often as is said."""
+    """Sends this process signals in the middle of step 4."""
 
-    def __init__(self, signum: int, times: int = 1) -> None:
-        self.signum, self.times = signum, times
+    def __init__(self, *numbers: int) -> None:
+        self.numbers = numbers
 
     def on_after_backward(self, trainer, task) -> None:
         if trainer.global_step == 3:
-            for _ in range(self.times):
-                os.kill(os.getpid(), self.signum)
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
 
 
 def stopped(folder, *callbacks):
@@ -35,24 +37,29 @@ def stopped(folder, *callbacks):
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "times"),
-    [(signal.SIGINT, 130, 1), (signal.SIGTERM, 143, 2), (signal.SIGUSR1, 85, 2), (signal.SIGUSR2, 85, 1)],
+    ("numbers", "code"),
+    [
+        ([signal.SIGINT], 130),
+        ([signal.SIGTERM] * 2, 143),
+        ([signal.SIGUSR1] * 2, 85),
+        ([signal.SIGUSR2], 85),
+        ([signal.SIGUSR1, signal.SIGTERM], 85),
+    ],
 )
-def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(tmp_path, signum, code, times):
-    before = signal.getsignal(signum)
-    assert stopped(tmp_path, Signals(signum, times)) == (code, 4)
-    assert signal.getsignal(signum) is before
+def test_a_signal_finishes_the_step_and_saves_it_also_if_a_launcher_repeats_it(tmp_path, numbers, code):
+    before = signal.getsignal(numbers[0])
+    assert stopped(tmp_path, Signals(*numbers)) == (code, 4)
+    assert signal.getsignal(numbers[0]) is before
 
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_second_signal_stops_at_once(tmp_path, monkeypatch, signum, code):
     monkeypatch.setattr(stopping, "ONE_SIGNAL", 0.0)
-    assert stopped(tmp_path, Signals(signum, times=2)) == (code, None)
+    assert stopped(tmp_path, Signals(signum, signum)) == (code, None)
 
 
 @pytest.mark.parametrize(
-    ("signum", "code", "every"),
-    [(signal.SIGINT, 130, 7), (signal.SIGUSR1, 85, 7), (signal.SIGTERM, 143, 0)],
+    ("signum", "code", "every"), [(signal.SIGINT, 130, 7), (signal.SIGUSR1, 85, 7), (signal.SIGTERM, 143, 0)]
 )
 def test_a_signal_in_an_evaluation_leaves_it_at_once_and_its_step_is_saved(tmp_path, signum, code, every):
     class Slow(Preview):
@@ -67,13 +74,10 @@ def test_a_signal_in_an_evaluation_leaves_it_at_once_and_its_step_is_saved(tmp_p
 
 
 def test_signals_are_whose_they_were_after_a_run_that_fails(tmp_path):
-    class Fail(Callback):
-        def on_train_batch_end(self, *_) -> None:
-            raise KeyError
-
+    fail = LambdaCallback(on_train_batch_end=Mock(side_effect=KeyError))
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(KeyError):
-        tiny_trainer(tmp_path, LastCheckpoint(), Fail(), max_steps=2).fit(tiny_task(), Digits(32))
+        tiny_trainer(tmp_path, LastCheckpoint(), fail, max_steps=2).fit(tiny_task(), Digits(32))
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import refused, same, state, tiny_task, tiny_trainer, train
-from gloo import lightning_rank, on_two_processes
+from gloo import on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
@@ -24,8 +24,7 @@ TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"e
 def run(monkeypatch, caplog, folder, *flags):
     """What a run of train.py says of the checkpoint from which it resumes."""
     caplog.clear()
-    with caplog.at_level("INFO"):
-        train(monkeypatch, folder, "fit", *TINY, *flags)
+    train(monkeypatch, folder, "fit", *TINY, *flags)
     (line,) = [text for text in caplog.messages if "--ckpt_path" in text]
     return line.replace(str(folder), "")
 
@@ -55,8 +54,7 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog, caps
     assert step(folder / "version_1" / "checkpoints" / "last.ckpt") == 3
     written = folder / "version_1" / "checkpoints"
     (written / "last.ckpt").rename(written / "next.ckpt")  # as if killed between the names
-    with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", *TINY, *command)
+    train(monkeypatch, tmp_path, "fit", *TINY, *command)
     assert step(written / "last.ckpt") == 3
     assert caplog.messages[-1].startswith("nothing is left to do: the checkpoint is at step 3: set --trainer.max_steps")
     assert sorted(path.name for path in folder.iterdir()) == ["version_0", "version_1"]
@@ -65,8 +63,7 @@ def test_one_command_begins_goes_on_and_ends(tmp_path, monkeypatch, caplog, caps
     longer = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", *others)
     assert longer == "--ckpt_path auto: resuming from runs/digits/version_1/checkpoints/last.ckpt (step 3)"
     assert "a new run starts" in run(monkeypatch, caplog, tmp_path, *command, "--seed_everything=1")
-    with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
+    train(monkeypatch, tmp_path, "validate", *TINY, "--trainer.limit_val_batches=1", "--ckpt_path=last")
     assert "--ckpt_path last: resuming from runs/digits/version_3/checkpoints/last.ckpt (step 3)" in caplog.messages
     assert "val/loss" in capsys.readouterr().out
 
@@ -79,8 +76,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
     rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
-    with caplog.at_level("INFO"):
-        found = newest(name, {}, (), trainer.loggers, tmp_path)
+    found = newest(name, {}, (), trainer.loggers, tmp_path)
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     assert "version_0/checkpoints/last.ckpt" in line
@@ -162,7 +158,6 @@ def test_a_kill_between_any_two_renames_leaves_the_newest_under_a_known_name(tmp
 
 def rank_of_two(folder, rank):
     """What two ranks resume from, when they share a folder and when they do not."""
-    lightning_rank(rank)
     said = []
     for place in (folder / "shared", folder / f"of rank {rank}"):
         place.mkdir(exist_ok=True)

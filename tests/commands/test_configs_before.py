@@ -9,8 +9,8 @@ import importlib
 import pytest
 import torch
 import yaml
-from conftest import ROOT, refused, train
-from test_configs import TINY, data_paths, leaves  # noqa: F401  a fixture
+from conftest import ROOT, leaves, refused, train
+from test_configs import TINY, data_paths  # noqa: F401  a fixture
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.checks import _current
@@ -65,7 +65,7 @@ def test_a_class_is_found_under_its_name_of_before(class_path):
 
 @pytest.mark.parametrize("config", [*CONFIGS, RUN / "config.yaml"], ids=lambda path: path.stem)
 def test_every_class_of_a_configuration_is_found(config):
-    named = [value for name, value in leaves(yaml.safe_load(config.read_text())) if name.endswith("class_path")]
+    named = [value for place, value in leaves(yaml.safe_load(config.read_text())) if place[-1] == "class_path"]
     assert len(named) > 8
     assert set(named) <= CLASS_PATHS
 
@@ -78,13 +78,9 @@ def test_the_table_is_followed_in_one_step_and_names_nothing_that_is_there():
 
 
 def test_options_that_are_gone_are_left_out_where_they_said_nothing():
-    last = {"keep_last": 2, "keep_weights_only": False}
-    best = {"metric": "fid", "weights_only": False}
-    assert _current([last, best, {"weights_only": False}]) == [
-        {"keep_last": 2},
-        {"metric": "fid"},
-        {"weights_only": False},
-    ]
+    last, best = {"keep_last": 2, "keep_weights_only": False}, {"metric": "fid", "weights_only": False}
+    other = {"weights_only": False}
+    assert _current([last, best, other]) == [{"keep_last": 2}, {"metric": "fid"}, other]
     assert _current({"keep_weights_only": True}) == {"keep_weights_only": True}  # which the parser refuses
 
 
@@ -108,8 +104,7 @@ def test_a_configuration_trains(config, data_paths, tmp_path, monkeypatch):  # n
 def test_a_run_resumes_with_its_config_and_no_setting_differs(tmp_path, monkeypatch, caplog):
     """The config is the one that the run saved, with all defaults."""
     flags = ["--config", str(RUN / "config.yaml"), "--ckpt_path", str(RUN / "last.ckpt")]
-    with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=3")
+    train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=3")
     (line,) = [text for text in caplog.messages if "other settings" in text]
     assert line == "other settings than the checkpoint's: trainer.max_steps 3 (was 2)"
     assert load(tmp_path / "runs" / "digits_sit" / "version_0" / "checkpoints" / "last.ckpt").card.step == 3

@@ -3,29 +3,21 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, refused, tiny_net, tiny_task, tiny_trainer
-from sample_script import pixels, sample
+from conftest import ROOT, pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
 
 from uvit_decay.data import Digits
 from uvit_decay.nn import SiT
 
 
 def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, tmp_path, monkeypatch, capsys):
-    for flags, name in (
-        (["dpm++"], "dpm++4_w2"),
-        (["dpm++", "--steps", "3"], "dpm++3_w2"),
-        (["ddim"], "ddim25_w2"),
-    ):
+    for flags, name in ((["dpm++"], "dpm++4_w2"), (["dpm++", "--steps", "3"], "dpm++3_w2"), (["ddim"], "ddim25_w2")):
         sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", "1", "--sampler", *flags)
         assert name in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("flags", "calls"),
-    [
-        (["--sampler", "sit-sde"], 250),
-        (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20),
-    ],
+    [(["--sampler", "sit-sde"], 250), (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20)],
 )
 def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, flags, calls):
     checkpoint, sizes = ROOT / "tests" / "written_before" / "sit.ckpt", []
@@ -43,35 +35,23 @@ def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, 
     assert (tmp_path / "samples.png").exists()
 
 
-def test_guidance_can_be_kept_to_some_times(trained, tmp_path, monkeypatch, capsys):
-    flags = ["--ckpt", trained, "--num", "3", "--sampler", "euler", "--steps", "6"]
-    for out, scale, interval in (("no", "1", "0,1"), ("some", "3", "0.3,0.7"), ("all", "3", "0,1")):
-        guided = ["--guidance", scale, "--guidance-interval", interval]
-        sample(monkeypatch, tmp_path, *flags, *guided, "--out", f"{out}.npz")
-    no, some, every = (pixels(tmp_path / f"{name}.npz") for name in ("no", "some", "all"))
-    assert not np.array_equal(no, some)
-    assert not np.array_equal(some, every)
-    line = refused(capsys, sample, monkeypatch, tmp_path, *flags, "--guidance-interval", "often")
-    assert "--guidance-interval takes numbers separated by commas" in line
+CHANGES = {
+    "dpm++2_w9": [],
+    "dpm++2_w9_noclip": ["--no-clip"],
+    "dpm++2_w9_t0.3-0.7": ["--guidance-interval", "0.3,0.7"],
+    "dpm++2_w9_bf16": ["--precision", "bf16"],
+}
 
 
-def test_clipping_is_asked_for_and_named(trained, tmp_path, monkeypatch, capsys):
+def test_clipping_guidance_and_precision_are_chosen_and_named(trained, tmp_path, monkeypatch, capsys):
     base = ["--ckpt", trained, "-n", "3", "--steps", "2", "--guidance", "9", "--sampler", "dpm++"]
-    names = {"dpm++2_w9": [], "dpm++2_w9_noclip": ["--no-clip"]}
-    for name, flags in names.items():
+    for name, flags in CHANGES.items():
         sample(monkeypatch, tmp_path, *base, *flags, "--out", f"{name}.npz")
         assert f"{name}, ema" in capsys.readouterr().err
-    assert not np.array_equal(*(pixels(tmp_path / f"{name}.npz") for name in names))
-
-
-def test_precision_is_chosen_and_refused_in_one_line(trained, tmp_path, monkeypatch, capsys):
-    args = ["--ckpt", trained, "-n", "4", "--steps", "3", "--batch-size", "2"]
-    sample(monkeypatch, tmp_path, *args, "--out", "full.npz")
-    sample(monkeypatch, tmp_path, *args, "--precision", "bf16", "--out", "half.npz")
-    assert "_bf16" in capsys.readouterr().err
-    full, half = (pixels(tmp_path / name).astype(int) for name in ("full.npz", "half.npz"))
-    assert 0 < abs(full - half).mean() < 20
-    line = refused(capsys, sample, monkeypatch, tmp_path, *args, "--precision", "tf32", "--device", "cpu")
+    plain, *others = (pixels(tmp_path / f"{name}.npz").astype(int) for name in CHANGES)
+    assert all(np.any(images != plain) for images in others)
+    assert abs(others[-1] - plain).mean() < 20
+    line = refused(capsys, sample, monkeypatch, tmp_path, *base, "--precision", "tf32", "--device", "cpu")
     assert "precision tf32 is of CUDA GPUs" in line
 
 

@@ -82,14 +82,6 @@ def test_all_ranks_stop_at_the_same_step_if_one_is_warned(training, tmp_path):
     assert goes_on_from(again) == 10
 
 
-def test_two_signals_of_two_kinds_still_save(training, tmp_path):
-    program = training.start(tmp_path, at=Moment(STEP, 4, 9), number=signal.SIGSTOP).stopped()
-    for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGCONT):
-        program.send(number)
-    assert program.wait() in (85, 143)
-    assert trained(runs(tmp_path)[-1])["global_step"] == 5
-
-
 @pytest.fixture(scope="module")
 def killed(training, tmp_path_factory):
     """A folder with a run that was killed in its tenth step."""

@@ -7,9 +7,8 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, sample
 from programs import ranks
-from sample_script import sample
 
 from uvit_decay.runtime.distributed import Processes, _slurm_nodes, batches, others_needed, set_variables
 from uvit_decay.runtime.errors import UserError, user_errors

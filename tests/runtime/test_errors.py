@@ -13,10 +13,7 @@ from uvit_decay.runtime.errors import LONGEST, UserError, check_numbers, explain
     ("error", "message"),
     [
         (OSError(errno.EACCES, "Permission denied", "/data/x"), "cannot read /data/x: Permission denied; move it"),
-        (
-            OSError(errno.EACCES, "Permission denied", "/y"),
-            "cannot read /data/x: [Errno 13] Permission denied: '/y'; move it",
-        ),
+        (OSError(errno.EACCES, "Denied", "/y"), "cannot read /data/x: [Errno 13] Denied: '/y'; move it"),
         (ValueError("two\n  lines"), "cannot read /data/x: two lines; move it"),
         (ValueError(), "cannot read /data/x: ValueError; move it"),
     ],

@@ -22,9 +22,6 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 EPS = 1e-6  # of norms
 
 
-# ---- layouts
-
-
 def vit_shapes(prefix, depth, dim, mlp_ratio=4.0):
     """Names and shapes of the blocks `prefix`.0, .1, ..."""
     blocks = (block_shapes(f"{prefix}.{i}", dim, int(dim * mlp_ratio)) for i in range(depth))
@@ -54,9 +51,6 @@ def mae_shapes(wiring="official", skips=None, **size):
         shapes |= {f"skip.{j}.mask_token": (1, 1, dim)}
         shapes |= layer(f"skip.{j}.fc.0", inner, dim + inner) | layer(f"skip.{j}.fc.2", inner, inner)
     return shapes
-
-
-# ---- files, as their torch.load gives them
 
 
 def random_state(seed=0, **size):
@@ -103,9 +97,6 @@ def decayed_file(seed=0, min_decay=None, **size):
 def training_file(state, args, epoch=49):
     optimizer = {"state": {0: {"step": torch.tensor(7.0), "exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
     return {"model": state, "optimizer": optimizer, "epoch": epoch, "scaler": {"scale": 65536.0}, "args": args}
-
-
-# ---- function
 
 
 def standardised(x):

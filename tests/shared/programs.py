@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -172,15 +171,3 @@ def ranks(size: int = 2) -> list[dict[str, str]]:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
     common = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     return [{**common, **address, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
-
-
-def moments(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
-    """Draw `number` moments, equally often in each function that was entered, uniform over its runs and their calls."""
-    draw = random.Random(seed)
-    entered = [name for name in sorted(calls) if calls[name]]
-    chosen = []
-    for i in range(number):
-        name = entered[i % len(entered)]
-        entry = draw.randrange(len(calls[name]))
-        chosen.append(Moment(name, entry, draw.randrange(max(1, calls[name][entry]))))
-    return chosen

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from latent_files import FLAGS
-from programs import Launcher, Moment, Program, moments
+from programs import Launcher, Moment, Program
 
 from uvit_decay.data import Digits
 from uvit_decay.image_io import save_npz, save_pngs
@@ -39,8 +39,6 @@ COMMANDS: dict[str, list[str]] = {
 WRITERS = ("replacing", "_claimed", "check_writable", "FeatureStore.open", "FeatureStore.add", "FeatureStore.remove")
 WORK = ("encode", "write_samples", "write_reports", "statistics", "probe", "classify", "export")
 WATCHED = (*WRITERS, *WORK)
-
-
 SOME = ("sample into a folder", "statistics", "export")  # of each kind of output, and quick
 
 
@@ -98,8 +96,15 @@ def small_inputs(folder: Path) -> dict[str, Path]:
 
 
 def drawn(calls: Mapping[str, Sequence[int]], number: int, seed: int) -> list[Moment]:
-    """Moments as `moments` draws them, but not the last tenth of the calls, of which the next run may have fewer.
+    """Draw moments, equally often in each function that was entered, uniform over its runs and their calls.
 
-    An import takes more calls when it compiles a module, or looks into a folder for the first time.
+    The last tenth of the calls is left out, of which the next run may have fewer: an import takes more calls when it
+    compiles a module, or looks into a folder for the first time.
     """
-    return [replace(moment, call=moment.call * 9 // 10) for moment in moments(calls, number, seed)]
+    draw, chosen = random.Random(seed), []
+    entered = [name for name in sorted(calls) if calls[name]]
+    for i in range(number):
+        name = entered[i % len(entered)]
+        entry = draw.randrange(len(calls[name]))
+        chosen.append(Moment(name, entry, draw.randrange(max(1, calls[name][entry])) * 9 // 10))
+    return chosen

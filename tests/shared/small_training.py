@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import yaml
-from conftest import ROOT
+from conftest import digits_config
 from programs import Launcher, Program, ranks
 
 MEASURED = {"train/images_per_second", "train/mfu", "train/memory_gib", "epoch"}  # what differs between equal runs
@@ -53,11 +53,7 @@ class SmallTraining:
 
     def __init__(self, launcher: Launcher, folder: Path) -> None:
         self.launcher, self.config = launcher, folder / "small.yaml"
-        content = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-        for callback in content["trainer"]["callbacks"]:
-            name = callback["class_path"].rpartition(".")[2]
-            callback["init_args"] = {**callback.get("init_args", {}), **EVERY.get(name, {})}
-        self.config.write_text(yaml.safe_dump(content))
+        self.config.write_text(yaml.safe_dump(digits_config(**EVERY)))
 
     def start(self, folder: Path, *more: str, before: Sequence[str] = (), **options: Any) -> Program:
         """Start it in `folder`, with `more` flags, and return at once; `before` is a script that runs it."""

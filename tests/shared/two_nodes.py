@@ -215,13 +215,8 @@ def _name(a: Node, b: Node) -> None:
     """Let each know the other by its name, and itself, as many distributions do, as an address of loopback."""
     for node, other in ((a, b), (b, a)):
         hosts, resolver = node.folder / f"hosts{node.number}", node.folder / f"resolv{node.number}"
-        names = [
-            ("127.0.0.1", "localhost"),
-            ("127.0.1.1", f"node{node.number}"),
-            (other.address, f"node{other.number}"),
-        ]
-        names += [(node.address, f"node{node.number}.cluster")]
-        hosts.write_text("".join(f"{address} {name}\n" for address, name in names))
+        mine, theirs = f"node{node.number}", f"{other.address} node{other.number}"
+        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {mine}\n{theirs}\n{node.address} {mine}.cluster\n")
         resolver.write_text("")  # no server of names: what is asked beyond these must fail at once
         node.mount("--bind", hosts, "/etc/hosts")
         node.mount("--bind", resolver, "/etc/resolv.conf")

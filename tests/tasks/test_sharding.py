@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Losses, same, tiny_task, tiny_trainer
-from gloo import lightning_rank, on_two_processes
+from conftest import Losses, leaves, same, sample, tiny_task, tiny_trainer
+from gloo import on_two_processes
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from PIL import Image
 from runs import StopAt
-from sample_script import sample
 from small_mae import mae_task
 from small_vit import fine_tuning
 
@@ -69,9 +69,8 @@ class Held(Callback):
         self.bytes[name] = sum({block.data_ptr(): block.nbytes() for block in blocks}.values())
 
 
-class SaveInValidation(Callback):
-    def on_validation_batch_end(self, trainer, task, *_) -> None:
-        trainer.save_checkpoint(Path(trainer.default_root_dir) / "validation.ckpt", weights_only=False)
+def save(trainer, *_):
+    trainer.save_checkpoint(Path(trainer.default_root_dir) / "validation.ckpt", weights_only=False)
 
 
 def fit(folder, task, *callbacks, device_batch_size=None, ckpt_path=None, **options):
@@ -89,14 +88,13 @@ def looking():
     every = {"every_n_steps": STEPS - 1, "at_end": False}
     generation = GenerationMetrics(SmallClassifier(steps=20), num=75, batch_size=20, **every)
     probes = LinearProbes(times=(0.1, 0.3, 0.5), max_train=100, max_test=50, **every)
-    return Preview(rows=1, columns=1, **every), generation, probes, SaveInValidation()
+    return Preview(rows=1, columns=1, **every), generation, probes, LambdaCallback(on_validation_batch_end=save)
 
 
 LOOKING = {"limit_val_batches": 2, "val_check_interval": HALF, "check_val_every_n_epoch": None}
 
 
 def work(folder: Path, exhaustive: bool, rank: int) -> dict[str, dict]:
-    lightning_rank(rank)
     found = {}
 
     def run(name, task, *callbacks, strategy="fsdp", **options) -> None:
@@ -136,14 +134,6 @@ def trained(folder):
     """What a checkpoint holds but for the counts of Lightning, which number the epochs of a resumed run otherwise."""
     contents = checkpoint(folder)
     return {name: contents[name] for name in ("state_dict", "callbacks", "optimizer_states", "lr_schedulers")}
-
-
-def leaves(tree, name=""):
-    if isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
-            yield from leaves(value, f"{name}.{key}")
-    else:
-        yield name, tree
 
 
 def assert_close(found, wanted, atol):

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import state, tiny_trainer
-from gloo import lightning_rank, on_two_processes
+from gloo import on_two_processes
 from lightning.pytorch import Callback
 from small_mae import mae_task, small_mae
 from small_vit import PROBE, fine_tuning, linear_probe
@@ -51,7 +51,6 @@ def trained(make, folder, rank=0, **options):
 
 
 def rank_of_two(folder, rank):
-    lightning_rank(rank)
     return {name: trained(make, folder / name, rank, devices=2, strategy="ddp") for name, make in TASKS.items()}
 
 
