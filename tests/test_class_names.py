@@ -1,7 +1,7 @@
 """Names of classes: WordNet ids in words, and classes that are given by names."""
 
 import pytest
-import torch
+from official_files import changed_training
 
 from uvit_decay.class_names import class_list, class_numbers, in_words, synonyms
 from uvit_decay.runtime.errors import UserError
@@ -13,25 +13,16 @@ IMAGENET = class_list("imagenet-1k")
 
 def test_ids_of_wordnet_are_said_in_words_and_other_names_as_they_are():
     assert synonyms("n01440764") == ("tench", "Tinca tinca")
-    assert in_words(["n01440764", "cat", "n99999999", "3", "tench, Tinca tinca"]) == (
-        "tench n01440764",
-        "cat",
-        "n99999999",
-        "3",
-        "tench tench, Tinca tinca",
-    )
+    words = ("tench n01440764", "cat", "n99999999", "3", "tench tench, Tinca tinca")
+    assert in_words(["n01440764", "cat", "n99999999", "3", "tench, Tinca tinca"]) == words
     assert in_words(["cat", "dog, hound"]) == ("cat", "dog")
 
 
 def test_all_classes_of_imagenet_have_different_words():
     words = in_words(IMAGENET)
     assert len(set(words)) == 1000
-    assert (words[0], words[2], words[134], words[999]) == (
-        "tench",
-        "great white shark",
-        "crane n02012849",
-        "toilet tissue",
-    )
+    shown = [words[number] for number in (0, 2, 134, 999)]
+    assert shown == ["tench", "great white shark", "crane n02012849", "toilet tissue"]
 
 
 def test_classes_are_given_by_number_id_or_word():
@@ -57,8 +48,7 @@ def test_a_class_that_is_unknown_or_not_alone_is_refused_with_others(word, messa
 
 
 def test_a_checkpoint_of_imagenet_samples_classes_by_their_words(trained, tmp_path):
-    contents = torch.load(trained, weights_only=True)
-    contents["uvit_decay"]["class_names"] = list(IMAGENET[:10])
-    torch.save(contents, tmp_path / "imagenet.ckpt")
+    names = list(IMAGENET[:10])
+    path = changed_training(trained, tmp_path, lambda contents: contents["uvit_decay"].update(class_names=names))
     options = SamplingOptions(classes=("tench", "7", "goldfish"), steps=2, device="cpu")
-    assert Samples.from_options(tmp_path / "imagenet.ckpt", options).classes == [0, 7, 1]
+    assert Samples.from_options(path, options).classes == [0, 7, 1]

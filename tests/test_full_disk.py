@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from conftest import ROOT
 
 from uvit_decay import plots
 from uvit_decay.callbacks.checkpoint import AtomicCheckpointIO
@@ -66,6 +67,8 @@ WRITERS = {
     "shard-0.safetensors": lambda path: save_tensors(path, WEIGHTS),
     "labels.safetensors": lambda path: write_labels(path.parent, torch.zeros(900).long()),
     "000000000.safetensors": store,
+    "model.safetensors": lambda path: export_file(ROOT / "checkpoints" / "digits.safetensors", path),
+    "model.pth": lambda path: export_file(ROOT / "checkpoints" / "digits.safetensors", path),
 }
 
 
@@ -81,17 +84,6 @@ def test_a_full_disk_is_a_line_and_leaves_the_old_file_and_nothing_else(tmp_path
     path.write_bytes(b"old")
     with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"), full_disk(limit):
         WRITERS[name](path)
-    assert [*tmp_path.iterdir()] == [path]
-    assert path.read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-@pytest.mark.parametrize("limit", [0, 20_000])
-def test_an_export_on_a_full_disk_is_a_line(tmp_path, trained, suffix, limit):
-    path = tmp_path / f"model{suffix}"
-    path.write_bytes(b"old")
-    with pytest.raises(UserError, match=f"^cannot write {path}: File too large$"), full_disk(limit):
-        export_file(trained, path)
     assert [*tmp_path.iterdir()] == [path]
     assert path.read_bytes() == b"old"
 

@@ -85,9 +85,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
 
 def test_features_of_protocols_wait_once_a_batch(digits):
     encoder = small_mae().to(META).eval()
-    options = Classification(
-        protocol=("logistic", "knn"), layer="2", batch_size=16, max_train=32, max_test=16, neighbours=5
-    )
+    sizes = {"batch_size": 16, "max_train": 32, "max_test": 16, "neighbours": 5}
+    options = Classification(protocol=("logistic", "knn"), layer="2", **sizes)
     classifying = Classifying(ProbedNetwork(encoder, "mae", "mae", {}), digits, options)
     found, cells = waits_of(lambda: classifying.cells(META, "float32", Processes()))
     assert (cells["all"].train(0).device, cells["mean"].test.shape) == (META, (1, 16, 16))

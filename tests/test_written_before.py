@@ -56,9 +56,8 @@ def test_training_goes_on_from_them(name, tmp_path):
     trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=7)
     trainer.fit(task, Digits(32), ckpt_path=FILES / f"{name}.ckpt")
     assert trainer.global_step == 7
-    before, after = (
-        load(path, "raw").net.state_dict() for path in (FILES / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt")
-    )
+    paths = FILES / f"{name}.ckpt", tmp_path / "checkpoints" / "last.ckpt"
+    before, after = (load(path, "raw").net.state_dict() for path in paths)
     changes = [(after[key] - before[key]).abs().max() for key in before]
     assert 0 < max(changes) < 0.01  # two steps at a rate of 1e-3
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import same, state, tiny_task, tiny_trainer
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from record_ops import RecordOps
 from small_vit import linear_probe, small_vit
 
@@ -14,29 +14,25 @@ from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import ClassifyTask
 
 
-class Weights(Callback):
-    """Remembers the weights after every step."""
-
-    def __init__(self) -> None:
-        self.history: list[dict[str, torch.Tensor]] = []
-
-    def on_train_start(self, trainer, task) -> None:
-        self.history.append(parameters(task))
-
-    def on_train_batch_end(self, trainer, task, *_) -> None:
-        self.history.append(parameters(task))
-
-
 def parameters(task):
     return {name: p.detach().clone() for name, p in task.net.named_parameters()}
 
 
+def remembering(history):
+    """A callback that appends the weights at the start and after every step."""
+
+    def remember(trainer, task, *_):
+        history.append(parameters(task))
+
+    return LambdaCallback(on_train_start=remember, on_train_batch_end=remember)
+
+
 @pytest.mark.parametrize(("decay", "ramp"), [(0.9, True), (0.9, False)])
 def test_the_average_is_its_definition(tmp_path, decay, ramp):
-    ema, weights = EMA(decay, ramp), Weights()
-    tiny_trainer(tmp_path, ema, weights, max_steps=15).fit(tiny_task(), Digits(32))
-    expected = {name: p.double() for name, p in weights.history[0].items()}
-    for n, now in enumerate(weights.history[1:]):
+    ema, history = EMA(decay, ramp), []
+    tiny_trainer(tmp_path, ema, remembering(history), max_steps=15).fit(tiny_task(), Digits(32))
+    expected = {name: p.double() for name, p in history[0].items()}
+    for n, now in enumerate(history[1:]):
         rate = min(decay, (1 + n) / (10 + n)) if ramp else decay
         expected = {name: rate * expected[name] + (1 - rate) * p.double() for name, p in now.items()}
     assert ema.updates == 15
@@ -44,49 +40,40 @@ def test_the_average_is_its_definition(tmp_path, decay, ramp):
         torch.testing.assert_close(ema.shadow[name].double(), value, rtol=1e-4, atol=1e-6)
 
 
-class InValidation(Callback):
-    """What the network holds at each hook of validation; its place in the list must not matter."""
-
-    def __init__(self) -> None:
-        self.seen: dict[str, dict[str, torch.Tensor]] = {}
-        self.explicit: list[dict[str, torch.Tensor]] = []
-
-    def on_validation_batch_end(self, trainer, task, *_) -> None:
-        self.seen["batch"] = parameters(task)
-        with averaged(trainer, task):
-            self.explicit.append(parameters(task))
-
-    def on_validation_epoch_end(self, trainer, task) -> None:
-        with averaged(trainer, task):
-            self.explicit.append(parameters(task))
-
-
 @pytest.mark.parametrize("first", [True, False])
 def test_validation_sees_the_average_whatever_the_order_of_callbacks(tmp_path, first):
-    ema, watch = EMA(0.9), InValidation()
-    callbacks = (watch, ema) if first else (ema, watch)
-    task = tiny_task()
+    seen, ema, task = [], EMA(0.9), tiny_task()
+
+    def look(trainer, task):
+        with averaged(trainer, task):
+            seen.append(parameters(task))
+
+    def look_twice(trainer, task, *_):
+        seen.append(parameters(task))
+        look(trainer, task)
+
+    watch = LambdaCallback(on_validation_batch_end=look_twice, on_validation_epoch_end=look)
     options = {"limit_val_batches": 1, "val_check_interval": 8, "check_val_every_n_epoch": None}
-    tiny_trainer(tmp_path, *callbacks, max_steps=8, **options).fit(task, Digits(32))
-    assert same(watch.seen["batch"], ema.shadow)
-    assert all(same(actual, ema.shadow) for actual in watch.explicit)
+    tiny_trainer(tmp_path, *((watch, ema) if first else (ema, watch)), max_steps=8, **options).fit(task, Digits(32))
+    assert len(seen) == 3
+    assert all(same(actual, ema.shadow) for actual in seen)
     assert not same(parameters(task), ema.shadow)
 
 
 def test_after_an_exception_in_validation_the_raw_weights_are_back(tmp_path):
-    class Fail(Callback):
-        def on_validation_batch_end(self, trainer, task, *_) -> None:
-            trainer.save_checkpoint(tmp_path / "during.ckpt", weights_only=False)
-            raise RuntimeError("broken")
+    def fail(trainer, *_):
+        trainer.save_checkpoint(tmp_path / "during.ckpt", weights_only=False)
+        raise RuntimeError("broken")
 
-    ema, weights, task = EMA(0.9), Weights(), tiny_task()
+    ema, history, task = EMA(0.9), [], tiny_task()
+    callbacks = ema, remembering(history), LambdaCallback(on_validation_batch_end=fail)
     options = {"limit_val_batches": 1, "val_check_interval": 6, "check_val_every_n_epoch": None}
     with pytest.raises(RuntimeError, match="broken"):
-        tiny_trainer(tmp_path, ema, weights, Fail(), max_steps=8, **options).fit(task, Digits(32))
-    assert same(parameters(task), weights.history[-1])
+        tiny_trainer(tmp_path, *callbacks, max_steps=8, **options).fit(task, Digits(32))
+    assert same(parameters(task), history[-1])
     saved = torch.load(tmp_path / "during.ckpt", weights_only=True)
     raw = {name.removeprefix("net."): value for name, value in saved["state_dict"].items()}
-    assert all(torch.equal(raw[name], value) for name, value in weights.history[-1].items())
+    assert all(torch.equal(raw[name], value) for name, value in history[-1].items())
     assert same(saved["callbacks"]["EMA"]["shadow"], ema.shadow)
 
 

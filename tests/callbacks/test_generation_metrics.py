@@ -34,10 +34,7 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
     (line,) = history.read(tmp_path / "generation.jsonl")
     assert line.values["fd"] > 0
     assert "label_consistency" not in line.values
-    assert (line.metadata["samples"]["labels"], line.metadata["samples"]["clip"]) == (
-        "all 10 classes in turn",
-        True,
-    )
+    assert (line.metadata["samples"]["labels"], line.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
 
 
 def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):

@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, refused, tiny_task, tiny_trainer, train
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 
 from uvit_decay.callbacks import RunLogger
@@ -51,55 +52,17 @@ class Foreign(Logger):
     """A logger as W&B's: it takes pictures, and its folder is the current one."""
 
     name, version, save_dir = "foreign", "1", "."
+    log_metrics = log_hyperparams = None
 
     def __init__(self) -> None:
-        super().__init__()
-        self.pictures: list[tuple[str, int, int]] = []
-
-    def log_metrics(self, *_) -> None:
-        """Take none."""
-
-    def log_hyperparams(self, settings, *_) -> None:
-        self.settings = settings
-
-    def log_image(self, key, images, step) -> None:
-        self.pictures.append((key, len(images), step))
-
-
-class Pictures:
-    """A logger's `experiment` as TensorBoard's."""
-
-    def __init__(self) -> None:
-        self.added: list[tuple[str, int]] = []
-
-    def add_image(self, tag, picture, step, dataformats) -> None:
-        assert picture.shape[-1] == 3
-        self.added.append((tag, step))
-
-
-class WithExperiment(Foreign):
-    log_image, experiment = None, Pictures()
-
-
-class Client:
-    """A logger's `experiment` as MLflow's."""
-
-    def __init__(self) -> None:
-        self.pictures: list[tuple[str, str, int]] = []
-
-    def log_image(self, run_id, image, *, key, step) -> None:
-        assert image.mode == "RGB"
-        self.pictures.append((run_id, key, step))
+        Logger.__init__(self)
+        self.log_metrics, self.log_hyperparams, self.log_image = Mock(), Mock(), Mock()
 
 
 class WithClient(Foreign, MLFlowLogger):
     """MLflow's logger without MLflow."""
 
-    experiment, run_id = Client(), "7"
-
-    def __init__(self) -> None:
-        Logger.__init__(self)
-
+    experiment, run_id = Mock(), "7"
     after_save_checkpoint, finalize = Logger.after_save_checkpoint, Logger.finalize
 
 
@@ -122,7 +85,8 @@ def fit(monkeypatch, folder, *loggers):
 
 def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_path, monkeypatch):
     (tmp_path / "config.yaml").write_text("mine")
-    logger, other, mlflow = Foreign(), WithExperiment(), WithClient()
+    logger, other, mlflow = Foreign(), Foreign(), WithClient()
+    other.log_image, other.experiment = None, Mock(spec=["add_image"])  # as TensorBoard's
     for loggers in ((), (), (logger, other, mlflow)):
         fit(monkeypatch, tmp_path, *loggers)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "runs"]
@@ -132,10 +96,14 @@ def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_
         pictures = {"samples", "samples.png", "probes.png", "branches.png"}
         assert names - {"probes.csv", "probes.jsonl", "branches.jsonl"} == pictures | {"checkpoints", "config.yaml"}
     shown = ("branches", "samples", "probes")
-    assert logger.pictures == [(name, 1, 2) for name in shown]
-    assert other.experiment.added == [(name, 2) for name in shown]
-    assert mlflow.experiment.pictures == [("7", name, 2) for name in shown]
-    assert logger.settings["model.net.dim"] == 16
+    found = [call.kwargs for call in logger.log_image.call_args_list]
+    assert [(one["key"], len(one["images"]), one["step"]) for one in found] == [(name, 1, 2) for name in shown]
+    found = [call.args for call in other.experiment.add_image.call_args_list]
+    assert [(name, picture.shape[-1], step) for name, picture, step in found] == [(name, 3, 2) for name in shown]
+    found = [(*call.args, call.kwargs) for call in mlflow.experiment.log_image.call_args_list]
+    assert [(run, kwargs) for run, _, kwargs in found] == [("7", {"key": name, "step": 2}) for name in shown]
+    assert {picture.mode for _, picture, _ in found} == {"RGB"}
+    assert logger.log_hyperparams.call_args.args[0]["model.net.dim"] == 16
 
 
 def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, monkeypatch):
@@ -147,21 +115,13 @@ def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, mo
         fit(monkeypatch, tmp_path, CSVLogger("mine", "x", 0))
 
 
-class Fails(Callback):
-    def __init__(self, hook: str) -> None:
-        setattr(self, hook, self.fail)
-
-    def fail(self, *_, **__) -> None:
-        raise UserError("on purpose")
-
-
 @pytest.mark.parametrize(
     ("hook", "left"), [("setup", False), ("on_fit_start", False), ("on_train_start", False), ("on_train_end", True)]
 )
 def test_a_run_that_never_began_leaves_no_folder(tmp_path, hook, left):
-    logger = RunLogger("x", str(tmp_path))
+    logger, fail = RunLogger("x", str(tmp_path)), Mock(side_effect=UserError("on purpose"))
     with pytest.raises(UserError, match="on purpose"):
-        tiny_trainer(tmp_path, Fails(hook), logger=logger, max_steps=6).fit(tiny_task(), Digits(32))
+        tiny_trainer(tmp_path, LambdaCallback(**{hook: fail}), logger=logger, max_steps=6).fit(tiny_task(), Digits(32))
     assert (tmp_path / "x" / "version_0").exists() == left
 
 
@@ -185,11 +145,8 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, number):
-    class Stopped(Callback):
-        def setup(self, *_, **__) -> None:
-            os.kill(os.getpid(), number)
-
-    trainer = tiny_trainer(tmp_path, Stopped(), logger=RunLogger("x", str(tmp_path)))
+    stopped = LambdaCallback(setup=lambda *_, **__: os.kill(os.getpid(), number))
+    trainer = tiny_trainer(tmp_path, stopped, logger=RunLogger("x", str(tmp_path)))
     with pytest.raises(SystemExit) as stop, user_errors(), stoppable():
         trainer.fit(tiny_task(), Digits(32))
     assert stop.value.code == 128 + number

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import same, tiny_task, tiny_trainer
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from runs import fit
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
@@ -13,23 +13,13 @@ from uvit_decay.metrics.extractors import SmallClassifier
 from uvit_decay.runtime.errors import UserError
 
 
-class OnceSetUp(Callback):
-    """Calls `then(trainer, task)` in `setup`, when the network is on the CPU whatever the strategy's device."""
-
-    def __init__(self, then):
-        self.then = then
-
-    def setup(self, trainer, task, stage):
-        self.then(trainer, task)
-
-
 def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatch):
-    def on_a_gpu(trainer, task):
+    def on_a_gpu(trainer, task, stage):  # in `setup` the network is on the CPU whatever the strategy's device
         with monkeypatch.context() as patch:
             patch.setattr(trainer.strategy, "_root_device", torch.device("cuda", 0))
-            Preview(sampling=Sampling(precision="tf32")).setup(trainer, task, "fit")
+            Preview(sampling=Sampling(precision="tf32")).setup(trainer, task, stage)
 
-    tiny_trainer(tmp_path, OnceSetUp(on_a_gpu), max_steps=1).fit(tiny_task(), Digits(32))
+    tiny_trainer(tmp_path, LambdaCallback(setup=on_a_gpu), max_steps=1).fit(tiny_task(), Digits(32))
     for callback in (Preview(sampling=Sampling(precision="tf32")), LinearProbes(times=(0.1,), precision="tf32")):
         with pytest.raises(UserError, match="precision tf32 is of CUDA GPUs, this device is cpu"):
             tiny_trainer(tmp_path, callback, max_steps=1).fit(tiny_task(), Digits(32))
@@ -44,11 +34,11 @@ def test_evaluations_have_the_precision_of_the_task_unless_they_name_one(tmp_pat
         LinearProbes(times=(0.1,), precision="float32"): "float32",
     }
 
-    def compare(trainer, task):
+    def compare(trainer, task, stage):
         task.sampling = Sampling(precision="bf16")
         assert [callback.precision(task) for callback in callbacks] == list(callbacks.values())
 
-    tiny_trainer(tmp_path, OnceSetUp(compare), max_steps=1).fit(tiny_task(), Digits(32))
+    tiny_trainer(tmp_path, LambdaCallback(setup=compare), max_steps=1).fit(tiny_task(), Digits(32))
 
 
 def test_evaluations_change_no_loss_and_no_weight(tmp_path):
@@ -72,7 +62,6 @@ def test_evaluations_change_no_loss_and_no_weight(tmp_path):
 def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
     previews = [Preview(at_end=False) for _ in range(2)]
     probes = [LinearProbes(times=(0.1,), at_end=False) for _ in range(3)]
-    with caplog.at_level("INFO"):
-        tiny_trainer(tmp_path, *previews, *probes, max_steps=1).fit(tiny_task(), Digits(32))
+    tiny_trainer(tmp_path, *previews, *probes, max_steps=1).fit(tiny_task(), Digits(32))
     (warning,) = [text for text in caplog.messages if "replaces" in text]
     assert warning.endswith("at the same step, the second replaces the first in probes.jsonl")

@@ -5,11 +5,11 @@ import logging
 import os
 import re
 import sys
+from unittest.mock import Mock
 
 import pytest
 from conftest import ROOT, tiny_task, tiny_trainer, train
-from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ProgressBar, TQDMProgressBar
+from lightning.pytorch.callbacks import LambdaCallback, ProgressBar, TQDMProgressBar
 from lightning.pytorch.utilities import rank_zero_info
 from runs import StopAt
 
@@ -18,7 +18,6 @@ from uvit_decay.commands.cli import CLI
 from uvit_decay.data import Digits
 
 LOSS = r"loss=\d(\.\d+)?, lr=0\.\d+, images/s=[\d,]+"
-RANK_ZERO = "lightning.pytorch.utilities.rank_zero"
 
 
 class Terminal(io.StringIO):
@@ -83,12 +82,11 @@ def test_messages_stand_above_the_bar(tmp_path, monkeypatch):
     logger.addHandler(handler)
     before = list(logger.handlers)
 
-    class Speaker(Callback):
-        def on_train_batch_end(self, trainer, *_):
-            rank_zero_info(f"a message after step {trainer.global_step}")
+    def speak(trainer, *_):
+        rank_zero_info(f"a message after step {trainer.global_step}")
 
     try:
-        fit(tmp_path, Progress(every=0), Speaker(), max_steps=3)
+        fit(tmp_path, Progress(every=0), LambdaCallback(on_train_batch_end=speak), max_steps=3)
         assert logger.handlers == before
     finally:
         logger.removeHandler(handler)
@@ -97,20 +95,14 @@ def test_messages_stand_above_the_bar(tmp_path, monkeypatch):
 
 
 def test_an_error_closes_the_bar(tmp_path, monkeypatch):
-    terminal = terminal_of(monkeypatch)
-
-    class Broken(Callback):
-        def on_train_batch_start(self, *_):
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        fit(tmp_path, Progress(every=0), Broken())
+    terminal, broken = terminal_of(monkeypatch), LambdaCallback(on_train_batch_start=Mock(side_effect=RuntimeError))
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, Progress(every=0), broken)
     assert terminal.getvalue().endswith("\n")
 
 
 def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
-    with caplog.at_level("INFO", RANK_ZERO):
-        fit(tmp_path, Progress())
+    fit(tmp_path, Progress())
     lines = [line for line in caplog.messages if line.startswith("step ")]
     assert len(lines) == 2  # the first loss, and the end
     for line, step in zip(lines, (5, 10), strict=True):
@@ -119,15 +111,13 @@ def test_a_log_file_gets_lines_now_and_then(tmp_path, caplog):
 
 def test_a_terminal_without_a_width_gets_lines_as_a_log_file(tmp_path, monkeypatch, caplog):
     terminal = terminal_of(monkeypatch, columns=0)
-    with caplog.at_level("INFO", RANK_ZERO):
-        fit(tmp_path, Progress(), max_steps=5)
+    fit(tmp_path, Progress(), max_steps=5)
     assert [line.partition(" after")[0] for line in caplog.messages if line.startswith("step ")] == ["step 5/5"]
     assert "|" not in terminal.getvalue()
 
 
 def test_a_run_without_an_end_has_none_in_its_lines(tmp_path, caplog):
-    with caplog.at_level("INFO", RANK_ZERO):
-        fit(tmp_path, Progress(line_every=0), StopAt(7), max_steps=-1, max_epochs=-1)
+    fit(tmp_path, Progress(line_every=0), StopAt(7), max_steps=-1, max_epochs=-1)
     lines = [line for line in caplog.messages if line.startswith("step ")]
     assert len(lines) == 7
     assert re.match(r"step 7 after \d\d:\d\d, loss", lines[-1])
@@ -137,8 +127,7 @@ def test_a_disabled_bar_shows_nothing(tmp_path, monkeypatch, caplog):
     terminal = terminal_of(monkeypatch)
     progress = Progress(every=0)
     progress.disable()
-    with caplog.at_level("INFO", RANK_ZERO):
-        fit(tmp_path, progress, max_steps=5)
+    fit(tmp_path, progress, max_steps=5)
     assert terminal.shown == []
     assert not [line for line in caplog.messages if line.startswith("step ")]
 
@@ -167,8 +156,7 @@ def test_it_is_the_default_but_a_user_may_have_another_or_none(monkeypatch, tmp_
 
 def test_a_run_says_nothing_that_nobody_can_act_on(monkeypatch, tmp_path, caplog):
     flags = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.callbacks=Summary"]
-    with caplog.at_level("INFO", "lightning.pytorch"):
-        train(monkeypatch, tmp_path, "fit", *flags, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1")
+    train(monkeypatch, tmp_path, "fit", *flags, "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1")
     said = "\n".join(caplog.messages)
     assert "global batch 32 = 1 x 32 images" in said
     assert "step 2/2 after" in said

@@ -1,7 +1,5 @@
 """The rank of a ResNet's pooled features over the epochs of its training: from the run to the table that compares."""
 
-import json
-
 import pytest
 import torch
 import yaml
@@ -9,7 +7,7 @@ from conftest import tiny_trainer
 from evaluations import evaluate
 from runs import StopAt
 
-from uvit_decay import checkpoint
+from uvit_decay import checkpoint, history
 from uvit_decay.callbacks import LinearProbes
 from uvit_decay.data import Digits
 from uvit_decay.image_io import to_float
@@ -34,10 +32,6 @@ def fit(folder, *callbacks, data, ckpt_path=None, **options):
     tiny_trainer(folder, *callbacks, **options).fit(classifier(), data, ckpt_path=ckpt_path)
 
 
-def history(folder):
-    return [json.loads(line) for line in (folder / "probes.jsonl").read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Three epochs of 2 steps of digits, probed after each."""
@@ -47,9 +41,9 @@ def run(tmp_path_factory):
 
 
 def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
-    lines = history(run)
-    assert [line["step"] for line in lines] == [2, 4, 6]
-    assert lines[-1]["metadata"]["tracked"] == "avgpool"
+    *_, last = lines = history.read(run / "probes.jsonl")
+    assert [line.step for line in lines] == [2, 4, 6]
+    assert last.metadata["tracked"] == "avgpool"
     net, data = checkpoint.load(run / "checkpoints" / "last.ckpt").net, Digits()
     data.setup()
     pooled = []
@@ -65,7 +59,7 @@ def test_the_ranks_of_the_last_epoch_are_those_of_the_pooled_features(run):
         p = variance / variance.sum()
         entropy = float(-(p * p.clamp(min=1e-300).log()).sum())
         expected = entropy if name == "tracked_effective_rank" else float(torch.tensor(entropy).exp())
-        assert lines[-1]["values"][name] == pytest.approx(expected, rel=1e-4), name
+        assert last.values[name] == pytest.approx(expected, rel=1e-4), name
 
 
 def test_epochs_are_counted_in_global_batches(tmp_path):
@@ -76,10 +70,10 @@ def test_epochs_are_counted_in_global_batches(tmp_path):
 
     stopped = tmp_path / "stopped"
     fit(stopped, probes(every_n_epochs=2), StopAt(3), max_steps=9, data=data())
-    assert [line["step"] for line in history(stopped)] == [3]
+    assert [line.step for line in history.read(stopped / "probes.jsonl")] == [3]
     last = stopped / "checkpoints" / "last.ckpt"
     fit(tmp_path / "rest", probes(every_n_epochs=2), max_steps=9, ckpt_path=last, data=data())
-    assert [line["step"] for line in history(tmp_path / "rest")] == [3, 4, 8, 9]
+    assert [line.step for line in history.read(tmp_path / "rest" / "probes.jsonl")] == [3, 4, 8, 9]
 
 
 def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):
@@ -88,8 +82,7 @@ def test_compare_reads_the_run(run, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "compare", str(run), "--x", "net.depth")
     shown = capsys.readouterr()
     header, _, row, _ = shown.out.splitlines()[:4]
-    assert header.startswith(
-        "| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank of mean "
-    )
+    columns = "| alpha_min | net.depth | runs | best probe | best on test | kNN | effective rank of mean "
+    assert header.startswith(columns)
     assert row.startswith("| 0.7 | 8 | 1 | ")
     assert shown.err == ""

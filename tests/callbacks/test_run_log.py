@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from unittest.mock import Mock
 
 import pytest
 from conftest import tiny_task, tiny_trainer
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from runs import StopAt
 from small_training import rows
 
@@ -78,14 +79,10 @@ def test_damaged_logs_are_one_line_before_training(half, tmp_path, name, content
     assert not (tmp_path / "x" / "version_1").exists()  # `compare` would take copied histories for a run
 
 
-class FailsAtOnce(Callback):
-    def on_train_batch_start(self, *_):
-        raise ValueError("no memory")
-
-
 def test_a_resumed_run_that_fails_before_any_result_leaves_no_folder(half, tmp_path):
+    fail = LambdaCallback(on_train_batch_start=Mock(side_effect=ValueError("no memory")))
     with pytest.raises(ValueError, match="no memory"):
-        a_run(tmp_path, 1, FailsAtOnce(), ckpt_path=half / "checkpoints" / "last.ckpt")
+        a_run(tmp_path, 1, fail, ckpt_path=half / "checkpoints" / "last.ckpt")
     assert not (tmp_path / "x" / "version_1").exists()
 
 

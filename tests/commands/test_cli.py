@@ -11,9 +11,6 @@ from uvit_decay.checkpoint import load
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
 LIGHTNING = "lightning.pytorch.callbacks."
-ACCUMULATION = json.dumps(
-    [{"class_path": f"{LIGHTNING}GradientAccumulationScheduler", "init_args": {"scheduling": {0: 2}}}]
-)
 
 
 def refuses(monkeypatch, capsys, folder, *flags):
@@ -23,9 +20,9 @@ def refuses(monkeypatch, capsys, folder, *flags):
     return line
 
 
-def callback(name, **init_args):
+def callback(name, package="uvit_decay.callbacks.", **init_args):
     """The flag of a run with this callback alone."""
-    return ["--trainer.callbacks", json.dumps([{"class_path": f"uvit_decay.callbacks.{name}", "init_args": init_args}])]
+    return ["--trainer.callbacks", json.dumps([{"class_path": package + name, "init_args": init_args}])]
 
 
 def metrics(**init_args):
@@ -40,7 +37,7 @@ def metrics(**init_args):
         (["--trainer.accumulate_grad_batches", "0"], "--trainer.accumulate_grad_batches 0"),
         (["--trainer.reload_dataloaders_every_n_epochs", "1"], "every epoch has an order of its own without it"),
         (["--trainer.overfit_batches", "2"], "overfit_batches 2: give --data.path a folder of few images"),
-        (["--trainer.callbacks", ACCUMULATION], "GradientAccumulationScheduler changes the batch"),
+        (callback("GradientAccumulationScheduler", LIGHTNING, scheduling={0: 2}), "Scheduler changes the batch"),
         (["--seed_everything=-1"], "seed_everything must be"),
         (["--seed_everything=true"], "--seed_everything: Expected a <class 'int'>. Got value: True"),
         (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
@@ -104,6 +101,7 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     )
 
 
+BEHIND_A_MODULE = f"{LIGHTNING}model_checkpoint.os.system"
 OWN = """from lightning.pytorch import Callback
 class Mine(Callback):
     def on_fit_start(self, trainer, task):
@@ -116,11 +114,7 @@ class Mine(Callback):
     [
         ("LambdaCallback", {"on_fit_start": "os.system"}, "lambda_function.LambdaCallback"),
         ("StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": "os.system"}, "os.system"),
-        (
-            "StochasticWeightAveraging",
-            {"swa_lrs": 0.1, "avg_fn": f"{LIGHTNING}model_checkpoint.os.system"},
-            "posix.system",
-        ),
+        ("StochasticWeightAveraging", {"swa_lrs": 0.1, "avg_fn": BEHIND_A_MODULE}, "posix.system"),
         ("own_callbacks.Mine", {}, "own_callbacks.Mine"),
         ("subprocess.Popen", {"args": ["true"]}, "subprocess.Popen"),
     ],
@@ -128,9 +122,8 @@ class Mine(Callback):
 def test_a_configuration_names_what_is_trusted(tmp_path, monkeypatch, capsys, class_path, init_args, named):
     (tmp_path / "own_callbacks.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
-    class_path = class_path if "." in class_path else LIGHTNING + class_path
-    flags = [*SMALL, "--trainer.callbacks", json.dumps([{"class_path": class_path, "init_args": init_args}])]
-    line = refuses(monkeypatch, capsys, tmp_path, *flags)
+    flags = callback(class_path, "" if "." in class_path else LIGHTNING, **init_args)
+    line = refuses(monkeypatch, capsys, tmp_path, *SMALL, *flags)
     assert f"{named} is none of what configurations may name" in line
     assert line.endswith(f"{named} allows it")
 
@@ -155,9 +148,8 @@ def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, mon
     line = refuses(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "skips.yaml"), *SMALL)
     assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line
     line = refuses(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "decays.yaml"), *SMALL)
-    assert line.endswith(
-        "extra_decays is no longer part of uvit_decay: the callback EMA keeps one average: leave it out"
-    )
+    gone = "extra_decays is no longer part of uvit_decay: the callback EMA keeps one average: leave it out"
+    assert line.endswith(gone)
     train(monkeypatch, tmp_path, "fit", "-c", str(tmp_path / "off.yaml"), *SMALL)
 
 

@@ -14,12 +14,12 @@ WIDE += ['--trainer.callbacks=[{"class_path": "uvit_decay.callbacks.LastCheckpoi
 
 def run(monkeypatch, caplog, folder, fast, *flags):
     """Precision in the configuration that a run saves, what it said of it, and its checkpoint."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(precision, "product_ratio", lambda: 2.2 if fast else 0.5)
     monkeypatch.setattr(cli, "product_ratio", precision.product_ratio)
     folder.mkdir()
     caplog.clear()
-    with caplog.at_level("INFO"):
-        train(monkeypatch, folder, "fit", *WIDE, *flags)
+    train(monkeypatch, folder, "fit", *WIDE, *flags)
     (version,) = (folder / "runs" / "digits").glob("version_*")
     (checkpoint,) = folder.rglob("*.ckpt")
     chosen = yaml.safe_load((version / "config.yaml").read_text())["trainer"]["precision"]
@@ -27,7 +27,6 @@ def run(monkeypatch, caplog, folder, fast, *flags):
 
 
 def test_a_cpu_that_is_fast_in_bfloat16_uses_it_and_another_one_says_that_it_does_not(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     fast, lines, checkpoint = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1")
     assert fast == "bf16-mixed"
     assert lines[0].startswith("bf16-mixed: this CPU multiplies matrices 2.2 times as fast in bfloat16")
@@ -40,7 +39,6 @@ def test_a_cpu_that_is_fast_in_bfloat16_uses_it_and_another_one_says_that_it_doe
 
 
 def test_a_run_that_began_in_float32_goes_on_in_it(monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     *began, checkpoint = run(monkeypatch, caplog, tmp_path / "a", False, "--trainer.max_steps=1")
     more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
     *resumed, _ = run(monkeypatch, caplog, tmp_path / "b", True, *more)
@@ -49,7 +47,6 @@ def test_a_run_that_began_in_float32_goes_on_in_it(monkeypatch, caplog, tmp_path
 
 @pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])
 def test_what_is_asked_for_wins_and_narrow_networks_stay_in_float32(flag, monkeypatch, caplog, tmp_path):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     chosen, lines, _ = run(monkeypatch, caplog, tmp_path / "a", True, "--trainer.max_steps=1", flag)
     assert chosen in ("32-true", None)
     assert lines == []

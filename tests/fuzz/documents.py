@@ -19,9 +19,6 @@ VALUES = (None, True, -1, 0, 1, 2**63, 10**30, 1e308, float("nan"), float("inf")
 VALUES += ("../../outside", "x" * 10_000, [], {}, [[]], {"": None}, [None] * 100, "!!python/name:os.system")
 
 
-# ---- texts
-
-
 def lines(data: bytes, random: Random) -> bytes:
     """Leave out, repeat, swap or join lines."""
     rows = data.splitlines(keepends=True) or [b""]
@@ -123,9 +120,6 @@ def yaml_program(data: bytes, random: Random) -> bytes:
 TEXT: tuple[Mutation, ...] = (lines, edited)
 JSON: tuple[Mutation, ...] = (json_value, json_value, edited, lines)
 YAML: tuple[Mutation, ...] = (yaml_value, yaml_value, yaml_program, yaml_program, edited, lines)
-
-
-# ---- pickles
 
 
 def evil_pickle(data: bytes, random: Random) -> bytes:

@@ -26,10 +26,7 @@ SIDE = 8
 SETTING = r'"(trainer|model|data|seed_everything)[\w.]*"|--\w+|option .\w|fit[.]\w+|Spaces not allowed'
 SETTING += "|nested key|what configurations may name"
 NAMES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
-MODES = {"L": {}, "RGB": {}, "RGBA": {}, "P": {}, "I;16": {}, "LA": {}, "1": {}}
-
-
-# ---- pictures
+MODES = ("L", "RGB", "RGBA", "P", "I;16", "LA", "1")
 
 
 def images_in(path: Path, **options: Any) -> dict[str, Any]:
@@ -61,21 +58,15 @@ def make_jpegs(folder: Path, sources: Sources) -> None:
         picture.save(folder / "images" / f"{i}.jpg", **options)
 
 
-def read_folder(folder: Path, file: Path) -> Any:
-    return images_in(folder / "images")
-
-
 def read_jpegs(folder: Path, file: Path) -> Any:
     """Return the pictures, and a part of the one that was changed as it is decoded to be augmented."""
     pictures = images_in(folder / "images")
     if file.is_file():
         with file.open("rb") as opened:
-            pictures["part"] = np.asarray(decode_box(opened, str(file), 4, 3, half))
+            pictures["part"] = np.asarray(
+                decode_box(opened, str(file), 4, 3, lambda high, wide: Box(0, 0, max(high // 2, 1), max(wide // 2, 1)))
+            )
     return pictures
-
-
-def half(height: int, width: int) -> Box:
-    return Box(0, 0, max(height // 2, 1), max(width // 2, 1))
 
 
 def make_archives(folder: Path, sources: Sources) -> None:
@@ -85,10 +76,6 @@ def make_archives(folder: Path, sources: Sources) -> None:
     shutil.rmtree(images)
 
 
-def read_archive(folder: Path, file: Path) -> Any:
-    return images_in(file)
-
-
 def make_classes(folder: Path, sources: Sources) -> None:
     tree(folder / "images", NAMES)
     (folder / "classes.txt").write_text("# two of them\n\ncat\ndog\n")
@@ -96,9 +83,6 @@ def make_classes(folder: Path, sources: Sources) -> None:
 
 def read_classes(folder: Path, file: Path) -> Any:
     return images_in(folder / "images", classes=str(folder / "classes.txt"))
-
-
-# ---- settings and histories
 
 
 PARSED: list[dict[str, Any]] = []
@@ -136,10 +120,10 @@ def read_run(folder: Path, file: Path) -> Any:
 
 
 IMAGE_KINDS = {
-    "PNG": Kind(make_pngs, read_folder, "images/*/*.png", (), known_pictures),
+    "PNG": Kind(make_pngs, lambda folder, _: images_in(folder / "images"), "images/*/*.png", (), known_pictures),
     "JPEG": Kind(make_jpegs, read_jpegs, "images/*.jpg", (), anything_valid),
-    "zip of images": Kind(make_archives, read_archive, "*.zip", (), known_pictures),
-    "tar of images": Kind(make_archives, read_archive, "*.tar", (), known_pictures),
+    "zip of images": Kind(make_archives, lambda _, file: images_in(file), "*.zip", (), known_pictures),
+    "tar of images": Kind(make_archives, lambda _, file: images_in(file), "*.tar", (), known_pictures),
     "class list": Kind(make_classes, read_classes, "*.txt", TEXT, known_pictures),
     "configuration to train": Kind(make_config, read_config, "*.yaml", YAML, anything_valid, SETTING, pipes=True),
     "run: config.yaml": Kind(make_run, read_run, "run/*.yaml", YAML, anything_valid),

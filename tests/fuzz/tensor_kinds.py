@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,10 @@ from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
 from uvit_decay.metrics.frechet import Moments
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.tensor_files import load_weights
-from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.resume import check
 
 RANDOM = np.random.default_rng(0)
 PARTS = [range(0, 4), range(4, 8), range(8, 10)]
-
-
-# ---- checkpoints
 
 
 def make_training(folder: Path, sources: Sources) -> None:
@@ -46,14 +41,9 @@ def read_network(folder: Path, file: Path) -> Any:
     return [loaded.net, loaded.net.config, {name: value for name, value in vars(loaded).items() if name != "net"}]
 
 
-@functools.cache
-def resuming() -> DiffusionTask:
-    return tiny_task()
-
-
 def read_resumed(folder: Path, file: Path) -> Any:
     contents = read_training_checkpoint(file)
-    check(contents, resuming(), str(file))
+    check(contents, tiny_task(), str(file))
     return contents
 
 
@@ -61,25 +51,22 @@ def make_exported(folder: Path, sources: Sources) -> None:
     export_file(sources.trained, folder / "model.safetensors")
 
 
-def official(name: str) -> tuple:
-    """Return contents and options of an official file."""
-    mae = mae_reference.SMALL
-    kinds = {"uvit": (tiny, TINY), "sit": (tiny_sit, TINY), "mae": (lambda: mae_reference.full_file(**mae), TINY_MAE)}
-    return kinds[name]
+OFFICIAL = {
+    "uvit": (tiny, TINY),
+    "sit": (tiny_sit, TINY),
+    "mae": (lambda: mae_reference.full_file(**mae_reference.SMALL), TINY_MAE),
+}
 
 
 def make_official(folder: Path, sources: Sources) -> None:
-    for name in ("uvit", "sit", "mae"):
-        torch.save(official(name)[0](), folder / f"{name}.pth")
+    for name, (contents, _) in OFFICIAL.items():
+        torch.save(contents(), folder / f"{name}.pth")
 
 
 def read_imported(folder: Path, file: Path) -> Any:
     target = folder / "out" / "imported.safetensors"
-    import_official(file, target, None, official(file.stem)[1])
+    import_official(file, target, None, OFFICIAL[file.stem][1])
     return read_network(target.parent, target)
-
-
-# ---- latents
 
 
 def make_latents(folder: Path, sources: Sources) -> None:
@@ -92,9 +79,6 @@ def read_latents(folder: Path, file: Path) -> Any:
     every = list(range(len(data.train)))
     mirrored, labels = data.train.mirrored(every, torch.ones(len(every), dtype=torch.bool))
     return [data.train[every], mirrored, labels, data.class_names, data.latents, data.image_size]
-
-
-# ---- evaluation
 
 
 def store_of(folder: Path) -> FeatureStore:
@@ -151,9 +135,6 @@ def make_samples(folder: Path, sources: Sources) -> None:
 def read_samples(folder: Path, file: Path) -> Any:
     source = open_images(str(file), 3)
     return [source.read(range(len(source))), source.labels, source.class_names]
-
-
-# ---- weights of other programs
 
 
 def make_inception(folder: Path, sources: Sources) -> None:

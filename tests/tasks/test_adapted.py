@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import state, tiny_net, tiny_task, tiny_trainer, train
-from official_files import tiny_sit
+from official_files import changed_training, tiny_sit
 from PIL import Image
 from runs import configuration, fit
 from small_mae import mae_task, small_mae
@@ -61,8 +61,7 @@ def started(tmp_path, caplog):
     """Returns the task's network with the weights from which it starts to train, and what is said."""
 
     def start(task, data):
-        with caplog.at_level("INFO"):
-            tiny_trainer(tmp_path, max_steps=0).fit(task, data)
+        tiny_trainer(tmp_path, max_steps=0).fit(task, data)
         said = [record.getMessage() for record in caplog.records if " tensors from " in record.getMessage()]
         return task.net.eval(), said[-1]
 
@@ -94,15 +93,10 @@ def test_known_classes_keep_their_labels_and_others_are_new(trained, pictures, s
 
 
 def test_an_imported_file_has_as_many_classes_or_others(trained, pictures, tmp_path, started):
-    def unnamed(num_classes, data):
-        contents = torch.load(trained, weights_only=True)
-        contents["uvit_decay"].pop("class_hash")
-        torch.save(contents, tmp_path / "unnamed.ckpt")
-        return started(uvit_from(tmp_path / "unnamed.ckpt", tiny_net(num_classes)), data)
-
+    unnamed = changed_training(trained, tmp_path, lambda contents: contents["uvit_decay"].pop("class_hash"))
     theirs = load(trained, "ema").net.label_emb.weight
-    assert torch.equal(unnamed(10, Digits(32))[0].label_emb.weight, theirs)
-    net, line = unnamed(3, classes(pictures))
+    assert torch.equal(started(uvit_from(unnamed), Digits(32))[0].label_emb.weight, theirs)
+    net, line = started(uvit_from(unnamed, tiny_net(3)), classes(pictures))
     assert torch.equal(net.label_emb.weight, torch.cat([tiny_net(3).label_emb.weight[:3], theirs[10:]]))
     assert "; label_emb.weight of the null label; new: nothing" in line
 
@@ -167,11 +161,10 @@ def test_a_masked_autoencoder_of_another_size_and_other_channels(wiring, picture
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: tiny_net(alpha_min=1.0), "with net.alpha_min 0.7, this run has 1.0: set --model.net.alpha_min 0.7"),
         (lambda: tiny_net(time_scale=1000.0), "net.time_scale 999.0, .*: set --model.net.time_scale 999.0"),
         (small_sit, "was trained with net uvit_decay.nn.uvit.UViT, this run has uvit_decay.nn.sit.SiT"),
     ],
-    ids=["alphas", "times", "class"],
+    ids=["times", "class"],
 )
 def test_another_architecture_or_decay_is_refused_with_the_flag(trained, net, message):
     task = DiffusionTask(net(), init_from=str(trained))
@@ -251,11 +244,10 @@ def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
 def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monkeypatch, caplog):
     shutil.copy(trained, tmp_path / "start.ckpt")
     config = f"--config={configuration(tmp_path, 'tuned', tiny_task(), init_from='start.ckpt')}"
-    with caplog.at_level("INFO"):
-        train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=2")
-        assert caplog.text.count("tensors from start.ckpt (UViT, ema weights of step 12); new: nothing") == 1
-        (tmp_path / "start.ckpt").unlink()
-        train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=3", "--ckpt_path=auto")
+    train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=2")
+    assert caplog.text.count("tensors from start.ckpt (UViT, ema weights of step 12); new: nothing") == 1
+    (tmp_path / "start.ckpt").unlink()
+    train(monkeypatch, tmp_path, "fit", config, "--trainer.max_steps=3", "--ckpt_path=auto")
     assert caplog.text.count("tensors from") == 1
     assert load(tmp_path / "runs/tuned/version_1/checkpoints/last.ckpt").card.step == 3
     with pytest.raises(UserError, match=r"the file start.ckpt does not exist"):

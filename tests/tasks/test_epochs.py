@@ -2,28 +2,19 @@
 
 import pytest
 from conftest import Losses, same, state, tiny_task, tiny_trainer
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 
 from uvit_decay.data import Digits
 
 EPOCH = 5  # steps of 256 of 1437 digits
 
 
-class Epochs(Callback):
-    """Remembers the steps after which an epoch ended."""
-
-    def __init__(self) -> None:
-        self.ends = []
-
-    def on_train_epoch_end(self, trainer, task) -> None:
-        self.ends.append(trainer.global_step)
-
-
 def run(folder, ckpt_path=None, max_steps=-1, device_batch_size=None, **options):
-    task, losses, epochs = tiny_task(), Losses(), Epochs()
+    task, losses, ends = tiny_task(), Losses(), []
+    epochs = LambdaCallback(on_train_epoch_end=lambda trainer, _: ends.append(trainer.global_step))
     trainer = tiny_trainer(folder, losses, epochs, max_steps=max_steps, max_epochs=3, **options)
     trainer.fit(task, Digits(256, device_batch_size), ckpt_path=ckpt_path)
-    return losses.values, state(task), trainer.global_step, epochs.ends, folder / "checkpoints" / "last.ckpt"
+    return losses.values, state(task), trainer.global_step, ends, folder / "checkpoints" / "last.ckpt"
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +38,10 @@ def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, wh
     ("limit", "interval", "device_batch_size"), [(5, 2, None), (5 / 44 + 1e-6, 0.4, 16), (1, 1, 16)]
 )
 def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, limit, interval, device_batch_size):
-    class Validations(Callback):
-        def on_validation_start(self, trainer, task):
-            validated.append(trainer.global_step)
-
     validated, task = [], tiny_task()
+    validations = LambdaCallback(on_validation_start=lambda trainer, _: validated.append(trainer.global_step))
     options = {"limit_train_batches": limit, "val_check_interval": interval, "limit_val_batches": 1}
-    trainer = tiny_trainer(tmp_path, Validations(), max_steps=-1, max_epochs=2, **options)
+    trainer = tiny_trainer(tmp_path, validations, max_steps=-1, max_epochs=2, **options)
     trainer.fit(task, Digits(32, device_batch_size))
     assert (trainer.global_step, validated) == ((2, [1, 2]) if limit == 1 else (10, [2, 4, 7, 9]))
     left = trainer.limit_train_batches, trainer.val_check_interval, trainer.accumulate_grad_batches

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import same
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt, fit
 
@@ -31,8 +31,7 @@ def whole(tmp_path_factory):
 
 def test_a_global_batch_in_pieces_trains_the_same_network_and_resumes_exactly(whole, tmp_path, caplog):
     whole, options = whole
-    with caplog.at_level("INFO"):
-        cut = fit(tmp_path / "cut", data=in_pieces(8, flip=True), **options)
+    cut = fit(tmp_path / "cut", data=in_pieces(8, flip=True), **options)
     assert len(cut[0]) == 4 * 8
     assert "global batch 32 = 1 x 8 images x 4 accumulated" in caplog.messages
     for name, value in whole[1].items():
@@ -71,14 +70,13 @@ def test_the_logged_loss_is_that_of_the_whole_global_batch(tmp_path):
 
 
 def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):
-    class Interrupt(Callback):
-        def on_train_batch_start(self, trainer, task, batch, batch_idx) -> None:
-            if batch_idx == 9:  # the second of the four pieces of the third batch
-                os.kill(os.getpid(), signal.SIGINT)
+    def interrupt(trainer, task, batch, batch_idx):
+        if batch_idx == 9:  # the second of the four pieces of the third batch
+            os.kill(os.getpid(), signal.SIGINT)
 
     whole = fit(tmp_path / "whole", max_steps=6, data=in_pieces(8))
     with pytest.raises((SystemExit, KeyboardInterrupt)):
-        fit(tmp_path / "half", Interrupt(), max_steps=6, data=in_pieces(8))
+        fit(tmp_path / "half", LambdaCallback(on_train_batch_start=interrupt), max_steps=6, data=in_pieces(8))
     checkpoint = tmp_path / "half" / "checkpoints" / "last.ckpt"
     rest = fit(tmp_path / "rest", max_steps=6, data=in_pieces(8), ckpt_path=checkpoint)
     assert rest[0] == whole[0][4 * 3 :]

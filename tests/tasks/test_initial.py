@@ -81,14 +81,8 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
         (lambda: small_vit(qk_norm=True), "net.qk_norm False, this run has True: set --model.net.qk_norm False"),
         (lambda: small_vit(norm_type="rms"), "net.norm_type layer, .* has rms: set --model.net.norm_type layer"),
         (lambda: small_vit(patch_size=4), "was trained with net.patch_size 2, this run has 4"),
-        (
-            lambda: small_vit(dim=32, depth=4),
-            "net.dim 16, this run has 32: set --model.net.dim 16; net.depth 2, .* 4: set --model.net.depth 2",
-        ),
-        (
-            lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"),
-            "of a MAE .* no encoder of this ResNet",
-        ),
+        (lambda: small_vit(dim=32, depth=4), "net.dim 16, .* --model.net.dim 16; net.depth 2, .* --model.net.depth 2"),
+        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), "a MAE .* no encoder of this ResNet"),
     ],
     ids=["alphas", "qk_norm", "norm_type", "patches", "two", "class"],
 )

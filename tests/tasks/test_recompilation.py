@@ -6,7 +6,7 @@ import jaxtyping
 import pytest
 import torch
 from conftest import tiny_net, tiny_task, tiny_trainer
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import LambdaCallback
 from torch import nn
 
 from uvit_decay.callbacks import EMA
@@ -18,11 +18,9 @@ from uvit_decay.tasks.sharding import Sharded, compile_net
 WARM = 3  # steps, with a validation in between
 
 
-class NoRecompilation(Callback):
-    """An error at anything that is compiled after the first steps."""
-
-    def on_train_batch_end(self, trainer, *_) -> None:
-        torch._dynamo.config.error_on_recompile = trainer.global_step >= WARM
+def forbid(trainer, *_):
+    """Let anything that is compiled after the first steps be an error."""
+    torch._dynamo.config.error_on_recompile = trainer.global_step >= WARM
 
 
 @pytest.mark.parametrize("by_block", [False, True])
@@ -33,7 +31,8 @@ def test_nothing_is_compiled_after_the_first_steps(by_block, tmp_path, monkeypat
     compile_net(task.net, "eager", by_block)
     options = {"max_steps": 9, "val_check_interval": 2, "check_val_every_n_epoch": None, "limit_val_batches": 2}
     with torch._dynamo.config.patch(error_on_recompile=False):
-        trainer = tiny_trainer(tmp_path, EMA(0.9), NoRecompilation(), precision="bf16-mixed", **options)
+        watch = LambdaCallback(on_train_batch_end=forbid)
+        trainer = tiny_trainer(tmp_path, EMA(0.9), watch, precision="bf16-mixed", **options)
         trainer.fit(task, Digits(32, device_batch_size=16))
     assert trainer.global_step == 9
     assert trainer.callback_metrics["val/loss"] > 0

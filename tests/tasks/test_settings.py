@@ -15,7 +15,6 @@ TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "
 def test_what_may_differ_is_named_but_tensors_that_do_not_fit_are_refused_all_the_same(
     trained, tmp_path, monkeypatch, capsys, caplog
 ):
-    caplog.set_level("INFO")
     flags = [*TINY, "--trainer.max_steps=13", f"--ckpt_path={trained}", "--resume.allow=all"]
     for flag in ("--model.net.dim=32", "--model.net.alpha_min=1.0", "--model.optim.decay_on=matrices"):
         assert "--resume.allow" not in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags, flag)
@@ -37,8 +36,7 @@ def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_ar
     part(image_dir)
     path = tmp_path / "checkpoints" / "last.ckpt"
     kept = shutil.copy(path, tmp_path / "kept.ckpt")
-    with caplog.at_level("INFO"):
-        part(moved, ckpt_path=kept)
+    part(moved, ckpt_path=kept)
     assert "other settings" not in caplog.text
     (moved / "cat" / "00.png").unlink()
     with pytest.raises(UserError, match=r"was trained with data \w+ \(\w{8}\), this run has moved \(.*'\[data\]'"):
