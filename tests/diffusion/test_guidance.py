@@ -48,15 +48,6 @@ def test_guidance_without_its_means_is_a_user_error(num_classes, null_label, rea
     assert images(of.unguided(guided), [0], labels, of=of).isfinite().all()
 
 
-def test_only_the_chosen_channels_are_guided():
-    x = noise()
-    cond, guided = NET(x, T, Y), Guided(NET, 3.0, CLASSES)(x, T, Y)
-    quirk = Guided(NET, 3.0, CLASSES, channels=1)(x, T, Y)
-    assert torch.equal(quirk[:, :1], guided[:, :1])
-    assert torch.allclose(quirk[:, 1:], cond[:, 1:], atol=1e-5)
-    assert (guided[:, 1:] - cond[:, 1:])[:3].abs().min() > 0
-
-
 def test_guidance_keeps_to_its_interval_and_asks_for_nothing_more():
     net, calls = counted()
     sampling = Sampling(guidance=3.0, guidance_interval=(0.1, 0.8), clip=False)

@@ -7,16 +7,15 @@ import pytest
 import torch
 from diffusers import DDPMScheduler
 from sampler_cases import noise_of, start
+from sit_reference import loaded
 
 from uvit_decay.diffusion.denoiser import Denoiser, Guided
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear, SDDiscrete
 from uvit_decay.diffusion.ode import dit_ddpm, respaced_levels
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate
-from uvit_decay.nn import SiT
 from uvit_decay.runtime.errors import UserError
 
 PATH, CPU = DDPMLinear(), torch.device("cpu")
-SIZES = dict(image_size=8, patch_size=2, channels=4, dim=16, depth=2, heads=2, num_classes=3, time="dit")
 
 
 def output(x, t):
@@ -30,13 +29,9 @@ def denoise(x, t):
     return PATH.x_from_eps(x, eps, t), eps, v
 
 
-def dit(seed=0, **options):
+def dit(learned_variance=True):
     """A small DiT with random weights in every layer."""
-    torch.manual_seed(seed)
-    net = SiT(**SIZES | dict(learn_sigma=True, learned_variance=True) | options)
-    for parameter in net.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return net.eval().requires_grad_(False)
+    return loaded(depth=2, time="dit", learn_sigma=True, learned_variance=learned_variance).eval().requires_grad_(False)
 
 
 def model(net, path=PATH):

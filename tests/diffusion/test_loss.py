@@ -59,7 +59,7 @@ def test_times_do_not_depend_on_sharding(total, ranks):
 
 
 class Toy(nn.Module):
-    """A convolution that also sees t and y."""
+    """A convolution that also sees t and y; without jaxtyping's checks, which cannot be compiled."""
 
     def __init__(self):
         super().__init__()

@@ -6,10 +6,13 @@ from functools import partial
 
 import pytest
 import torch
+from diffusers import DDPMScheduler, DPMSolverMultistepScheduler
 from sampler_cases import MEAN, PATH, STD, gaussian, run, start
 from small_source import NET, SHAPE
 
 from uvit_decay.diffusion.noise_path import Linear
+
+STEPS = pytest.mark.parametrize("steps", [5, 20, 50])
 
 
 def eps_of(x_t, t):
@@ -17,20 +20,21 @@ def eps_of(x_t, t):
     return NET(x_t, t, torch.zeros(len(x_t), dtype=torch.int64))
 
 
-@pytest.mark.parametrize("steps", [5, 20, 50])
-def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
-    from diffusers import DPMSolverMultistepScheduler
-
+def scheduler_of(kind, steps, **options):
+    """A scheduler of diffusers with U-ViT's levels, and for each step its number and the time."""
     abar = [math.exp(-(0.1 * t + 9.95 * t**2)) for t in (i / 1000 for i in range(1001))]
-    betas = [1 - after / before for before, after in itertools.pairwise(abar)]
-    scheduler = DPMSolverMultistepScheduler(
-        1000, trained_betas=betas, prediction_type="epsilon", algorithm_type="dpmsolver++", solver_order=2
-    )
+    scheduler = kind(1000, trained_betas=[1 - after / before for before, after in itertools.pairwise(abar)], **options)
     scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
+    return scheduler, [(n, torch.full((3,), (n + 1) / 1000)) for n in scheduler.timesteps.tolist()]
+
+
+@STEPS
+def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
+    options = {"prediction_type": "epsilon", "algorithm_type": "dpmsolver++", "solver_order": 2}
+    scheduler, grid = scheduler_of(DPMSolverMultistepScheduler, steps, **options)
     expected = x = start((3, *SHAPE))
-    for timestep in scheduler.timesteps:
-        t = torch.full((3,), (timestep.item() + 1) / 1000)
-        expected = scheduler.step(eps_of(expected, t), timestep, expected).prev_sample
+    for n, t in grid:
+        expected = scheduler.step(eps_of(expected, t), n, expected).prev_sample
 
     def denoise(x_t, t):
         eps = eps_of(x_t, t)
@@ -43,8 +47,6 @@ def test_dpm_solver_is_the_one_of_diffusers_with_noise_prediction(steps):
 
 def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
     """Its grid starts a little below 1, at 0.999, so that only the later steps are the same."""
-    from diffusers import DPMSolverMultistepScheduler
-
     x, denoise = start((3, 1, 4, 4)), partial(gaussian, path=Linear())
     scheduler = DPMSolverMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=1.0)
     scheduler.set_timesteps(100)
@@ -57,18 +59,12 @@ def test_dpm_solver_on_the_linear_path_is_the_one_of_diffusers_for_flows():
     assert torch.allclose(actual, MEAN + STD * x, atol=2e-2)
 
 
-@pytest.mark.parametrize("steps", [5, 20, 50])
+@STEPS
 def test_ddpm_is_the_one_of_diffusers(steps):
-    from diffusers import DDPMScheduler
-
-    alpha2 = PATH.alpha(torch.arange(1001, dtype=torch.float64) / 1000).square()
-    betas = (1 - alpha2[1:] / alpha2[:-1]).tolist()
-    scheduler = DDPMScheduler(1000, trained_betas=betas, prediction_type="sample", clip_sample=False)
-    scheduler.set_timesteps(timesteps=[round(1000 * (1 - i / steps)) - 1 for i in range(steps)])
+    scheduler, grid = scheduler_of(DDPMScheduler, steps, prediction_type="sample", clip_sample=False)
     expected = x = start((3, 3, 6, 6))
     theirs, ours = (torch.Generator().manual_seed(1) for _ in range(2))
-    for timestep in scheduler.timesteps:
-        data, _ = gaussian(expected, torch.full((3,), (timestep.item() + 1) / 1000))
-        expected = scheduler.step(data, timestep, expected, generator=theirs).prev_sample
+    for n, t in grid:
+        expected = scheduler.step(gaussian(expected, t)[0], n, expected, generator=theirs).prev_sample
     actual = run("ddpm", gaussian, x, steps, lambda step: torch.randn(x.shape, generator=ours))[-1][1]
     assert torch.allclose(actual, expected, atol=1e-3)

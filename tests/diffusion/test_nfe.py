@@ -3,8 +3,8 @@
 import pytest
 import torch
 from sampler_cases import NAMES
-from small_source import CLASSES, NET, SHAPE, counted, images, source
-from torch import nn
+from small_source import NET, counted, images, source
+from test_loss import Toy
 from torch._dynamo.testing import CompileCounter
 
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
@@ -41,19 +41,6 @@ def test_the_cost_is_that_of_the_batches_that_will_be_used():
     sampling_seconds(source(net), 700, 50)
     sampling_seconds(source(net), 1, 50)
     assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
-
-
-class Toy(nn.Module):
-    """A network without jaxtyping's checks, which cannot be compiled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.conv, self.labels = nn.Conv2d(SHAPE[0], SHAPE[0], 3, padding=1), nn.Embedding(CLASSES + 1, SHAPE[0])
-
-    def forward(self, x, t, y):
-        shift = t[:, None] if y is None else t[:, None] + self.labels(y)
-        return self.conv(torch.tanh(x) + shift[:, :, None, None])
 
 
 def test_last_batches_and_guidance_at_some_times_share_one_graph():

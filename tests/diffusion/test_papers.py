@@ -73,36 +73,31 @@ def time_of(log_snr):
     return q / ((math.sqrt(0.01 + q) + 0.1) * 19.9)
 
 
-def third(x, s, t, eps, r1=1 / 3, r2=2 / 3):
-    """DPM-Solver-3, Algorithm 2 of Lu et al. (2022), from the time s to t."""
-    h = log_snr(t) - log_snr(s)
-    s1, s2 = time_of(log_snr(s) + r1 * h), time_of(log_snr(s) + r2 * h)
-    sigma = {time: math.sqrt(1 - abar(time)) for time in (s1, s2, t)}
-    first = eps(x, s)
-    u = math.sqrt(abar(s1) / abar(s)) * x - sigma[s1] * math.expm1(r1 * h) * first
-    d1 = eps(u, s1) - first
-    u = math.sqrt(abar(s2) / abar(s)) * x - sigma[s2] * math.expm1(r2 * h) * first
-    u = u - sigma[s2] * r2 / r1 * (math.expm1(r2 * h) / (r2 * h) - 1) * d1
-    d2 = eps(u, s2) - first
-    x = math.sqrt(abar(t) / abar(s)) * x - sigma[t] * math.expm1(h) * first
-    return x - sigma[t] / r2 * (math.expm1(h) / h - 1) * d2
+def on_sde(t):
+    return math.sqrt(abar(t)), math.sqrt(1 - abar(t)), log_snr(t)
 
 
-def second(x, s, t, eps, r1=1 / 2):
-    """DPM-Solver-2, Algorithm 1."""
-    h = log_snr(t) - log_snr(s)
-    s1 = time_of(log_snr(s) + r1 * h)
-    first = eps(x, s)
-    u = math.sqrt(abar(s1) / abar(s)) * x - math.sqrt(1 - abar(s1)) * math.expm1(r1 * h) * first
-    d1 = eps(u, s1) - first
-    x = math.sqrt(abar(t) / abar(s)) * x - math.sqrt(1 - abar(t)) * math.expm1(h) * first
-    return x - math.sqrt(1 - abar(t)) * math.expm1(h) / (2 * r1) * d1
+def singlestep(x, times, model, levels):
+    """A step of DPM-Solver of order len(times) - 1 (Lu et al. 2022, Algorithms 1 and 2), from times[0] to times[-1].
 
+    `levels` gives alpha, sigma and half the log-SNR. With sigma, alpha, the log-SNR's negative, and a network of data
+    it is DPM-Solver++ (Lu et al. 2022b).
+    """
+    alphas, sigmas, places = zip(*map(levels, times), strict=True)
+    h, first = places[-1] - places[0], model(x, times[0])
+    r = [(place - places[0]) / h for place in places]
 
-def first(x, s, t, eps):
-    """DPM-Solver-1."""
-    h = log_snr(t) - log_snr(s)
-    return math.sqrt(abar(t) / abar(s)) * x - math.sqrt(1 - abar(t)) * math.expm1(h) * eps(x, s)
+    def along_first(k):
+        return alphas[k] / alphas[0] * x - sigmas[k] * math.expm1(r[k] * h) * first
+
+    if len(times) == 2:
+        return along_first(1)
+    d1 = model(along_first(1), times[1]) - first
+    if len(times) == 3:
+        return along_first(2) - sigmas[2] * math.expm1(h) / (2 * r[1]) * d1
+    u = along_first(2) - sigmas[2] * r[2] / r[1] * (math.expm1(r[2] * h) / (r[2] * h) - 1) * d1
+    d2 = model(u, times[2]) - first
+    return along_first(3) - sigmas[3] / r[2] * (math.expm1(h) / h - 1) * d2
 
 
 def dpm_solver_fast(steps):
@@ -112,7 +107,8 @@ def dpm_solver_fast(steps):
     ends = [time_of(value) for value in torch.linspace(log_snr(1), log_snr(1e-4), count + 1, dtype=torch.float64)]
     x = START
     for order, (s, t) in zip(orders, pairwise(ends), strict=True):
-        x = {1: first, 2: second, 3: third}[order](x, s, t, eps)
+        inner = [time_of(log_snr(s) + k / order * (log_snr(t) - log_snr(s))) for k in range(1, order)]
+        x = singlestep(x, [s, *inner, t], eps, on_sde)
     return x
 
 
@@ -136,40 +132,22 @@ def on_levels(t):
     return math.exp(log_alpha), sigma, log_alpha - math.log(sigma)
 
 
-def plus_step(x, times, data):
-    """Singlestep DPM-Solver++ of order len(times) - 1 (Lu et al. 2022b): from times[0] to times[-1]."""
-    (_, sigma_s, start), (alpha_t, sigma_t, end) = on_levels(times[0]), on_levels(times[-1])
-    h = end - start
-    x_s = data(x, times[0])
-    moved = sigma_t / sigma_s * x - alpha_t * math.expm1(-h) * x_s
-    if len(times) == 2:
-        return moved
-    alpha_1, sigma_1, middle = on_levels(times[1])
-    r1 = (middle - start) / h
-    u = sigma_1 / sigma_s * x - alpha_1 * math.expm1(-r1 * h) * x_s
-    d1 = data(u, times[1]) - x_s
-    if len(times) == 3:
-        return moved - alpha_t * math.expm1(-h) / (2 * r1) * d1
-    alpha_2, sigma_2, later = on_levels(times[2])
-    r2 = (later - start) / h
-    u = sigma_2 / sigma_s * x - alpha_2 * math.expm1(-r2 * h) * x_s
-    u = u + r2 / r1 * alpha_2 * (math.expm1(-r2 * h) / (r2 * h) + 1) * d1
-    d2 = data(u, times[2]) - x_s
-    return moved + alpha_t / r2 * (math.expm1(-h) / h + 1) * d2
-
-
 @pytest.mark.parametrize("steps", [1, 2, 3, 4, 5, 48, 49, 50])
 def test_uvit_dpm_plus_is_the_official_dpm_solver_plus_of_the_huge_networks(steps):
     def data(x, t):
         alpha, sigma, _ = on_levels(t)
         return (x - sigma * eps(x, t)) / alpha
 
+    def turned(t):
+        alpha, sigma, half_log_snr = on_levels(t)
+        return sigma, alpha, -half_log_snr
+
     expected = START
     grid = torch.linspace(1, 1e-3, steps + 1, dtype=torch.float64).tolist()
     at = 0
     while at < steps:
         order = min(3, steps - at) if steps - at != 3 else 2  # three evaluations that are left are 2 + 1
-        expected = plus_step(expected, grid[at : at + order + 1], data)
+        expected = singlestep(expected, grid[at : at + order + 1], data, turned)
         at += order
     assert expected.abs().max() > 2, "clipping would show"
     assert (ours("uvit-dpm++", steps, SD) - expected).abs().max() < 1e-5 * expected.abs().max()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from sampler_cases import NAMES
-from small_source import LABELS, NET, SHAPE, few, images, network, source
+from small_source import LABELS, NET, SHAPE, few, images, source
 
 from uvit_decay.diffusion import ode
 from uvit_decay.diffusion import sampling as generating
@@ -126,12 +126,6 @@ def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
     assert len(torch.stack(drawn).flatten().unique()) > 0.99 * torch.stack(drawn).numel()
 
 
-def test_an_unconditional_network_is_sampled_without_labels():
-    of = source(network(num_classes=0), num_classes=0, null_label=False)
-    whole = images(Sampling(steps=4), labels=None, of=of)
-    assert torch.allclose(images(Sampling(steps=4), labels=None, of=of, batch_size=3), whole, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -156,7 +150,10 @@ def test_sampling_out_of_range_is_a_user_error(options, reason):
 def test_sampling_describes_itself():
     assert Sampling().name == "dpm++25_w1"
     assert Sampling("heun", 18, 1.25).name == "heun18_w1.25"
-    assert Sampling("dopri5").name == "dopri5_w1"
+    assert (Sampling("dopri5").name, Sampling("dopri5").nfe) == ("dopri5_w1", None)
+    assert (Sampling("sit-ode").name, Sampling("sit-ode").nfe) == ("sit-ode125_w1", 250)
+    assert (Sampling("sit-sde", 10).name, Sampling("sit-sde").nfe) == ("sit-sde10_w1", 250)
+    assert [Sampling(name).num_steps for name in ("heun", "uvit-dpm")] == [25, 50]
     long = Sampling("sit-sde", None, 2.0, None, 3, (0.1, 0.7), SDE("linear", heun=True))
     assert long.name == "sit-sde250_w2_first3_t0.1-0.7_linear1-mean0.04-heun"
     assert Sampling("uvit-em", clip=False).name == Sampling("uvit-em").name == "uvit-em1000_w1"
@@ -225,14 +222,6 @@ def test_a_sampler_that_is_not_sound_on_the_path_is_a_user_error():
         images(Sampling("uvit-dpm", 3), [0], [1], of=of)
     with pytest.raises(UserError, match="infinite at t = 1 on the path Linear"):
         of.check(Sampling("sit-sde", sde=SDE("sbdm")))
-
-
-def test_each_sampler_has_its_own_number_of_steps():
-    expected = {"dpm++": 25, "heun": 25, "sit-ode": 125, "sit-sde": 250, "uvit-dpm": 50, "uvit-em": 1000}
-    assert {name: Sampling(name).num_steps for name in expected} == expected
-    assert Sampling("sit-sde", 10).num_steps == 10
-    assert (Sampling("sit-ode").nfe, Sampling("sit-sde").nfe) == (250, 250)
-    assert Sampling("dopri5").nfe is None
 
 
 @pytest.mark.parametrize(
