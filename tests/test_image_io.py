@@ -143,10 +143,8 @@ def test_pngs_are_numbered_and_lossless_and_a_batch_is_whole_when_the_next_one_f
 def test_a_name_is_written_smaller_before_it_is_cut_and_one_of_many_letters_is_cut_at_once(monkeypatch):
     whole, cut = (labelled_grid(random_images(1, 3, 64), 1, [name]) for name in ("n01558993", "n0155899"))
     assert not np.array_equal(np.asarray(whole), np.asarray(cut))
-    measured, getlength = [], ImageFont.FreeTypeFont.getlength
-    monkeypatch.setattr(
-        ImageFont.FreeTypeFont, "getlength", lambda font, text: measured.append(len(text)) or getlength(font, text)
-    )
+    measured, font, getlength = [], ImageFont.FreeTypeFont, ImageFont.FreeTypeFont.getlength
+    monkeypatch.setattr(font, "getlength", lambda self, text: measured.append(len(text)) or getlength(self, text))
     labelled_grid(random_images(1, 3, 64), 1, ["x" * 5000])
     assert sum(measured) < 20 * 5000
 

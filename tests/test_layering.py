@@ -115,16 +115,15 @@ def test_no_module_imports_itself_by_way_of_others():
 
 def test_no_class_stands_on_a_private_class_of_lightning():
     for path in library():
+        nodes = [*ast.walk(tree(path))]
         private = {
             alias.asname or alias.name
-            for node in ast.walk(tree(path))
+            for node in nodes
             if isinstance(node, ast.ImportFrom) and node.module.startswith("lightning")
             for alias in node.names
             if alias.name.startswith("_")
         }
-        bases = {
-            ast.unparse(base) for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef) for base in node.bases
-        }
+        bases = {ast.unparse(base) for node in nodes if isinstance(node, ast.ClassDef) for base in node.bases}
         assert not private & bases, path
 
 

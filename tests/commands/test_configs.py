@@ -73,9 +73,7 @@ def test_a_configuration_says_what_it_is_for(config):
     assert yaml.safe_load(config.read_text())["model"]["init_args"]["net"]["init_args"]["alpha_min"] < 1.0
 
 
-def test_without_a_config_the_digits_are_the_default_and_another_config_takes_nothing_from_them(
-    tmp_path, monkeypatch, capsys
-):
+def test_digits_are_the_default_and_another_config_takes_nothing_from_them(tmp_path, monkeypatch, capsys):
     for args, experiment, init in (
         (["--model.net.alpha_min=1.0"], "digits", "xavier"),  # the baseline
         (["--config", str(ROOT / "configs/cifar10_uvit_s.yaml")], "cifar10_uvit_s", "official"),

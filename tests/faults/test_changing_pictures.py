@@ -37,9 +37,7 @@ def own(small_programs, tmp_path) -> Callable[[str], tuple[SmallPrograms, Path, 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize(("name", "out"), [("statistics", "stats.npz"), ("evaluate images", "report.json")])
-def test_pictures_that_change_while_they_are_judged_are_noticed(
-    small_programs, own, tmp_path, name, out, change, exhaustive
-):
+def test_pictures_that_change_meanwhile_are_noticed(small_programs, own, tmp_path, name, out, change, exhaustive):
     if not exhaustive and (name == "evaluate images" or change in ("disappears", "changes later")):
         pytest.skip("with --exhaustive")
     programs, pictures, original = own("digits")

@@ -65,9 +65,7 @@ def both(programs: SmallPrograms, name: str, folder: Path, **struck: object) -> 
 
 
 @pytest.mark.parametrize("name", STRUCK)
-def test_when_one_of_two_processes_is_killed_the_other_ends_and_both_go_on_together(
-    small_programs, tmp_path, name, exhaustive
-):
+def test_when_one_process_is_killed_the_other_ends_and_both_go_on(small_programs, tmp_path, name, exhaustive):
     if name != "evaluate a checkpoint" and not exhaustive:
         pytest.skip("a sample: --exhaustive tries all programs")
     expected, _ = small_programs.undisturbed(name, tmp_path / "undisturbed")

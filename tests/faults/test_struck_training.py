@@ -57,9 +57,7 @@ def test_a_signal_before_training_ends_it_at_once(training, tmp_path):
     assert "Traceback" not in program.stderr
 
 
-def test_a_warning_in_a_job_of_slurm_saves_the_run_in_its_own_folder_and_leaves_the_job_to_its_script(
-    training, tmp_path
-):
+def test_a_warning_in_a_job_of_slurm_saves_in_its_own_folder_and_leaves_the_job_to_its_script(training, tmp_path):
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
     scontrol.write_text(f"#!/bin/sh\ntouch {tmp_path}/requeued\n")

@@ -44,13 +44,10 @@ class Sampling(Loading):
         check_bounds(type(self), vars(self))
 
 
-def make(
-    *,
-    ckpt: Path,
-    num: Annotated[Annotated[int, Bounds(1, 100)] | None, "-n"] = None,
-    quick: bool = False,
-    how: Sampling,
-):
+Count = Annotated[int, Bounds(1, 100)]
+
+
+def make(*, ckpt: Path, num: Annotated[Count | None, "-n"] = None, quick: bool = False, how: Sampling):
     """Make images.
 
     More about it.

@@ -1,8 +1,8 @@
 """Errors that a user can fix are one line."""
 
 import errno
-import math
 import re
+from math import inf, nan
 
 import pytest
 
@@ -34,12 +34,7 @@ def test_other_errors_and_those_that_explain_themselves_are_raised_as_they_are()
 
 def test_a_number_outside_an_interval_is_named():
     check_numbers("[0, 1)", a=0.0, b=0.5)
-    wrong = {
-        "[0, 1)": (1.0, -0.1),
-        "(0, 1]": (0.0, 1.1),
-        "(0, inf)": (math.inf, math.nan),
-        "[0, inf]": (math.nan, None),
-    }
+    wrong = {"[0, 1)": (1.0, -0.1), "(0, 1]": (0.0, 1.1), "(0, inf)": (inf, nan), "[0, inf]": (nan, None)}
     for interval, numbers in wrong.items():
         for number in numbers:
             with pytest.raises(UserError, match=rf"^x must lie in {re.escape(interval)}, got {number}$"):

@@ -38,9 +38,7 @@ def md5(path) -> str:
 
 
 @contextmanager
-def served(
-    folder: Path, handler: type[SimpleHTTPRequestHandler] = SimpleHTTPRequestHandler
-) -> Iterator[tuple[str, list[str]]]:
+def served(folder: Path, handler: type = SimpleHTTPRequestHandler) -> Iterator[tuple[str, list[str]]]:
     """The address of a server of the files in a folder, and the paths that it was asked for."""
     asked: list[str] = []
 

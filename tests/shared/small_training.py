@@ -66,10 +66,8 @@ class SmallTraining:
         """Start two ranks, with the variables of torchrun; `options` are of the second one."""
         flags = ("--trainer.devices=2", "--trainer.strategy=ddp", *more)
         first, second = ranks()
-        return [
-            self.start(folder, *flags, environment=first),
-            self.start(folder, *flags, environment=second, **options),
-        ]
+        alone = self.start(folder, *flags, environment=first)
+        return [alone, self.start(folder, *flags, environment=second, **options)]
 
     @cached_property
     def undisturbed(self) -> tuple[Path, dict[str, list[int]]]:

@@ -222,23 +222,20 @@ def test_a_dit_starts_to_train_without_its_variance(tmp_path):
 
 def test_an_imported_file_may_name_its_classes(pictures, tmp_path, started):
     (tmp_path / "classes.txt").write_text("tench, Tinca tinca\n7\ncat\n")
-    torch.save(tiny_sit(), tmp_path / "official.pt")
+    official, ours = tmp_path / "official.pt", tmp_path / "ours.safetensors"
+    torch.save(tiny_sit(), official)
     options = ImportOptions(heads=2, classes=str(tmp_path / "classes.txt"))
-    import_official(tmp_path / "official.pt", tmp_path / "ours.safetensors", options=options)
-    theirs = load(tmp_path / "ours.safetensors").net
-    assert load(tmp_path / "ours.safetensors").card.class_names == ("7", "cat", "tench, Tinca tinca")
+    import_official(official, ours, options=options)
+    theirs = load(ours).net
+    assert load(ours).card.class_names == ("7", "cat", "tench, Tinca tinca")
     net = SiT(**{**theirs.config, "channels": 1})
-    net, line = started(
-        DiffusionTask(net, Linear(), "velocity", init_from=str(tmp_path / "ours.safetensors")), classes(pictures)
-    )
+    net, line = started(DiffusionTask(net, Linear(), "velocity", init_from=str(ours)), classes(pictures))
     table, before = (one.y_embedder.embedding_table.weight for one in (net, theirs))
     assert torch.equal(table[[1, 2, 3]], before[[0, 2, 3]])
     assert "y_embedder.embedding_table.weight of 2 of 3 classes (by name) and the null label" in line
     assert "relearned: the checkpoint was trained on latents, pictures0 has pixels" in line
     with pytest.raises(UserError, match=r"official.pt has 3 classes, --classes imagenet-1k names 1000"):
-        import_official(
-            tmp_path / "official.pt", tmp_path / "b.safetensors", options=replace(options, classes="imagenet-1k")
-        )
+        import_official(official, tmp_path / "b.safetensors", options=replace(options, classes="imagenet-1k"))
 
 
 def test_a_run_starts_from_a_file_and_resumes_without_it(trained, tmp_path, monkeypatch, caplog):

@@ -34,15 +34,13 @@ def test_a_run_that_stopped_before_its_last_epoch_goes_on_at_its_place(stops, wh
     assert ends == [end for end in whole[3] if end > stops[-1]]
 
 
-@pytest.mark.parametrize(
-    ("limit", "interval", "device_batch_size"), [(5, 2, None), (5 / 44 + 1e-6, 0.4, 16), (1, 1, 16)]
-)
-def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, limit, interval, device_batch_size):
+@pytest.mark.parametrize(("limit", "interval", "piece"), [(5, 2, None), (5 / 44 + 1e-6, 0.4, 16), (1, 1, 16)])
+def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, limit, interval, piece):
     validated, task = [], tiny_task()
     validations = LambdaCallback(on_validation_start=lambda trainer, _: validated.append(trainer.global_step))
     options = {"limit_train_batches": limit, "val_check_interval": interval, "limit_val_batches": 1}
     trainer = tiny_trainer(tmp_path, validations, max_steps=-1, max_epochs=2, **options)
-    trainer.fit(task, Digits(32, device_batch_size))
+    trainer.fit(task, Digits(32, piece))
     assert (trainer.global_step, validated) == ((2, [1, 2]) if limit == 1 else (10, [2, 4, 7, 9]))
     left = trainer.limit_train_batches, trainer.val_check_interval, trainer.accumulate_grad_batches
     assert left == (limit, interval, 1)

@@ -35,12 +35,14 @@ class Net(nn.Module):
         return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3
 
 
+VECTORS = {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias"}
+
+
 def of_each(net, optim, lr=1.0):
     """Learning rate and weight decay by name of a parameter."""
     names = {id(parameter): name for name, parameter in net.named_parameters()}
-    return {
-        names[id(p)]: (group["lr"], group["weight_decay"]) for group in optim.groups(net, lr) for p in group["params"]
-    }
+    groups = optim.groups(net, lr)
+    return {names[id(p)]: (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
 
 
 def test_layer_decay_is_the_formula_of_fine_tuning():
@@ -58,11 +60,8 @@ def test_layer_decay_is_the_formula_of_fine_tuning():
     ("decay_on", "without"),
     [
         ("all", set()),
-        ("matrices", {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias"}),
-        (
-            "layers",
-            {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias", "cls_token", "pos_embed"},
-        ),
+        ("matrices", VECTORS),
+        ("layers", VECTORS | {"cls_token", "pos_embed"}),
     ],
 )
 def test_weight_decay_is_on_the_parameters_that_are_named(decay_on, without):

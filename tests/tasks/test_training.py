@@ -112,10 +112,7 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
         (lambda: tiny_task(lr=-1.0), r"lr must lie in \(0, inf\), got -1"),
         (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),
         (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "a ResNet takes no noise levels"),
-        (
-            lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)),
-            "trains a learned variance: set net",
-        ),
+        (lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)), "trains a learned variance: set"),
         (lambda: tiny_task(label_dropout=1.5), r"label_dropout must lie in \[0, 1\]"),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
         (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
@@ -125,13 +122,6 @@ def test_what_does_not_fit_is_said_before_training(tmp_path, make, message):
     max_steps = -1 if "cosine" in message else 3
     with pytest.raises(UserError, match=message):
         tiny_trainer(tmp_path, max_steps=max_steps, max_epochs=-1).fit(make(), Digits(32))
-
-
-def test_an_unconditional_network_trains_on_labelled_data(tmp_path):
-    losses, weights, _ = fit(tmp_path, Preview(rows=1, columns=3), max_steps=3, task=tiny_task(tiny_net(num_classes=0)))
-    assert len(losses) == 3
-    assert "net.label_emb.weight" not in weights
-    assert (tmp_path / "samples.png").exists()
 
 
 def test_the_learning_rate_warms_up_and_then_follows_its_schedule():
