@@ -37,7 +37,7 @@ from benchmarks.measuring import added_memory
 from benchmarks.scaling import Row, markdown, seconds
 from benchmarks.training import OurStep, flops, held_bytes, images, task_of
 from uvit_decay.callbacks import EMA
-from uvit_decay.checkpoint.newest import Newest, newest_whole
+from uvit_decay.callbacks.resumption import Newest, newest_whole
 from uvit_decay.data import Images
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling

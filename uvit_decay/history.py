@@ -17,6 +17,7 @@ from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import parse, read_text, typed
 
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
+CHECKPOINTS = "checkpoints"  # folder beside them
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
 RENAMED = {"fid": "fd"}  # older names of metrics, of features that are not Inception's
 LARGEST = 2**28  # bytes of a history
@@ -111,3 +112,12 @@ def _plain(measurement: Measurement) -> dict[str, object]:
     """Return the measurement with null in place of NaN and infinity, which JSON does not have."""
     values = {name: value if math.isfinite(value) else None for name, value in measurement.values.items()}
     return {**asdict(measurement), "values": values}
+
+
+def run_of(checkpoint: str | Path) -> Path | None:
+    """Return the folder of the run that wrote a checkpoint, None if it is not known.
+
+    LastCheckpoint writes to `checkpoints` in the run folder.
+    """
+    folder = Path(checkpoint).parent
+    return folder.parent if folder.name == CHECKPOINTS else None

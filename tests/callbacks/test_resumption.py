@@ -12,8 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.resumption import newest
-from uvit_decay.checkpoint.newest import names, newest_whole, rotate, run_folders
+from uvit_decay.callbacks.resumption import names, newest, newest_whole, rotate, run_folders
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
 

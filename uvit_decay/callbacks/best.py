@@ -17,7 +17,7 @@ from uvit_decay import history
 from uvit_decay.callbacks.checkpoint import LastCheckpoint, write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
-from uvit_decay.checkpoint.newest import CHECKPOINTS
+from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import duplicate
 

@@ -12,9 +12,10 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
+from uvit_decay.callbacks.resumption import LAST, NEXT, rotate
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
-from uvit_decay.checkpoint.newest import CHECKPOINTS, LAST, NEXT, rotate
+from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localised

@@ -1,8 +1,13 @@
-"""--ckpt_path last and auto: the command finds the newest whole checkpoint of the experiment before it trains."""
+"""The checkpoints of a run: their names and rotation, and the newest whole one, which --ckpt_path last and auto mean.
+
+The newest is that of the highest number of a run, then of the highest step; clocks play no part.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -11,12 +16,25 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.checkpoint.newest import newest_settings, newest_whole, run_folders
+from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.validation import typed
 from uvit_decay.tasks.settings import Settings, same_run
 
-LAST, AUTO = "last", "auto"
-NAMES = (LAST, AUTO)  # what a path may be in place of a file
+AUTO = "auto"
+NAMES = ("last", AUTO)  # what --ckpt_path may be in place of a file
+NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
+RUN = re.compile(r"version_(\d+)")
+
+
+@dataclass(frozen=True)
+class Newest:
+    """A checkpoint that is whole, its step, and what is wrong with others, each a line that names its file."""
+
+    path: Path
+    step: int
+    damaged: tuple[str, ...]
 
 
 def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
@@ -35,18 +53,26 @@ def runs_of(loggers: Iterable[object], root: str | Path) -> tuple[Path, list[Pat
     return Path(root), [Path(root)]
 
 
+def run_folders(experiment: Path) -> list[Path]:
+    """Return the folders version_N of an experiment, the highest N first."""
+    numbers = {folder: RUN.fullmatch(folder.name) for folder in experiment.glob("version_*") if folder.is_dir()}
+    runs = [(int(number[1]), folder) for folder, number in numbers.items() if number]
+    return [folder for _, folder in sorted(runs, reverse=True)]
+
+
 def settings_before(
     path: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
 ) -> Settings | None:
     """Return the settings in the checkpoint that `path`, a file or one of NAMES, means; None if there is none."""
     if path in NAMES:
-        return newest_settings(runs_of(loggers, root)[1], partial(may_resume, path, now, allowed))
+        found = _fitting(runs_of(loggers, root)[1], partial(may_resume, path, now, allowed), [])
+        return next((settings for _, _, settings in found), None)
     return read_training_checkpoint(Path(path), whole=False).get("settings") or {}
 
 
 def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
     """Return whether a run of the settings `now` may resume from a checkpoint of those `before`; `last` takes any."""
-    return name == LAST or same_run(before, now, allowed)
+    return name != AUTO or same_run(before, now, allowed)
 
 
 def newest(
@@ -58,7 +84,7 @@ def newest(
         found = newest_whole(runs, partial(may_resume, name, now, allowed))
     except UserError as error:
         raise UserError(f"--ckpt_path {name}: {error}") from error
-    if found is None and name == LAST:
+    if found is None and name != AUTO:
         reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
         raise UserError(f"--ckpt_path last: {reason}")
     if found is None:
@@ -69,3 +95,63 @@ def newest(
             said = f"warning: {'; '.join(found.damaged)}: {said}"
     rank_zero_info(said)
     return found.path if found else None
+
+
+def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newest | None:
+    """Return the newest checkpoint in the first of these run folders that has a whole one; None without checkpoints.
+
+    Args:
+        runs: run folders, the newest first.
+        fits: whether a run may be resumed from a checkpoint of these settings; others are left out.
+
+    Raises:
+        UserError: there are checkpoints, but those that fit are all damaged.
+    """
+    damaged: list[str] = []
+    for path, step, _ in _fitting(runs, fits, damaged):
+        try:
+            read_training_checkpoint(path)  # all of it, compared with its checksums
+            return Newest(path, step, tuple(damaged))
+        except UserError as error:
+            damaged.append(str(error))
+    if damaged:
+        raise UserError(f"no checkpoint of this experiment is whole: {'; '.join(damaged)}")
+    return None
+
+
+def _fitting(
+    runs: Iterable[Path], fits: Callable[[Settings], bool], damaged: list[str]
+) -> Iterator[tuple[Path, int, Settings]]:
+    """Yield path, step and settings of checkpoints that fit, the newest first; add to `damaged` what is unreadable."""
+    for run in runs:
+        found = []
+        for path in (run / CHECKPOINTS).glob("*.ckpt"):
+            try:
+                contents = read_training_checkpoint(path, whole=False)
+                step = typed(int, contents.get("global_step"), f"global_step of {path}")
+                settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
+                found.append((path, step, settings))
+            except UserError as error:
+                damaged.append(str(error))
+        found.sort(key=lambda entry: (-entry[1], entry[0].name != LAST))
+        yield from (entry for entry in found if fits(entry[2]))
+
+
+def names(keep: int) -> list[str]:
+    """Return the names of the next checkpoint and of the `keep` newest ones, from the newest to the oldest."""
+    return [NEXT, LAST, PREVIOUS, *(f"previous_{i}.ckpt" for i in range(2, keep))][: keep + 1]
+
+
+def rotate(folder: Path, keep: int) -> None:
+    """Rename next.ckpt to last.ckpt, and the `keep` - 1 newest before it each to the name of the one before."""
+    files = [folder / name for name in names(keep)]
+    gap = next((i for i, file in enumerate(files) if i and not file.exists()), keep)  # older files than that may stay
+    with writing(folder):
+        for i in range(gap, 0, -1):
+            files[i - 1].replace(files[i])
+
+
+def finish_rotation(checkpoint: Path) -> None:
+    """Rename a next.ckpt that a kill kept from becoming last.ckpt; as many older ones are kept as there are."""
+    if checkpoint.name == NEXT:
+        rotate(checkpoint.parent, 1 + len(list(checkpoint.parent.glob("previous*.ckpt"))))

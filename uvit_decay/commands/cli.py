@@ -22,10 +22,9 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
-from uvit_decay.callbacks.resumption import AUTO, NAMES, makes_folders, newest, settings_before
+from uvit_decay.callbacks.resumption import AUTO, NAMES, finish_rotation, makes_folders, newest, settings_before
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.checkpoint.newest import finish_rotation
 from uvit_decay.commands.checks import Parser, check_values, limit, located
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -44,6 +43,7 @@ from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")
 # Beginnings of Lightning's messages that nobody can act on; `train.py doctor` names devices.
 USELESS = re.compile(r".*Tip: For seamless|[GT]PU available: |LOCAL_RANK: |`Trainer\.fit` stopped: `max_")
+LISTS = ("logger", "callbacks")  # settings of the trainer that may be one object, several or none
 SEED_FLAGS = ("--model.seed", "--model.init_args.seed", "--data.seed", "--data.init_args.seed")
 
 
@@ -114,25 +114,26 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(renamed(located(rest)))
         check_values(self.config[self.config.subcommand])
 
-    def _default_precision(self, logger: Any) -> None:
-        """Default to bf16-mixed on GPUs that support it and on CPUs where it is faster, and to float32 elsewhere.
+    def _precision(self, loggers: list[Any]) -> str | None:
+        """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
 
-        bf16-mixed is three times slower on a CPU without bf16 instructions.
+        That is on GPUs that support it and on CPUs where it is faster: without bf16 instructions it is three times
+        slower. None is float32.
         """
         trainer = self._get(self.config, "trainer")
         if trainer.precision is not None:
-            return
+            return trainer.precision
         if trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
             if torch.cuda.is_bf16_supported():
                 trainer.precision = "bf16-mixed"
         elif trainer.accelerator == "cpu" or (trainer.accelerator == "auto" and not torch.accelerator.is_available()):
-            trainer.precision = self._cpu_precision(logger)
-        self._get(self.config_init, "trainer").precision = trainer.precision
+            trainer.precision = self._cpu_precision(loggers)
+        return trainer.precision
 
-    def _cpu_precision(self, logger: Any) -> str | None:
+    def _cpu_precision(self, loggers: list[Any]) -> str | None:
         """Return bf16-mixed where it is measured to be faster; a resumed run that began in float32 stays in it."""
         width = self._get(self.config, "model").get("init_args.net.init_args.dim")  # of a transformer
-        if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(logger):
+        if not isinstance(width, int) or not trains_in_bf16(width) or self._began_in_float32(loggers):
             return None
         rank_zero_info(
             f"bf16-mixed: this CPU multiplies matrices {product_ratio():.1f} times as fast in bfloat16, the network is "
@@ -140,13 +141,10 @@ class CLI(LightningCLI):
         )
         return "bf16-mixed"
 
-    def _began_in_float32(self, logger: Any) -> bool:
+    def _began_in_float32(self, loggers: list[Any]) -> bool:
         """Return whether this run resumes from a checkpoint of a run in float32."""
-        path, trainer = self._get(self.config, "ckpt_path"), self._get(self.config_init, "trainer")
-        if not path:
-            return False
-        loggers = logger if isinstance(logger, list) else [logger]
-        before = settings_before(path, self._settings(), self._allowed(), loggers, trainer.default_root_dir or ".")
+        path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
+        before = path and settings_before(path, self._settings(), self._allowed(), loggers, root or ".")
         return before is not None and not before.get("trainer.precision")
 
     def instantiate_classes(self) -> None:
@@ -164,13 +162,21 @@ class CLI(LightningCLI):
             raise UserError(f"this configuration cannot be built: {one_line(cause)} ({where})") from error
 
     def instantiate_trainer(self, **options: Any) -> Trainer:
-        """Turn Lightning's errors into UserErrors; the saved config keeps `fsdp`, the trainer gets `Sharded`."""
-        if self._get(self.config, "trainer").strategy == "fsdp":
-            options["strategy"] = Sharded()
-        options = self._with_progress(self._with_folder(options))
-        self._default_precision(options.get("logger", self._get(self.config_init, "trainer").logger))
+        """Add a run folder and our progress bar where the user has none; turn Lightning's errors into UserErrors.
+
+        The saved config keeps `fsdp`, the trainer gets `Sharded`.
+        """
+        given = {**self._get(self.config_init, "trainer"), **options}
+        loggers, chosen = (value if isinstance(value, list) else [value] for value in map(given.get, LISTS))
+        if given["strategy"] == "fsdp":
+            given["strategy"] = Sharded()
+        if given["logger"] not in (None, True) and not any(map(makes_folders, loggers)):  # Lightning's own does
+            given["logger"] = [*filter(None, loggers), self._run_folder(given["default_root_dir"] or "runs")]
+        if given["enable_progress_bar"] is not False and not any(isinstance(one, ProgressBar) for one in chosen):
+            given["callbacks"] = [*filter(None, chosen), callbacks.Progress()]
+        given["precision"] = self._precision(loggers)
         try:
-            trainer = super().instantiate_trainer(**options)
+            trainer = super().instantiate_trainer(**given)
         except (MisconfigurationException, ModuleNotFoundError, RuntimeError, TypeError, ValueError) as error:
             raise UserError(" ".join(str(error).split())) from error
         check_nodes(trainer)
@@ -179,27 +185,10 @@ class CLI(LightningCLI):
                 check_writable(Path(folder), folder=True)
         return trainer
 
-    def _with_folder(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a trainer with a logger that makes a run folder, if none does so."""
-        trainer = self._get(self.config_init, "trainer")
-        given = options.get("logger", trainer.logger)
-        loggers = given if isinstance(given, list) else [given] if given else []
-        if given in (None, True) or any(map(makes_folders, loggers)):  # None and True: Lightning's own, which does
-            return options
+    def _run_folder(self, root: str) -> RunFolder:
+        """Return the folder of a run without a logger that makes one, named after its data and its network."""
         parts = (self._get(self.config, "data").class_path, self._get(self.config, "model").init_args.net.class_path)
-        name = "_".join(part.rpartition(".")[2].lower() for part in parts)
-        root = options.get("default_root_dir", trainer.default_root_dir) or "runs"
-        return {**options, "logger": [*loggers, RunFolder(name, root)]}
-
-    def _with_progress(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a trainer with our progress bar, unless the user has another or wants none."""
-        trainer = self._get(self.config_init, "trainer")
-        given = options.get("callbacks", trainer.callbacks) or []
-        chosen = given if isinstance(given, list) else [given]
-        shown = options.get("enable_progress_bar", trainer.enable_progress_bar)
-        if shown is False or any(isinstance(callback, ProgressBar) for callback in chosen):
-            return options
-        return {**options, "callbacks": [*chosen, callbacks.Progress()]}
+        return RunFolder("_".join(part.rpartition(".")[2].lower() for part in parts), root)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run fit or validate; --ckpt_path auto ends without error if nothing is left to do."""
@@ -215,51 +204,44 @@ class CLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning would let the hyper-parameters of a checkpoint override the command line."""
 
-    def _tell(self) -> None:
-        """Tell the task the settings of this run, and which may differ from a checkpoint's."""
-        self.model.settings, self.model.allowed = self._settings(), self._allowed()
+    def before_fit(self) -> None:
+        """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
+        step, last = self._resume(), self.trainer.max_steps
+        if step is None:
+            self.model.load_initial()
+            return
+        self.model.init_from = None
+        if 0 <= last <= step:
+            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
+
+    def before_validate(self) -> None:
+        """Check --ckpt_path before any work; it is required here."""
+        if self.config.validate.ckpt_path in (None, AUTO):
+            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
+        self._resume()
+
+    def _resume(self) -> int | None:
+        """Tell the task its settings, and check that it can resume from --ckpt_path; return the step, None without one.
+
+        Lightning is given the file that `last` and `auto` mean.
+        """
+        task, chosen = self.model, self._get(self.config_init, "ckpt_path")
+        task.settings, task.allowed = self._settings(), self._allowed()
+        path, named = chosen, chosen in NAMES
+        if named:
+            path = newest(chosen, task.settings, task.allowed, self.trainer.loggers, self.trainer.default_root_dir)
+            self.config_init[self.subcommand].ckpt_path = path
+        if path is None:
+            return None
+        contents = read_training_checkpoint(Path(path), whole=not named)  # `newest` has compared it with its checksums
+        check(contents, task, str(path), self.subcommand == "fit")
+        task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
+        task.start = str(path), contents["global_step"]
+        return contents["global_step"]
 
     def _allowed(self) -> list[str]:
         allowed = self._get(self.config, "resume.allow")
         return [allowed] if isinstance(allowed, str) else allowed
-
-    def before_fit(self) -> None:
-        """Check --ckpt_path, or load the weights from which a new run starts, before any work."""
-        self._tell()
-        path = self._checkpoint()
-        if path is None:
-            self.model.load_initial()
-            return
-        self.model.init_from = None
-        step, last = self._check_fits(path), self.trainer.max_steps
-        if 0 <= last <= step:
-            raise RunEnded(f"the checkpoint is at step {step}: set --trainer.max_steps higher than that to resume")
-
-    def _checkpoint(self) -> str | Path | None:
-        """Return --ckpt_path with `last` and `auto` replaced by the file that they mean, and let Lightning take it."""
-        chosen = self._get(self.config_init, "ckpt_path")
-        if chosen in NAMES:
-            settings = (chosen, self.model.settings, self.model.allowed)
-            chosen = newest(*settings, self.trainer.loggers, self.trainer.default_root_dir)
-            self.config_init[self.subcommand].ckpt_path = chosen
-        return chosen
-
-    def before_validate(self) -> None:
-        """Check --ckpt_path before any work; it is required here."""
-        self._tell()
-        path = self.config.validate.ckpt_path
-        if path in (None, AUTO):
-            raise UserError("validate needs --ckpt_path runs/.../last.ckpt, or --ckpt_path last")
-        self._check_fits(self._checkpoint())
-
-    def _check_fits(self, path: str | Path) -> int:
-        """Raise a UserError if this run cannot resume from the checkpoint; return its step."""
-        named = self._get(self.config, "ckpt_path") in NAMES  # `newest` has compared that with its checksums
-        contents = read_training_checkpoint(Path(path), whole=not named)
-        check(contents, self.model, str(path), self.subcommand == "fit")
-        self.model.load_state_dict(contents["state_dict"])  # raises if the alphas differ
-        self.model.start = str(path), contents["global_step"]
-        return contents["global_step"]
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of this run in EXPERIMENT by flag, such as {"model.optim.lr": 1e-4}."""

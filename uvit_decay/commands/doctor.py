@@ -72,9 +72,10 @@ class Doctor(CLI):
             done = isinstance(error, RunEnded) and name == AUTO  # `fit` does nothing, and exits with 0
             self._end(Finding("note" if done else "error", "start", str(error)))
 
-    def _check_fits(self, path: str | Path) -> int:
-        self.begun = super()._check_fits(path)
-        return self.begun
+    def _resume(self) -> int | None:
+        step = super()._resume()
+        self.begun = step or 0
+        return step
 
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
         """Examine the run; LightningCLI calls this in place of the trainer's method."""
