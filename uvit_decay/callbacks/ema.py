@@ -7,7 +7,7 @@ the weights swapped, buffers are averaged, and a run that ends early keeps the i
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class EMA(Callback):
         self.shadow: dict[str, Tensor] = {}
         self._seen_step = 0
         self._raw: list[Tensor] | None = None
+        self._validation = ExitStack()  # holds `averaged` during validation
         self._trained: list[nn.Parameter] = []  # the parameters of the network
 
     def on_fit_start(self, trainer: Trainer, task: LightningModule) -> None:
@@ -71,39 +72,32 @@ class EMA(Callback):
         torch._foreach_lerp_(_parts(self.shadow.values()), weights, 1.0 - decay)
         self.updates += 1
 
-    @torch.no_grad()
-    def _enter(self, task: LightningModule) -> None:
-        self._raw = [p.detach().clone() for p in task.net.parameters()]
-        torch._foreach_copy_(_parts(task.net.parameters()), _parts(self.shadow.values()))
-
-    @torch.no_grad()
-    def _leave(self, task: LightningModule) -> None:
-        torch._foreach_copy_(_parts(task.net.parameters()), _parts(self._raw))
-        self._raw = None
-
     @contextmanager
     def averaged(self, task: LightningModule) -> Iterator[None]:
         """Swap in the EMA weights within the context, and the raw ones after it, even on errors. May be nested."""
         if self._raw is not None or not self.shadow:
             yield
             return
-        self._enter(task)
+        self._raw = [p.detach().clone() for p in task.net.parameters()]
         try:
+            self._set(task, self.shadow.values())
             yield
         finally:
-            self._leave(task)
+            self._set(task, self._raw)
+            self._raw = None
+
+    @torch.no_grad()
+    def _set(self, task: LightningModule, weights: Iterable[Tensor]) -> None:
+        torch._foreach_copy_(_parts(task.net.parameters()), _parts(weights))
 
     def on_validation_start(self, trainer: Trainer, task: LightningModule) -> None:
-        if self.shadow:
-            self._enter(task)
+        self._validation.enter_context(self.averaged(task))
 
     def on_validation_end(self, trainer: Trainer, task: LightningModule) -> None:
-        if self._raw is not None:
-            self._leave(task)
+        self._validation.close()
 
     def on_exception(self, trainer: Trainer, task: LightningModule, exception: BaseException) -> None:
-        if self._raw is not None:
-            self._leave(task)
+        self._validation.close()
 
     def on_save_checkpoint(self, trainer: Trainer, task: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self.shadow:
