@@ -37,9 +37,10 @@ def test_an_extractor_that_needs_no_training_images_judges_a_set_in_memory(tmp_p
     assert (line.metadata["samples"]["labels"], line.metadata["samples"]["clip"]) == ("all 10 classes in turn", True)
 
 
-def test_the_cheap_metric_is_chosen_by_its_name(tmp_path):
-    metrics = GenerationMetrics(SmallClassifier(20), num=20, max_reference=50, metrics=["mind"])
-    fit(tmp_path, metrics, max_steps=2)
+def test_the_cheap_metric_is_chosen_by_its_name_and_measured_after_an_epoch(tmp_path):
+    when = {"at_end": False, "every_n_epochs": 1}
+    metrics = GenerationMetrics(SmallClassifier(20), num=20, max_reference=50, metrics=["mind"], **when)
+    fit(tmp_path, metrics, max_steps=2, limit_train_batches=2)
     (line,) = history.read(tmp_path / "generation.jsonl")
     assert set(line.values) == {"mind", "label_consistency"}
     assert line.values["mind"] > 0

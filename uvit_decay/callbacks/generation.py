@@ -79,18 +79,15 @@ class GenerationMetrics(PeriodicSampling):
         self.options.check_names(extractor)
         self._against: tuple[StatisticsFile | None, ImageSource | None] = (None, None)
         self._autoencoder: Autoencoder | None = None  # on the CPU; `evaluate` makes a copy on the device
-        self._size = 0  # height and width of the samples, in pixels
+        self._size = 0  # height and width of the samples in pixels, once all is ready; 0 if nothing is measured
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
         return self.num
 
-    def _runs(self, trainer: Trainer, task: DiffusionTask) -> bool:
-        _, steps = run_length(trainer)
-        return not trainer.fast_dev_run and (self.at_end or 0 < self.every_n_steps <= steps)
-
     def ready(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Load extractor, autoencoder and reference before training, so that missing ones are reported then."""
-        if not self._runs(trainer, task):
+        runs = self.at_end or self.every_n_epochs or 0 < self.every_n_steps <= run_length(trainer)[1]
+        if trainer.fast_dev_run or not runs:
             return
         data: ImageData = trainer.datamodule
         self._size = data.image_size
@@ -112,7 +109,7 @@ class GenerationMetrics(PeriodicSampling):
     def on_fit_start(self, trainer: Trainer, task: DiffusionTask) -> None:
         """Extract the features of the reference, too; `evaluate` finds them in the cache."""
         super().on_fit_start(trainer, task)
-        if not self._runs(trainer, task):
+        if not self._size:
             return
         comparison = self._comparison(task, self.sampling_for(task), "no", to_uint8)
         comparison.check()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_info
@@ -54,20 +53,17 @@ class Periodic(Callback):
     def evaluations(self, trainer: Trainer, task: Task) -> int:
         """Return the network evaluations, each image counted, of one `evaluate`, over all ranks."""
 
-    def precision(self, task: Task, device: torch.device | None = None) -> Precision:
-        """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default.
-
-        `device` is the task's, unless given.
-        """
+    def precision(self, task: Task) -> Precision:
+        """Return the precision of the network here: `asked`, that of the task's sampling, or the device's default."""
         asked = self.asked or (task.sampling.precision if task.sampling else None)
-        return chosen_precision(asked, device or task.device)
+        return chosen_precision(asked, task.trainer.strategy.root_device)  # where the network is, or is moved later
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training for a precision that the device lacks; the network is moved there later.
+        """Raise a UserError before training for a precision that the device lacks.
 
         Warn of a callback with the same history, which has one line for each step.
         """
-        self.precision(task, trainer.strategy.root_device)
+        self.precision(task)
         periodic = [other for other in trainer.callbacks if isinstance(other, Periodic)]
         if self.history_file and [c for c in periodic if c.history_file == self.history_file][1:2] == [self]:
             what = f"{type(self).__name__} is there twice"
@@ -157,6 +153,7 @@ class PeriodicSampling(Periodic):
     def __init__(self, sampling: Sampling | None = None, **when: Any) -> None:
         super().__init__(**when)
         self.sampling = sampling
+        self.asked = sampling.precision if sampling else None
 
     @abstractmethod
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
@@ -165,22 +162,13 @@ class PeriodicSampling(Periodic):
     def evaluations(self, trainer: Trainer, task: DiffusionTask) -> int:
         return total_nfe(self.samples(trainer, task), self.sampling_for(task))
 
-    def precision(self, task: DiffusionTask, device: torch.device | None = None) -> Precision:
-        return self.sampling_for(task, device).precision
-
-    def sampling_for(self, task: DiffusionTask, device: torch.device | None = None) -> Sampling:
-        """Return this callback's sampling, else the task's, without guidance if the network has no null label.
-
-        If it has no precision, that of the task's sampling is used. `device` is the task's, unless given.
-        """
-        source = replace(task.source(), device=device or task.device)
-        sampling = source.unguided(self.sampling or task.sampling)
-        return source.in_precision(replace(sampling, precision=sampling.precision or task.sampling.precision))
+    def sampling_for(self, task: DiffusionTask) -> Sampling:
+        """Return this callback's sampling, else the task's, without guidance if the network has no null label."""
+        return replace(task.source().unguided(self.sampling or task.sampling), precision=self.precision(task))
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """Raise a UserError before training if the task is not of diffusion, or does not support the sampler."""
         if not isinstance(task, DiffusionTask):
             name, kind = type(self).__name__, type(task).__name__
             raise UserError(f"{name} samples images, which a {kind} does not make: remove it from the callbacks")
-        sampling = self.sampling_for(task, trainer.strategy.root_device)  # the network is moved there later
-        task.source().check(sampling)
+        task.source().check(self.sampling_for(task))
