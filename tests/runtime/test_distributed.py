@@ -10,7 +10,14 @@ import pytest
 from conftest import ROOT, sample
 from programs import ranks
 
-from uvit_decay.runtime.distributed import Processes, _slurm_nodes, batches, others_needed, set_variables
+from uvit_decay.runtime.distributed import (
+    Processes,
+    _interface,
+    _slurm_nodes,
+    batches,
+    others_needed,
+    set_variables,
+)
 from uvit_decay.runtime.errors import UserError, user_errors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
@@ -44,7 +51,6 @@ def test_one_process_works_in_order_and_alone():
     assert (alone.rank, alone.size, alone.is_main) == (0, 1, True)
     assert list(alone.map_ordered("abc", str.upper)) == ["A", "B", "C"]
     assert alone.broadcast("a") == "a"
-    alone.end()
 
 
 def test_results_come_before_the_next_job_is_begun():
@@ -124,8 +130,8 @@ def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch
     monkeypatch.setenv("WORLD_SIZE", "2")  # of a launcher that does not say where the first process is
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(SystemExit) as stop, user_errors():
-        Processes.launched()
+    with pytest.raises(SystemExit) as stop, user_errors(), Processes.launched():
+        pass
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: another process has ended, or cannot be reached")
@@ -135,8 +141,13 @@ def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"):
-        Processes.launched()
+    with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"), Processes.launched():
+        pass
+
+
+def test_an_interface_is_known_by_its_address():
+    assert _interface("127.0.0.1") == "lo"
+    assert _interface("198.51.100.1") is None  # for documentation, of no machine
 
 
 @pytest.mark.parametrize(

@@ -10,23 +10,22 @@ from uvit_decay.runtime.errors import UserError, user_errors
 
 
 def main(jobs: int, fails: str, result: Path) -> None:
-    processes = Processes.launched()
-    import_module("torch.distributed.nn.functional")  # as parts of torch do: it would keep the process group for ever
+    with Processes.launched() as processes:
+        import_module("torch.distributed.nn.functional")  # as parts of torch do: it would keep the group
 
-    def work(job: int) -> tuple[int, int]:
-        if fails == f"job {job}":
-            raise UserError(f"job {job} has failed")
-        return job, processes.rank
+        def work(job: int) -> tuple[int, int]:
+            if fails == f"job {job}":
+                raise UserError(f"job {job} has failed")
+            return job, processes.rank
 
-    done = []
-    for pair in processes.map_ordered(range(jobs), work):
-        done.append(pair)
-        if fails == f"result {pair[0]}":
-            raise UserError(f"result {pair[0]} has failed")
-    shared = processes.broadcast({"from": processes.rank})
-    joined = Processes.current()
-    seen = [processes.rank, processes.size, joined.rank, joined.size, joined.local_rank]
-    processes.end()
+        done = []
+        for pair in processes.map_ordered(range(jobs), work):
+            done.append(pair)
+            if fails == f"result {pair[0]}":
+                raise UserError(f"result {pair[0]} has failed")
+        shared = processes.broadcast({"from": processes.rank})
+        joined = Processes.current()
+        seen = [processes.rank, processes.size, joined.rank, joined.size, joined.local_rank]
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").glob("*")]
     found = {"done": done, "shared": shared, "seen": seen, "threads": threads}
     result.with_suffix(f".{processes.rank}").write_text(json.dumps(found))

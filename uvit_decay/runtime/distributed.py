@@ -9,17 +9,17 @@ import os
 import re
 import secrets
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -45,7 +45,6 @@ COUNTS = {  # environment variables in which launchers pass the number of proces
 }
 BY_HAND = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")  # variables of Lightning, where no launcher starts the nodes
 GLOO = "GLOO_SOCKET_IFNAME"  # environment variable with the name of an interface
-SIOCGIFADDR = 0x8915  # Linux: the address of an interface
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ class Processes:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    owned: bool = False  # `launched` initialised the process group, and `end` destroys it
 
     @property
     def is_main(self) -> bool:
@@ -63,11 +61,14 @@ class Processes:
         return self.rank == 0
 
     @classmethod
-    def launched(cls, timeout: timedelta | None = None) -> Processes:
-        """Initialise the process group of a script started by python, torchrun, accelerate launch or srun.
+    @contextmanager
+    def launched(cls, timeout: timedelta = TIMEOUT) -> Iterator[Processes]:
+        """Yield the process group of a script started by python, torchrun, accelerate launch or srun.
+
+        It is destroyed when the context ends: others that wait for this process end, too.
 
         Args:
-            timeout: how long a process waits for another one; None: TIMEOUT.
+            timeout: how long a process waits for another one.
 
         Raises:
             UserError: the processes do not find one another, or there are more of them than GPUs on this machine.
@@ -87,11 +88,15 @@ class Processes:
             set_variables()
             choose_interface(os.environ.get("MASTER_ADDR", ""))
             with others_needed():
-                dist.init_process_group("gloo", timeout=timeout or TIMEOUT)  # for objects on the CPU
-        processes = replace(cls.current(), owned=owned)
-        if torch.cuda.is_available():
-            torch.cuda.set_device(processes.local_rank)
-        return processes
+                dist.init_process_group("gloo", timeout=timeout)  # for objects on the CPU
+        try:
+            processes = cls.current()
+            if torch.cuda.is_available():
+                torch.cuda.set_device(processes.local_rank)
+            yield processes
+        finally:
+            if owned:
+                destroy_group()
 
     @classmethod
     def current(cls) -> Processes:
@@ -168,17 +173,6 @@ class Processes:
             with others_needed():
                 dist.barrier()
 
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Destroy the process group if `launched` initialised it: others that wait for this process end, too."""
-        if self.owned:
-            destroy_group()
-
 
 def requested() -> tuple[int, str]:
     """Return how many processes the launcher was asked for, and its name; (1, "python") if no launcher is found."""
@@ -209,21 +203,15 @@ def choose_interface(address: str) -> None:
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((other, 9))  # sends nothing
             own = probe.getsockname()[0]
-            if not ip_address(own).is_loopback and (name := _interface(probe, own)):
+            if not ip_address(own).is_loopback and (name := _interface(own)):
                 os.environ[GLOO] = name
                 return
 
 
-def _interface(probe: socket.socket, address: str) -> str | None:
-    """Return the name of the interface with this IPv4 address."""
-    from fcntl import ioctl
-
-    for _, name in socket.if_nameindex():
-        with suppress(OSError):  # an interface without an address
-            request = struct.pack("256s", name.encode()[:15])
-            if socket.inet_ntoa(ioctl(probe.fileno(), SIOCGIFADDR, request)[20:24]) == address:
-                return name
-    return None
+def _interface(address: str) -> str | None:
+    """Return the name of the interface with this address."""
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, own in interfaces if address in (each.address for each in own)), None)
 
 
 def _slurm_nodes() -> list[str]:
