@@ -95,14 +95,10 @@ def _label(name: str) -> str:
 def _lines(target: Path, checkpoint: Checkpoint) -> str:
     """Return lines of Python that sample from the folder."""
     call = "class_labels=[0]" if checkpoint.net.num_classes else "num_images=1"
-    return "\n".join(
-        [
-            "diffusers reads it with",
-            "import torch",
-            "from diffusers import DiffusionPipeline",
-            f"pipe = DiffusionPipeline.from_pretrained({str(target)!r}, trust_remote_code=True)",
-            f"image = pipe({call}, generator=torch.Generator().manual_seed(0)).images[0]",
-        ]
+    return (
+        "diffusers reads it with\nimport torch\nfrom diffusers import DiffusionPipeline\n"
+        f"pipe = DiffusionPipeline.from_pretrained({str(target)!r}, trust_remote_code=True)\n"
+        f"image = pipe({call}, generator=torch.Generator().manual_seed(0)).images[0]"
     )
 
 
@@ -111,7 +107,7 @@ def _lines(target: Path, checkpoint: Checkpoint) -> str:
 
 def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) -> Readme:
     """Return the README.md of a folder with this denoiser, under this name; `license` is that of its weights."""
-    net, data = checkpoint.net, HUB_DATA.get(checkpoint.card.data)
+    net, card, data = checkpoint.net, checkpoint.card, HUB_DATA.get(checkpoint.card.data)
     kind = "class-conditional" if net.num_classes else "unconditional"
     metadata = ModelCardData(
         library_name="diffusers",
@@ -125,12 +121,15 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
         template_path=str(TEMPLATE),
         name=plain(name),
         place=repr(name),
-        sentence=_sentence(checkpoint, kind),
-        data=plain(checkpoint.card.data),
-        weights=f"{checkpoint.card.weights} weights after {checkpoint.card.step:,} optimizer steps",
+        kind=f"{kind} {type(net).__name__}",
+        net=net,
+        parameters=sum(parameter.numel() for parameter in net.parameters()),
+        schedule=plain(str(net.config["schedule"]))[:60],
+        card=card,
+        data=plain(card.data),
         call=f"class_labels={list(range(min(net.num_classes, 4)))}" if net.num_classes else "num_images=4",
-        classes=net.num_classes,
-        licence=_licence(checkpoint, license),
+        licence=license,
+        imported=card.data.startswith(IMPORTED),
         version=__version__,
     )
 
@@ -138,27 +137,3 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
 def plain(text: str) -> str:
     """Return text of one line without marks of Markdown; names may come from any file."""
     return re.sub(r"([|<>`*\[\]\\])", r"\\\1", " ".join(text.split()))
-
-
-def _sentence(checkpoint: Checkpoint, kind: str) -> str:
-    net = checkpoint.net
-    what = f"latents of {net.channels} channels" if checkpoint.card.latents else "pixels"
-    parameters = sum(parameter.numel() for parameter in net.parameters())
-    return (
-        f"A {kind} {type(net).__name__} of {parameters:,} parameters that makes {what}, "
-        f"{net.image_size}x{net.image_size}, with [decayed identity shortcuts](https://arxiv.org/abs/2404.10947): "
-        f"schedule {plain(str(net.config['schedule']))[:60]}, alpha from {net.shortcuts.alphas[0]:.4g} to "
-        f"{net.shortcuts.alphas[-1]:.4g}."
-    )
-
-
-def _licence(checkpoint: Checkpoint, license: str | None) -> str:
-    if license is not None:
-        return f"The weights: {license}. The code of uvit_decay: MIT."
-    imported = (
-        "that of their publisher, since they were imported" if checkpoint.card.data.startswith(IMPORTED) else "unknown"
-    )
-    return (
-        f"The weights: {imported}. Name it here and in the metadata (`--license` of the export) before you share them, "
-        "and mind that of the training data. The code of uvit_decay: MIT."
-    )
