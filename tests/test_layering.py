@@ -33,24 +33,24 @@ DOORS = {PACKAGE / "checkpoint" / "__main__.py", PACKAGE / "data" / "latents" / 
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "tasks"}
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_315,
-    "callbacks": 1_740,
-    "checkpoint": 1_720,
-    "commands": 1_355,
+    ".": 1_325,
+    "callbacks": 1_800,
+    "checkpoint": 1_585,
+    "commands": 1_340,
     "compare": 430,
     "data": 2_530,
     "decay": 900,
     "diffusion": 1_500,
     "doctor": 530,
     "evaluation": 1_675,
-    "hub": 660,
+    "hub": 640,
     "metrics": 1_015,
     "nn": 1_785,
     "representations": 2_640,
     "runtime": 1_910,
-    "tasks": 1_915,
+    "tasks": 1_880,
 }
-LINES, MODULES, ROOMS = 23_725, 175, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_450, 173, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 
