@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from diffusers import DiTTransformer2DModel
-from foreign_models import MODELS, Case, hooks
+from foreign_models import MODELS, hooks
 from timm.models.vision_transformer import ResPostBlock, VisionTransformer
 from torch import nn
 
@@ -13,13 +13,9 @@ from uvit_decay import decay
 from uvit_decay.runtime.errors import UserError
 
 
-@pytest.fixture(params=MODELS)
-def case(request) -> Case:
-    torch.manual_seed(0)
-    return MODELS[request.param]()
-
-
-def test_attaching_twice_is_refused_until_removed(case):
+@pytest.mark.parametrize("model", MODELS)
+def test_attaching_twice_is_refused_until_removed(model):
+    case = MODELS[model]()
     attached = decay.attach(case.model, 0.7)
     for again in (case.model, case.blocks()[0], copy.deepcopy(case.model)):
         with pytest.raises(UserError, match=r"call remove\(\)"):

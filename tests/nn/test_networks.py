@@ -55,8 +55,7 @@ def test_a_network_without_null_label_asks_for_classes(kind):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (UVIT, dict()),
-        (UVIT, dict(schedule="learnable", num_classes=0)),
+        (UVIT, dict(schedule="learnable")),
         (DECAYED_SIT, dict()),
         (SIT, dict(schedule="learnable", num_classes=0)),
         (MASKED, dict(schedule="learnable", depth=2, decoder_depth=1)),
