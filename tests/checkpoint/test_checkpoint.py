@@ -1,14 +1,42 @@
-"""Checkpoints: self-sufficient, exported without loss, and refused with one clear line where they are not ours."""
+"""Checkpoints and their model cards: written and read by every format, of older versions too, refused if damaged."""
+
+import json
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import same, tiny_net
-from official_files import changed_training
-from safetensors.torch import save_file
+from conftest import ROOT, same, tiny_net
+from official_files import changed_training, described, imported, redescribe, tiny
+from safetensors.torch import load_file, save_file
 
-from uvit_decay.checkpoint import load
+from uvit_decay.checkpoint import ModelCard, load, read_training_checkpoint
+from uvit_decay.checkpoint.card import VERSION
 from uvit_decay.checkpoint.convert import export_file
+from uvit_decay.checkpoint.io import read
+from uvit_decay.commands.sample import sample
+from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.sampling_options import SamplingOptions
+
+BEFORE = ROOT / "tests" / "written_before"
+NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
+LATENTS = {"vae": "x", "sha256": "", "scale": 1.0, "shift": 0.0, "channels": 4, "factor": 8}
+DAMAGED = "model.safetensors is damaged, or of another version of .*"
+
+
+@pytest.fixture
+def exported(trained, tmp_path):
+    export_file(trained, tmp_path / "model.safetensors")
+    return tmp_path / "model.safetensors"
+
+
+def change(path, place, value):
+    """Change a value of the card, at this place inside the others."""
+    inner = card = described(path)
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = value
+    redescribe(path, **card)
 
 
 def test_a_checkpoint_gives_back_the_network_its_weights_and_its_sampling(trained):
@@ -53,3 +81,144 @@ def test_missing_ema_weights_are_said(trained, tmp_path):
     assert load(raw).card.weights == "raw"
     with pytest.raises(UserError, match="no EMA weights"):
         load(raw, "ema")
+
+
+def test_a_card_is_the_same_after_a_file_of_either_format(trained, exported):
+    values = read_training_checkpoint(trained)["uvit_decay"]
+    card = ModelCard.from_dict(values, trained)
+    assert (card.step, card.weighting, card.pieces, card.weights, card.noise_path()) == (12, "none", 1, None, VP())
+    assert ModelCard.from_dict(json.loads(json.dumps(card.to_dict())), "x") == card
+    assert read(exported, None).card == replace(card, weights="ema") == read(trained, "ema").card
+    assert ModelCard.from_dict(values | {"colour": "blue"}, "x") == card, "what is no field is ignored"
+
+
+def test_an_imported_file_has_a_card_without_what_nobody_knows(tmp_path):
+    imported(tiny(), tmp_path)
+    card = read(tmp_path / "ours.safetensors", None).card
+    assert (card.weighting, card.class_hash, card.latents, card.weights) == (None, None, None, "ema")
+    assert described(tmp_path / "ours.safetensors").keys().isdisjoint({"weighting", "class_hash", "latents"})
+
+
+@pytest.mark.parametrize("name", ["uvit.ckpt", "sit.ckpt", "uvit.safetensors", "sit.safetensors", "run/last.ckpt"])
+def test_cards_of_before_have_no_version_and_are_written_with_one(name):
+    path = BEFORE / name
+    if path.suffix == ".ckpt":
+        assert "version" not in torch.load(path, weights_only=True)["uvit_decay"]
+    card = read(path, None).card
+    assert card.to_dict()["version"] == VERSION
+    assert ModelCard.from_dict(card.to_dict(), path) == card
+
+
+def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts(trained):
+    values = read_training_checkpoint(trained)["uvit_decay"]
+    encoder = {name: value for name, value in values.items() if name not in ("path", "prediction", "sampling")}
+    card = ModelCard.from_dict(encoder, "x")
+    assert (card.path, card.prediction, card.sampling, card.noise_path()) == (None, None, None, None)
+    assert ModelCard.from_dict(card.to_dict(), "x") == card
+    assert card.to_dict().keys().isdisjoint({"path", "prediction", "sampling"})
+    for name in ("path", "prediction", "sampling"):
+        with pytest.raises(UserError, match=f"its model card lacks {name}, a denoiser has path, prediction and sam"):
+            ModelCard.from_dict({key: value for key, value in values.items() if key != name}, "x")
+
+
+def test_arguments_that_a_card_leaves_out_have_their_defaults(exported, tmp_path):
+    card = described(exported)
+    for name in ("schedule", "index"):
+        del card["net"]["init_args"][name]
+    redescribe(exported, **card)
+    assert same(load(exported).net.state_dict(), load_file(exported))
+    assert "alpha_min 0.7" in export_file(exported, tmp_path / "official.pth")
+
+
+@pytest.mark.parametrize(("part", "base"), [("net", "nn.UViT"), ("path", "diffusion.noise_path.VP")])
+def test_a_trusted_class_is_built(exported, tmp_path, monkeypatch, part, base):
+    module = f"{part}_elsewhere"
+    (tmp_path / f"{module}.py").write_text(
+        f"import uvit_decay.nn, uvit_decay.diffusion\n\nclass Mine(uvit_decay.{base}):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    change(exported, (part, "class_path"), f"{module}.Mine")
+    with pytest.raises(UserError, match=f"--trust {module}.Mine"):
+        load(exported)
+    assert type(getattr(load(exported, trusted=[f"{module}.Mine"]), part)).__name__ == "Mine"
+    sample(ckpt=exported, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[module], device="cpu"))
+    assert (tmp_path / "one.png").exists()
+
+
+CARDS = {
+    "newer": (("version",), 2, f"{DAMAGED}has version 2, known are those up to 1: update uvit_decay"),
+    "version": (("version",), "1", f"{DAMAGED}version must be int"),
+    "huge-version": (("version",), 10**30, f"{DAMAGED}version must be int"),
+    "depth": ((*NET, "depth"), 10**12, "depth must be at least 1 and at most 1000"),
+    "size": ((*NET, "image_size"), 10**4, "do not fit the network"),
+    "dim": ((*NET, "dim"), 32, "do not fit the network"),
+    "decay": ((*NET, "alpha_min"), 0.6, "trained with alphas"),
+    "text": ((*NET, "depth"), "2", "depth must be int, it is '2'"),
+    "zero-patch": ((*NET, "patch_size"), 0, "patch_size must be at least 1"),
+    "kind": ((*NET, "schedule"), "steep", "schedule must be linear or"),
+    "unknown": ((*NET, "dimm"), 3, "as another version knew it"),
+    "no-net": (("net",), None, "net must be dict"),
+    "block": (("net", "class_path"), "uvit_decay.nn.block.Mlp", "as another version knew it"),
+    "program": (("net",), {"class_path": "subprocess.Popen", "init_args": {}}, "not part of uvit_decay"),
+    "function": (("net",), {"class_path": "os.system", "init_args": {}}, "not part of uvit_decay"),
+    "through": (("net",), {"class_path": "uvit_decay.nn.embed.torch.nn.Linear", "init_args": {}}, "cannot be imported"),
+    "betas": ((*PATH, "beta_max"), 0.0, "VP needs 0 < beta_min <= beta_max"),
+    "discrete": (
+        ("path",),
+        {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": {"beta_end": 2.0}},
+        "SDDiscrete needs 0 < beta_start <= beta_end < 1",
+    ),
+    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "cannot be imported"),
+    "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
+    "sampler": ((*SAMPLING, "sampler"), "magic", "unknown sampler"),
+    "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance must be float"),
+    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must be a number from 0"),
+    "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),
+    "sde": ((*SAMPLING, "sde"), {"form": 3}, "form must be"),
+    "field": ((*SAMPLING, "colour"), 1, "has the unknown field colour"),
+    "names": (("class_names",), ["a"], "names 1 classes, its network has 10"),
+    "step": (("step",), "12", "step must be int"),
+    "weights": (("weights",), "best", "weights must be ema or raw"),
+    "latents": (("latents",), {"vae": "x"}, "latents lacks"),
+    "scale": (("latents",), LATENTS | {"scale": 0.0, "channels": 1}, "a latent space has positive scale"),
+    "channels": (("latents",), LATENTS, "describes latents of 4 channels, its network has 1"),
+}
+
+
+@pytest.mark.parametrize(("place", "value", "message"), CARDS.values(), ids=CARDS)
+def test_a_card_that_is_not_true_is_refused_before_anything_is_built(exported, place, value, message):
+    change(exported, place, value)
+    with pytest.raises(UserError, match=message):
+        load(exported)
+
+
+def test_weights_that_do_not_fit_their_card_are_not_exported(exported, tmp_path):
+    change(exported, (*NET, "dim"), 32)
+    with pytest.raises(UserError, match=r"has the shape .*16.*, not .*32"):
+        export_file(exported, tmp_path / "official.pth")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3", "null", "{", "[" * 10**5, '{"net": ' * 90 + "1" + "}" * 90])
+def test_what_is_no_card_is_refused(exported, text):
+    save_file(load_file(exported), exported, {"uvit_decay": text})
+    with pytest.raises(UserError):
+        load(exported)
+
+
+@pytest.mark.parametrize("entry", ["state_dict", "callbacks", "uvit_decay"])
+@pytest.mark.parametrize("value", [None, 3, [], {"EMA": 1}, {3: 4}, {"EMA": {"shadow": {"norm.bias": 1}}}])
+def test_a_training_checkpoint_of_other_contents_is_refused(trained, tmp_path, entry, value):
+    path = changed_training(trained, tmp_path, lambda c: c.update({entry: value}))
+    with pytest.raises(UserError):
+        load(path)
+
+
+def test_a_card_of_more_than_plain_values_or_without_end_is_refused(trained, tmp_path):
+    grown = ["x"]
+    for _ in range(40):
+        grown = [grown, grown]
+    for more in ({"more": grown}, {"pieces": torch.zeros(2)}):
+        path = changed_training(trained, tmp_path, lambda contents, more=more: contents["uvit_decay"].update(more))
+        for use in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
+            with pytest.raises(UserError, match="its model card holds more than names and plain values, or has no end"):
+                use(path)

@@ -106,10 +106,7 @@ def test_a_zip_of_several_disks_is_refused_in_one_line(trained, tmp_path):
 
 
 def test_a_compressed_zip_is_refused_before_it_is_unpacked(trained, tmp_path):
-    with (
-        zipfile.ZipFile(trained) as old,
-        zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as new,
-    ):
+    with zipfile.ZipFile(trained) as old, zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))
     with pytest.raises(UserError, match="bomb.ckpt cannot be read.*its .* is compressed"):

@@ -114,16 +114,6 @@ def test_a_discrete_network_is_told_the_number_of_its_level(tmp_path):
     assert is_close(checkpoint.net(x, t), official_forward(tiny(), x, t, time_scale=1000.0, **SMALL))
 
 
-def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path):
-    checkpoint = imported(tiny(), tmp_path, ImportOptions(heads=2, alpha_min=0.7))
-    alphas = torch.linspace(1, 0.7, 10).tolist()
-    x, t, _ = inputs()
-    expected = official_forward(tiny(), x, t, alphas=alphas, **SMALL)
-    assert is_close(checkpoint.net(x, t), expected)
-    assert not torch.allclose(expected, official_forward(tiny(), x, t, **SMALL), atol=0.05)
-    assert load_file(tmp_path / "ours.safetensors")["alphas"].tolist() == pytest.approx(alphas)
-
-
 def test_other_forms_of_a_file_are_the_same_network(tmp_path):
     """As DataParallel names the entries, and as torch wrote before 1.6."""
     expected = imported(tiny(), tmp_path).net.state_dict()

@@ -28,7 +28,7 @@ from uvit_decay.checkpoint.official.common import ImportOptions
 from uvit_decay.checkpoint.official.sit import HEAD
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear
-from uvit_decay.diffusion.sampling import Sampling, generate
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.sizes import SIT_SIZES
 from uvit_decay.runtime.instantiate import Spec
 
@@ -96,24 +96,6 @@ def test_an_imported_file_is_the_published_function_and_goes_back(tmp_path, opti
     note = export_file(tmp_path / "ours.safetensors", tmp_path / "back.pt")
     assert note == unrecorded(", ".join([*lost, "learn_sigma False"]))
     assert same(torch.load(tmp_path / "back.pt", weights_only=True), plain_head(state))
-
-
-@pytest.mark.parametrize("options", [dict(), dict(wiring="decayed"), dict(wiring="decayed", learn_sigma=True)])
-def test_a_decayed_network_is_imported_with_its_alpha_min(tmp_path, options):
-    state, alphas = tiny_sit(**options), torch.linspace(1, 0.6, 8).tolist()
-    checkpoint = imported(state, tmp_path, ImportOptions(heads=2, alpha_min=0.6))
-    assert is_close(output(checkpoint, options), expected(state, options, alphas=alphas))
-    assert not torch.allclose(output(checkpoint, options), expected(state, options), atol=0.05)
-    assert checkpoint.net.alphas.tolist() == pytest.approx(alphas)
-
-
-def test_an_imported_file_can_be_sampled(tmp_path):
-    checkpoint = imported(tiny_sit(), tmp_path, PLAIN)
-    assert checkpoint.card.sampling == Sampling("sit-sde", 250, 1.0, False)
-    source = checkpoint.source(torch.device("cpu"))
-    images = generate(source, Sampling("sit-sde", 3, 2.0), range(2), [2, 3], seed=0)
-    assert images.shape == (2, 4, 8, 8)
-    assert images.isfinite().all()
 
 
 @pytest.mark.parametrize(("weights", "seed"), [(None, 1), ("ema", 1), ("raw", 2)])
