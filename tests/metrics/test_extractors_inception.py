@@ -135,7 +135,7 @@ def test_compiled_it_gives_the_same(weights, photographs, outputs, monkeypatch):
     assert all(close(a, b) for a, b in zip(compiled(photographs), outputs, strict=True))
 
 
-def test_bf16_is_asked_for_and_named_and_near(weights, photographs, outputs):
+def test_bf16_is_asked_for_and_named_and_near_and_tf32_is_of_gpus(weights, photographs, outputs):
     narrow = opened(weights, spatial=True, precision="bf16")
     found = narrow(photographs)
     assert narrow.name == "inception-v3-adm-bf16"
@@ -143,9 +143,6 @@ def test_bf16_is_asked_for_and_named_and_near(weights, photographs, outputs):
         assert one.dtype == torch.float32
         assert not torch.equal(one, other)
         assert close(one, other, 0.02)
-
-
-def test_tf32_is_of_gpus(weights):
     with pytest.raises(UserError, match="tf32 is of CUDA GPUs"):
         opened(weights, precision="tf32")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import timm
 import torch
 from safetensors.torch import save_file
+from test_timm_model import NAME, weights
 from timm.models.vision_transformer import checkpoint_filter_fn
 
 from uvit_decay.autoencoder import Autoencoder
@@ -18,14 +19,10 @@ from uvit_decay.runtime.distributed import Processes
 from uvit_decay.sampling_options import LoadingOptions
 
 CPU = torch.device("cpu")
-NAME = "test_vit"  # of timm's own tests: 160 px, 64 wide, 6 deep
 
 
 def test_features_are_timms_final_patch_tokens_of_enlarged_pictures(tmp_path):
-    torch.manual_seed(0)
-    model = timm.create_model(NAME).eval()
-    for value in model.parameters():
-        torch.nn.init.normal_(value, std=0.05)
+    model = weights()
     save_file(model.state_dict(), tmp_path / "vit.safetensors")
     data = Digits()
     data.setup()

@@ -9,18 +9,16 @@ import torch
 from conftest import tiny_trainer
 from evaluations import evaluate, refused
 from PIL import Image
+from runs import latent_task
 
 from uvit_decay.commands.features import open_patch_features
 from uvit_decay.data.latents import Latents
-from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.nn import UViT
 from uvit_decay.representations.networks import open_network
 from uvit_decay.representations.options import Visualization
 from uvit_decay.representations.visualize import on_grid
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 from uvit_decay.sampling_options import LoadingOptions
-from uvit_decay.tasks import DiffusionTask
 
 CPU = torch.device("cpu")
 
@@ -44,10 +42,7 @@ def halves(tmp_path_factory):
 def latent_checkpoint(encoded, tmp_path_factory):
     """Of a network of latents."""
     folder = tmp_path_factory.mktemp("latent")
-    torch.manual_seed(0)
-    net = UViT(4, 2, 4, dim=16, depth=2, heads=2, num_classes=2, alpha_min=0.7, init="xavier")
-    task = DiffusionTask(net, sampling=Sampling("dpm++", 3))
-    tiny_trainer(folder, max_steps=2).fit(task, Latents(str(encoded), batch_size=11, num_workers=0))
+    tiny_trainer(folder, max_steps=2).fit(latent_task(), Latents(str(encoded), batch_size=11, num_workers=0))
     return folder / "checkpoints" / "last.ckpt"
 
 
