@@ -190,10 +190,7 @@ def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoc
 
 
 DAMAGE = {
-    "config.yaml": {
-        "a: &a {b: [*a]}": "cannot read",
-        "- 1": "must be dict",
-    },
+    "config.yaml": {"a: &a {b: [*a]}": "cannot read", "- 1": "must be dict"},
     "probes.jsonl": {
         "much": "line 1: Expecting value",
         "{}": "lacks epoch",
@@ -207,10 +204,7 @@ DAMAGE = {
         line(metadata="[]"): "metadata must be dict",
         line() + line(): "line 2: a second measurement of step 3",
     },
-    "generation.jsonl": {
-        line('{"fid": "low"}'): "fid must be float, it is 'low'",
-        "[" * 3000: "cannot read",
-    },
+    "generation.jsonl": {line('{"fid": "low"}'): "fid must be float, it is 'low'", "[" * 3000: "cannot read"},
 }
 
 

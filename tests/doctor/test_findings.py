@@ -1,9 +1,11 @@
-"""What a process can see by itself: versions, pictures, weights, disks, and what a step and the run cost."""
+"""What a process can see by itself: versions, weights, disks, launchers, and what a step and the run cost."""
 
 import math
+from contextlib import nullcontext
 
 import pytest
 from conftest import tiny_task, tiny_trainer
+from lightning.pytorch import Trainer
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.data import Digits, Latents
@@ -12,6 +14,11 @@ from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, len
 from uvit_decay.doctor.environment import installed, weights
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal
 from uvit_decay.metrics import Inception
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.sharding import check_nodes
+
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
+BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "0"}
 
 
 def run_of(folder, *callbacks, data=None, task=None, **options):
@@ -103,3 +110,30 @@ def test_callbacks_are_counted_as_they_run(tmp_path, every, epochs, at_end, time
     rehearsal.found.epoch, rehearsal.found.total = 12, 24
     run.trainer.fit(run.task, run.data)
     assert len(seen) == rehearsal._times(callback) == times
+
+
+def counted(monkeypatch, devices, nodes, environment):
+    """A trainer in an environment, whose strategy is ddp if there are several processes."""
+    for name, word in environment.items():
+        monkeypatch.setenv(name, word)
+    strategy = "ddp" if devices * nodes > 1 else "auto"
+    check_nodes(Trainer(accelerator="cpu", devices=devices, num_nodes=nodes, strategy=strategy, logger=False))
+
+
+@pytest.mark.parametrize(
+    ("devices", "nodes", "environment", "text"),
+    [
+        (1, 1, {}, ""),
+        (2, 2, TORCHRUN, ""),
+        (1, 2, BY_HAND, ""),
+        (1, 1, TORCHRUN, "torchrun has started 4 processes, the trainer counts 1"),
+        (1, 2, TORCHRUN, "torchrun has started 4 processes, the trainer counts 2"),
+        (2, 1, {"WORLD_SIZE": "4"}, "torchrun has started 4 processes, the trainer counts 2"),
+        (1, 2, {}, "2 x 1 devices: set MASTER_ADDR, MASTER_PORT, NODE_RANK on every node"),
+    ],
+)
+def test_variables_that_disagree_are_one_line(monkeypatch, devices, nodes, environment, text):
+    for name in BY_HAND:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=text) if text else nullcontext():
+        counted(monkeypatch, devices, nodes, environment)

@@ -117,10 +117,7 @@ def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monk
         (["--samples", "few.npz", *DIGITS], "few has 40 images, fd needs 65 or more: the covariance"),
         (["--samples", "one.npz", *DIGITS, "--metrics", "kid"], "one has 1 images, metrics need 2 or more"),
         (["--samples", "digits:test", *DIGITS, "--metrics", "sfid"], "sfid needs spatial, which small-cnn does not"),
-        (
-            ["--samples", "digits:test", *DIGITS[2:], "--reference", "recorded.npz"],
-            "statistics of inception-v3-adm",
-        ),
+        (["--samples", "digits:test", *DIGITS[2:], "--reference", "recorded.npz"], "statistics of inception-v3-adm"),
         (["--samples", "digits:test", *DIGITS[2:], "--reference", "plain.npz", "--metrics", "kid"], "statistics only"),
         (DIGITS, "either --samples, images that exist, or --ckpt"),
         (["--samples", "digits:test", *DIGITS, "--guidance", "3"], "--guidance is for the samples of a --ckpt"),

@@ -42,10 +42,7 @@ def test_defaults_are_what_they_were():
     ("options", "message"),
     [
         (["--protocol", "best"], "takes one of pytorch-fid, adm, clean, dinov2-edm2, dinov2-dgm, got 'best'"),
-        (
-            ["--features", "dinov2", "--protocol", "adm"],
-            "adm is not of dinov2, whose protocols are dinov2-edm2,",
-        ),
+        (["--features", "dinov2", "--protocol", "adm"], "adm is not of dinov2, whose protocols are dinov2-edm2,"),
         (["--metrics", "fdd"], "fdd is not of inception-v3-pytorch-fid, whose metrics are fid,is,kid,prc,mind"),
         (["--protocol", "dinov2-edm2", "--dinov2-weights", "none.pth"], "the DINOv2 weights none.pth do not exist"),
     ],

@@ -53,10 +53,7 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
         (["export", BUNDLED, "folder", "--to", "diffusers", "--license", "My own!"], "give its short name on the Hub"),
         (["export", BUNDLED, "folder", "--to", "diffusers", "--metrics=x.json"], "--metrics: .* no measured numbers"),
         (["export", BUNDLED, "folder", "--to", "diffusers", "--standalone"], "--standalone: leave it out"),
-        (
-            ["import", "a.pth", "b.safetensors", "--wiring", "decayed"],
-            "--wiring: leave it out, a file keeps",
-        ),
+        (["import", "a.pth", "b.safetensors", "--wiring", "decayed"], "--wiring: leave it out, a file keeps"),
         (["push", "folder", "me/digits", "--private"], "push: the Hub's own command .*: hf upload USER/NAME FOLDER"),
     ],
 )
