@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from image_noise import SIZE, fails, noise, tarred, tree, zipped
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from uvit_decay.data.image_files import Listing, list_images, read
+from uvit_decay.data.image_files import list_images, read
 from uvit_decay.runtime.errors import UserError
 
 CLASSES = ["dog/b.png", "cat/a.PNG", "cat/c.Bmp", "dog/a.webp", "ant/x.tiff"]
@@ -134,19 +134,6 @@ def test_a_replaced_zip_is_read_anew(tmp_path):
     assert list_images(path).members == ("b.png", "c.png")
 
 
-class OneByOne(Dataset):
-    """What a dataset too large for memory does: reads in the worker."""
-
-    def __init__(self, listing: Listing) -> None:
-        self.listing = listing
-
-    def __len__(self) -> int:
-        return len(self.listing.members)
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return read(self.listing, SIZE, 3, indices=[index])[0]
-
-
 @pytest.mark.parametrize("pack", [zipped, tarred])
 def test_worker_processes(tmp_path, pack):
     folder = tree(tmp_path / "data", [f"{i:03}.png" for i in range(120)])
@@ -155,6 +142,7 @@ def test_worker_processes(tmp_path, pack):
     assert sent == listing
     whole = read(listing, SIZE, 3)  # the parent's zip is open when the workers start
     assert torch.equal(read(sent, SIZE, 3), whole)
-    loader = DataLoader(OneByOne(listing), batch_size=8, num_workers=2, multiprocessing_context="fork")
+    options = {"batch_size": 8, "num_workers": 2, "multiprocessing_context": "fork"}
+    loader = DataLoader(range(120), **options, collate_fn=lambda indices: read(listing, SIZE, 3, indices=indices))
     assert torch.equal(torch.cat(list(loader)), whole)
     assert torch.equal(read(listing, SIZE, 3), whole)

@@ -123,11 +123,9 @@ def edit(folder, checksum=None, **values):
     path.write_text(json.dumps({key: value for key, value in found.items() if (key, value) != ("crc32", None)}))
 
 
-def fit(folder, data, *callbacks, max_steps=4, ckpt_path=None):
+def fit(folder, data, max_steps=4, ckpt_path=None):
     losses, task = Losses(), latent_task()
-    tiny_trainer(folder, losses, *callbacks, max_steps=max_steps, limit_val_batches=1).fit(
-        task, data, ckpt_path=ckpt_path
-    )
+    tiny_trainer(folder, losses, max_steps=max_steps, limit_val_batches=1).fit(task, data, ckpt_path=ckpt_path)
     return losses.values, folder / "checkpoints" / "last.ckpt"
 
 

@@ -39,15 +39,12 @@ def standardised(pixels):
     return vision.normalize(pixels / 255, IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
-def pictures(images):
-    return [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
-
-
 def by_torchvision(protocol, images):
     """What dgm-eval does with a picture; and EDM2, by Pillow's filter on channels of floats."""
     if protocol == "dinov2-dgm":
         size = [DINOV2_SIZE, DINOV2_SIZE]
-        resized = [vision.resize(picture, size, InterpolationMode.BICUBIC) for picture in pictures(images)]
+        pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in images]
+        resized = [vision.resize(picture, size, InterpolationMode.BICUBIC) for picture in pictures]
         return torch.stack([standardised(255 * vision.to_tensor(picture)) for picture in resized])
     channels = [[Image.fromarray(channel.float().numpy()) for channel in image] for image in images]
     resized = [[np.asarray(c.resize((224, 224), Image.Resampling.BICUBIC)) for c in image] for image in channels]
