@@ -61,7 +61,16 @@ def in_new_folder(work: Callable[..., object], *arguments: object) -> None:
 def encoded(images: Path, autoencoder: Autoencoder, side: int, precision: str, folder: Path) -> LatentSet:
     """Encode with this package, in one process, and return the set."""
     listing = list_images(images)
-    manifest = describe(listing, autoencoder.space, None, side, "float16", NAMES[precision], BATCH, 1024)
+    manifest = describe(
+        listing,
+        autoencoder.space,
+        side,
+        class_list=None,
+        dtype="float16",
+        precision=NAMES[precision],
+        batch_size=BATCH,
+        shard_size=1024,
+    )
     with redirect_stderr(StringIO()):  # the progress bar
         done = encode(listing, manifest, autoencoder, folder, 0, Processes())
     return LatentSet(folder, done)

@@ -48,9 +48,9 @@ def features(ckpt: Path, data: str, max_train: int, max_test: int) -> Features:
     found = load(ckpt)
     images = open_data(data, None, found.net.image_size, found.net.channels)
     prober = Prober(found.net, found.path, images, Probing(max_train=max_train, max_test=max_test), torch.device("cpu"))
-    levels = [prober.features(level) for level in range(len(TIMES))]
-    train, test = (torch.cat([level[side] for level in levels]) for side in (0, 2))
-    return train, levels[0][1], test, levels[0][3]
+    levels = [prober.cells(level) for level in range(len(TIMES))]
+    train, test = torch.cat([level.train(0) for level in levels]), torch.cat([level.test for level in levels])
+    return train, levels[0].labels, test, levels[0].test_labels
 
 
 def standardised(train: Tensor, y: Tensor, test: Tensor, y2: Tensor) -> Features:

@@ -62,7 +62,7 @@ def net():
 def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits, net):
     probing = Probing(times=(0.1,), max_train=32, max_test=16, batch_size=16, neighbours=5)
     prober, cells = Prober(net, VP(), digits, probing, META), len(net.layers)
-    features, (train, *_) = waits_of(lambda: prober.features(0))
+    features, train = waits_of(lambda: prober.cells(0).train(0))
     assert (train.device.type, train.shape) == ("cpu", (cells, 32, net.dim))
     assert features == {f"features.py work: {TO_HOST}": 3}
     found, _ = waits_of(lambda: prober.grid(Processes()))

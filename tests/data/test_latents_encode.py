@@ -113,7 +113,7 @@ def test_latents_that_are_not_finite_are_refused(image_dir, vae, tmp_path):
     found.net.quant_conv.bias.data.fill_(1e6)
     listing = list_images(image_dir)
     settings = {"image_size": 32, "dtype": "float16", "precision": "float32", "batch_size": 3, "shard_size": 4}
-    plan = describe(listing, found.space, None, **settings)
+    plan = describe(listing, found.space, class_list=None, **settings)
     with pytest.raises(UserError, match="latents of images 0 to 2 are not finite in float16: try --dtype bfloat16"):
         encode_listing(listing, plan, found, tmp_path / "x", 0, Processes())
 

@@ -41,7 +41,8 @@ def prober(data, path=None, net=None, **options):
 
 @pytest.mark.parametrize("pool", ["mean", "all", "cls"])
 def test_features_of_an_encoder_are_the_pooled_tokens_of_clean_images(digits, pool):
-    train, labels, test, _ = prober(digits, pool=pool).features(0)
+    cells = prober(digits, pool=pool).cells(0)
+    train, labels, test = cells.train(0), cells.labels, cells.test
     assert (train.shape, test.shape) == ((3, 200, 16), (3, 100, 16))
     chosen = torch.tensor(probed_images(Probing(max_train=200), digits)[0])
     x = digits.train.images[chosen].double() / 127.5 - 1

@@ -43,16 +43,16 @@ def test_the_names_of_the_command_line_are_those_of_the_table():
 
 
 def test_every_pass_of_ddae_has_noise_of_its_own_and_the_first_is_that_of_the_others(digits):
-    cells = prober(digits, protocol="ddae")._cells(1, 0, [1, 2])
+    cells = prober(digits, protocol="ddae").cells(1, layers=[1, 2])
     first, again, second = cells.train(0), cells.train(0), cells.train(1)
-    train, labels, test, _ = prober(digits).features(1)
-    assert torch.equal(first, train)
-    assert torch.equal(cells.test, test)
+    others = prober(digits).cells(1)
+    assert torch.equal(first, others.train(0))
+    assert torch.equal(cells.test, others.test)
     assert torch.equal(first, again)
     assert (first - second).abs().mean() > 0.01
     found = grid_of(digits, protocol="ddae", epochs=3).scores["test_accuracy"][1]
-    *_, models = replace(DDAE, epochs=3).passes(cells.train, labels, 10, CPU)
-    assert torch.equal(found, accuracies(models, test, cells.test_labels, CPU))
+    *_, models = replace(DDAE, epochs=3).passes(cells.train, cells.labels, 10, CPU)
+    assert torch.equal(found, accuracies(models, cells.test, cells.test_labels, CPU))
     assert (DDAE.epochs, REPA.epochs) == (15, 90)
 
 
@@ -60,10 +60,10 @@ def test_repa_is_a_probe_of_one_noise_an_image_and_an_alignment_of_each_cell(dig
     rows = list(range(0, 60, 2))
     reference = pixels(digits, rows=rows)
     grid = grid_of(digits, reference, protocol="repa", epochs=4)
-    train, labels, test, test_labels = prober(digits).features(0)
-    *_, models = replace(REPA, epochs=4).passes(lambda _: train, labels, 10, CPU)
-    assert torch.equal(grid.scores["test_accuracy"][0], accuracies(models, test, test_labels, CPU))
-    expected = [cknna(Neighbourhood.of(x[rows]), Neighbourhood.of(reference.features)) for x in test]
+    cells = prober(digits).cells(0)
+    *_, models = replace(REPA, epochs=4).passes(lambda _: cells.train(0), cells.labels, 10, CPU)
+    assert torch.equal(grid.scores["test_accuracy"][0], accuracies(models, cells.test, cells.test_labels, CPU))
+    expected = [cknna(Neighbourhood.of(x[rows]), Neighbourhood.of(reference.features)) for x in cells.test]
     assert torch.equal(grid.scores["cknna"][0], torch.stack(expected))
     assert grid.scores["cknna"][0].max() > grid.scores["cknna"][1].max()  # at t = 0.4 less of the image is left
 

@@ -57,7 +57,9 @@ def encode_images(
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         space = autoencoder.space
-        manifest = describe(listing, space, classes, image_size, dtype, precision, batch_size, shard_size)
+        settings = {"class_list": classes, "dtype": dtype, "precision": precision}
+        sizes = {"image_size": image_size, "batch_size": batch_size, "shard_size": shard_size}
+        manifest = describe(listing, space, **settings, **sizes)
         done = encode(listing, manifest, autoencoder, target, min(workers, os.cpu_count() or 1), processes)
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,17 +18,6 @@ from uvit_decay.data.decoding import ResizedCentre, check_shape, decode_box, pla
 from uvit_decay.data.folder import Images, OnDisk
 from uvit_decay.data.image_files import Listing, common_side, read
 from uvit_decay.runtime.errors import check_numbers
-
-
-@dataclass(frozen=True)
-class _Keyed:
-    """An Augmentation whose draws are keyed by the rows."""
-
-    augment: Augment
-    seed: int
-
-    def __call__(self, images: Streamed | Cached, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        return images.augmented(indices, self.augment.draws(self.seed, rows))
 
 
 class Streamed(OnDisk):
@@ -88,6 +77,12 @@ class Cached(InMemory):
         return torch.stack(changed), labels
 
 
+def _augmented(
+    augment: Augment, seed: int, images: Streamed | Cached, indices: list[int], rows: Tensor
+) -> tuple[Tensor, Tensor]:
+    return images.augmented(indices, augment.draws(seed, rows))
+
+
 class AugmentedImages(Images):
     """Images of a folder, zip or tar (see `Images`), randomly cropped, mirrored, changed by RandAugment and erased.
 
@@ -133,7 +128,7 @@ class AugmentedImages(Images):
         return Cached(images, torch.tensor(listing.labels)[chosen], self.image_size, self.crop)
 
     def augmentation(self) -> Augmentation:
-        return _Keyed(self.augment, self.seed)
+        return partial(_augmented, self.augment, self.seed)
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         batch = super().on_after_batch_transfer(batch, dataloader_idx)

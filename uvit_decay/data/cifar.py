@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 import tarfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,10 +25,11 @@ if TYPE_CHECKING:
     from torchvision import datasets
 
 
-class _CIFAR(ImageData, ABC):
+class _CIFAR(ImageData):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
-    `keys` are the key of the labels in the batches and that of the class names in the meta file.
+    `kind` is the name of torchvision's class; `keys` are the key of the labels in the batches and that of the class names
+    in the meta file.
 
     Args:
         batch_size: global batch size, over all devices.
@@ -38,6 +38,7 @@ class _CIFAR(ImageData, ABC):
         seed: random seed of the image order and the flips.
     """
 
+    kind: str
     keys: tuple[str, str]
 
     def __init__(
@@ -53,9 +54,11 @@ class _CIFAR(ImageData, ABC):
         self.path, self.download = at_home(path), download
         self._failure: UserError | None = None  # set if the download fails
 
-    @abstractmethod
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class, which defines file names, URL and checksums."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.kind)
 
     def prepare_data(self) -> None:
         """Download the archive if `download` is set and no data are present. Lightning calls this once per node."""
@@ -130,13 +133,7 @@ class CIFAR10(_CIFAR):
         download: download the archive (170 MB) into that folder if no data are present.
     """
 
-    keys = "labels", "label_names"
-
-    def official(self) -> type[datasets.CIFAR10]:
-        """Return torchvision's class of CIFAR-10."""
-        from torchvision import datasets
-
-        return datasets.CIFAR10
+    kind, keys = "CIFAR10", ("labels", "label_names")
 
 
 class CIFAR100(_CIFAR):
@@ -149,6 +146,8 @@ class CIFAR100(_CIFAR):
         options: batch_size, device_batch_size, flip and seed, as above.
     """
 
+    kind = "CIFAR100"
+
     def __init__(
         self, path: str = "data", download: bool = False, labels: Literal["fine", "coarse"] = "fine", **options: Any
     ) -> None:
@@ -159,12 +158,6 @@ class CIFAR100(_CIFAR):
     def name(self) -> str:
         """Name of the training set in reports."""
         return "cifar100" if self.labels == "fine" else "cifar100-coarse"
-
-    def official(self) -> type[datasets.CIFAR10]:
-        """Return torchvision's class of CIFAR-100."""
-        from torchvision import datasets
-
-        return datasets.CIFAR100
 
 
 def _joined(batches: Sequence[dict[str, Any]], key: str) -> InMemory:

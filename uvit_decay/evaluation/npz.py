@@ -33,12 +33,6 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         yield archive
 
 
-@contextmanager
-def _member(path: Path, name: str) -> Iterator[tuple[zipfile.ZipInfo, zipfile.ZipExtFile]]:
-    with _opened(path) as archive, archive.open(f"{name}.npy") as member:
-        yield archive.getinfo(f"{name}.npy"), member
-
-
 def names(path: Path) -> list[str]:
     """Return the names of the arrays in a file; raise a UserError if it is no .npz."""
     with _opened(path) as archive:
@@ -51,8 +45,8 @@ def names(path: Path) -> list[str]:
 
 def header(path: Path, name: str) -> Header:
     """Return the header of an array; raise a UserError if the array has another number of bytes than it states."""
-    with _member(path, name) as (info, member):
-        return _header(info, member)
+    with _opened(path) as archive, archive.open(f"{name}.npy") as member:
+        return _header(archive.getinfo(f"{name}.npy"), member)
 
 
 def _header(info: zipfile.ZipInfo, member: zipfile.ZipExtFile) -> Header:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from tqdm import tqdm
 
 from uvit_decay.nn.intermediates import Pool, check_pool, layer_indices
-from uvit_decay.representations.features import TokenReader, final_norm, pooling
+from uvit_decay.representations.features import TokenReader, final_norm
 from uvit_decay.representations.networks import ProbedNetwork
 from uvit_decay.representations.options import Classification, ProtocolName, chosen_level
 from uvit_decay.representations.probing import check_labelled, check_network, default_layer, probed_images
@@ -90,22 +89,18 @@ class Classifying:
         net, pools = self.judged.net.to(device), sorted(set(self.pools.values()))
         inputs = self.data.network_input, device, precision, self.options.batch_size
         reader = TokenReader(net, self.judged.path, *inputs)
-        reduce = pooling(net, pools, final_norm(net) if self.options.norm else None)
-        sides = []
+        norm, sides = final_norm(net) if self.options.norm else None, []
         for split, chosen in zip(("train", "test"), self.chosen, strict=True):
             images = getattr(self.data, split)
-            where = images.stored, chosen, [self.layer], self.time, self.options.seed, split, 0
-            parts = []
-            with tqdm(total=len(chosen), unit="image", desc=f"{split} images", disable=not processes.is_main) as bar:
-                for part in reader.states(*where, reduce=reduce, processes=processes):  # (1, pools, b, d)
-                    parts.append(part)
-                    bar.update(part.shape[2])
-            sides.append((torch.cat(parts, dim=2).to(device) if parts else None, images.labels[chosen].to(device)))
+            where = images, chosen, [self.layer], self.time, self.options.seed, split, 0
+            found = reader.pooled(*where, pools=pools, norm=norm, processes=processes, title=f"{split} images")
+            if processes.is_main:
+                sides += found.to(device), images.labels[chosen].to(device)
         if not processes.is_main:
             return {}
-        (train, labels), (test, test_labels), classes = *sides, len(self.data.class_names)
+        (train, labels, test, test_labels), classes = sides, len(self.data.class_names)
         return {
-            pool: Cells(lambda _, k=k: train[:, k], labels, test[:, k], test_labels, classes, device)
+            pool: Cells(lambda _, k=k: train[k], labels, test[k], test_labels, classes, device)
             for k, pool in enumerate(pools)
         }
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from threading import Lock
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.nn.intermediates import HasIntermediates, Pool, pooled, states_of
@@ -22,24 +24,15 @@ from uvit_decay.runtime.distributed import Processes, batches
 from uvit_decay.runtime.precision import Precision, computing
 from uvit_decay.runtime.random import indices_on, normal
 
+if TYPE_CHECKING:  # data are Lightning's
+    from uvit_decay.data.batches import ImageSet
+
 READING = Lock()  # image files are read by one thread at a time
 
 
 def final_norm(net: nn.Module) -> nn.Module | None:
     """Return the layer norm that a network applies after its last block; None if it has none."""
     return dict(net.named_children()).get("norm")
-
-
-def pooling(
-    net: HasIntermediates, pools: Sequence[Pool], norm: nn.Module | None = None
-) -> Callable[[Float[Tensor, "b n d"]], Float[Tensor, "pools b d"]]:
-    """Return a function that pools the tokens of a layer in several ways, after `norm` if there is one."""
-
-    def pool_all(state: Tensor) -> Tensor:
-        tokens = state if norm is None else norm(state)
-        return torch.stack([pooled(tokens, pool, net.num_prefix_tokens) for pool in pools])
-
-    return pool_all
 
 
 @dataclass(frozen=True)
@@ -104,3 +97,34 @@ class TokenReader:
         # The batches of this process, in the order in which `map_ordered` asks for them.
         with closing(read_ahead(locked, jobs[processes.rank :: processes.size], self.device)) as stored:
             yield from processes.map_ordered(jobs, work)
+
+    def pooled(
+        self,
+        images: ImageSet,
+        chosen: Sequence[int],
+        layers: Sequence[int],
+        level: float,
+        *key: str | int,
+        pools: Sequence[Pool],
+        norm: nn.Module | None = None,
+        processes: Processes,
+        title: str | None = None,
+    ) -> Float[Tensor, "pools layers n d"]:
+        """Return the tokens of the chosen images, after `norm`, pooled in several ways; float32 on the CPU.
+
+        They are written in place, on the first process alone. With a title there is a progress bar; other arguments are
+        those of `states`.
+        """
+
+        def reduce(state: Tensor) -> Tensor:
+            tokens = state if norm is None else norm(state)
+            return torch.stack([pooled(tokens, pool, self.net.num_prefix_tokens) for pool in pools])
+
+        out, start = torch.empty(len(pools), len(layers), len(chosen), self.net.dim), 0
+        with tqdm(total=len(chosen), unit="image", desc=title, disable=title is None or not processes.is_main) as bar:
+            for part in self.states(images.stored, chosen, layers, level, *key, reduce=reduce, processes=processes):
+                end = start + part.shape[2]  # (layers, pools, b, d)
+                out[:, :, start:end] = part.transpose(0, 1)
+                start = end
+                bar.update(part.shape[2])
+        return out

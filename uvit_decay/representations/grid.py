@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float64
 from torch import Tensor
 
 from uvit_decay.nn.intermediates import Layer
@@ -21,13 +20,6 @@ SCORES = (
 )
 RANKS, OF_CLASS_TOKENS = ("effective_rank", "dimensions"), "_of_cls"  # the ending of ranks where there are any
 TEST, BEST_ON_TEST = "test_accuracy", "best_on_test_accuracy"
-
-
-def mean_and_spread(
-    found: Float64[Tensor, "levels draws scores layers"],
-) -> tuple[Float64[Tensor, "levels scores layers"], Float64[Tensor, "levels scores layers"]]:
-    """Return mean and standard deviation (n - 1) over the draws; the deviation of a single draw is 0."""
-    return found.mean(dim=1), found.std(dim=1, correction=min(1, found.shape[1] - 1))
 
 
 @dataclass(frozen=True)

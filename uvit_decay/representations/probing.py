@@ -25,8 +25,8 @@ from uvit_decay.nn.intermediates import (
     has_class_token,
     layer_indices,
 )
-from uvit_decay.representations.features import TokenReader, pooling
-from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid, mean_and_spread
+from uvit_decay.representations.features import TokenReader
+from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid
 from uvit_decay.representations.options import Classification, Probing
 from uvit_decay.representations.protocols import PROTOCOLS, Cells, Protocol
 from uvit_decay.representations.reference import NEIGHBOURS, Reference
@@ -130,13 +130,11 @@ class Prober:
             return None
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
         found = torch.stack(rows).unflatten(0, (len(self.times), draws))  # (levels, draws, scores, layers)
-        mean, spread = (dict(zip(self._names(), side.unbind(1), strict=True)) for side in mean_and_spread(found))
-        return Grid(layers, self.times, mean, self.protocol(), spread if draws > 1 else {}, self.by.chosen_by)
-
-    def _names(self) -> list[str]:
-        """Return the names of the scores: that of a rank says if it is one of class tokens."""
         ending = OF_CLASS_TOKENS if has_class_token(self.net) else ""
-        return [f"{name}{ending}" if name in RANKS else name for name in self.by.scores]
+        names = [f"{name}{ending}" if name in RANKS else name for name in self.by.scores]
+        sides = found.mean(dim=1), found.std(dim=1, correction=min(1, draws - 1))  # the deviation of one draw is 0
+        mean, spread = (dict(zip(names, side.unbind(1), strict=True)) for side in sides)
+        return Grid(layers, self.times, mean, self.protocol(), spread if draws > 1 else {}, self.by.chosen_by)
 
     def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
         """Yield the scores of the jobs on the first process; on a CPU idle cores compute others that are small."""
@@ -151,6 +149,9 @@ class Prober:
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
         train, test = probed_images(self.probing, self.data)
+        noise = "new noise in every pass" if self.by.fresh else "one noise an image"
+        if self.probing.draws > 1:
+            noise += f", in {self.probing.draws} draws, averaged"
         options = asdict(self.probing)
         del options["epochs"]  # the protocol has more to say
         return {
@@ -159,16 +160,11 @@ class Prober:
             "test": len(test),
             **options,
             "times": list(self.times),
-            **({"input": "clean images"} if self.path is None else {"label": "null", "noise": self._noise()}),
+            **({"input": "clean images"} if self.path is None else {"label": "null", "noise": noise}),
             **({} if self.precision == "float32" else {"precision": self.precision}),
             **self.by.about(self.probing),
             **({} if self.reference is None else {"reference": dict(self.reference.about)}),
         }
-
-    def _noise(self) -> str:
-        """Return how many noises an image has, in words."""
-        each = "new noise in every pass" if self.by.fresh else "one noise an image"
-        return each if self.probing.draws == 1 else f"{each}, in {self.probing.draws} draws, averaged"
 
     def _content(self) -> list[Any]:
         """Return values that are the same on another node if the images and the options are."""
@@ -179,10 +175,12 @@ class Prober:
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
         level, draw = divmod(job, self.probing.draws)
-        judged = [self.by.judge(self._cells(level, draw, layers), self.probing).values for layers in self._groups()]
+        judged = [self.by.judge(self.cells(level, draw, layers), self.probing).values for layers in self._groups()]
         return torch.stack([torch.cat([values[name].double() for values in judged]) for name in self.by.scores])
 
-    def _cells(self, level: int, draw: int, layers: list[int]) -> Cells:
+    def cells(self, level: int, draw: int = 0, layers: Sequence[int] | None = None) -> Cells:
+        """Return the features of layers, None for all that are probed, at the noise level of this index, in a draw."""
+        layers = layers or self._chosen_layers()
         train, test = probed_images(self.probing, self.data)
         pools = [self.probing.pool, "cls" if has_class_token(self.net) else self.probing.pool]
         of_test, ranked = self._features("test", level, layers, pools, draw)
@@ -209,16 +207,6 @@ class Prober:
         """Return the bytes of the features of so many layers."""
         return 4 * layers * sum(map(len, probed_images(self.probing, self.data))) * self.net.dim
 
-    def features(self, level: int, layers: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return features, float32 (layers, n, d), and labels, int64 (n,), of training and of test images, on the CPU.
-
-        `level` is the index of the noise level; `layers` are numbers of layers, None for all that are probed.
-        """
-        train, test = probed_images(self.probing, self.data)
-        layers, pools = layers or self._chosen_layers(), [self.probing.pool]
-        of_train, of_test = (self._features(split, level, layers, pools)[0] for split in ("train", "test"))
-        return of_train, self.data.train.labels[train], of_test, self.data.test.labels[test]
-
     def _features(
         self,
         split: Literal["train", "test"],
@@ -228,7 +216,7 @@ class Prober:
         draw: int = 0,
         passed: int = 0,
     ) -> Float[Tensor, "pools layers n d"]:
-        """Return features of the images of a split, float32 on the CPU, written in place.
+        """Return features of the images of a split, float32 on the CPU.
 
         The noise of the first draw in the first pass has the key that it had before there were draws and passes.
         """
@@ -241,11 +229,5 @@ class Prober:
             *(("pass", passed) if passed else ()),
         )
         inputs = self.data.network_input, self.device, self.precision, self.probing.batch_size
-        reader, where = TokenReader(self.net, self.path, *inputs), (images.stored, chosen, layers, self.times[level])
-        found = reader.states(*where, *key, reduce=pooling(self.net, pools), processes=Processes())
-        out, start = torch.empty(len(pools), len(layers), len(chosen), self.net.dim), 0
-        for part in found:  # (layers, pools, b, d)
-            end = start + part.shape[2]
-            out[:, :, start:end] = part.transpose(0, 1)
-            start = end
-        return out
+        where = images, chosen, layers, self.times[level]
+        return TokenReader(self.net, self.path, *inputs).pooled(*where, *key, pools=pools, processes=Processes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,13 +68,7 @@ class Reconstructor:
 
     def picture(self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int) -> Image:
         """Return the labelled grid of the images `numbers`; `read` gives them (b, c, h, w) in the scale of networks."""
-        triples = torch.cat(list(self._batches(read, numbers, batch_size)))
+        parts = [list(numbers[start : start + batch_size]) for start in range(0, len(numbers), batch_size)]
+        triples = torch.cat([self(read(part), part).cpu() for part in parts])
         abreast = max(1, round(math.sqrt(len(triples) / len(HEADINGS))))  # so that the picture is about square
         return labelled_grid(triples.flatten(0, 1), abreast * len(HEADINGS), HEADINGS * abreast, CELL)
-
-    def _batches(
-        self, read: Callable[[list[int]], Tensor], numbers: Sequence[int], batch_size: int
-    ) -> Iterator[UInt8[Tensor, "b 3 c h w"]]:
-        for start in range(0, len(numbers), batch_size):
-            part = list(numbers[start : start + batch_size])
-            yield self(read(part), part).cpu()

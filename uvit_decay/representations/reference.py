@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, normalize
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.embed import without_autocast
-from uvit_decay.representations.features import TokenReader, final_norm, pooling
+from uvit_decay.representations.features import TokenReader, final_norm
 from uvit_decay.representations.networks import ProbedNetwork, open_network
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
@@ -73,11 +73,9 @@ class ReferenceNetwork:
         reader = TokenReader(
             net, None, lambda x: self._enter(data.network_input(x)), self.device, self.precision, self.batch_size
         )
-        where = data.test.stored, [chosen[row] for row in rows], [len(net.layers) - 1], 0.0
-        reduce = pooling(net, ["mean"], final_norm(net))
-        parts = [part[0, 0] for part in reader.states(*where, reduce=reduce, processes=processes)]
-        found = processes.broadcast(torch.cat(parts) if processes.is_main else None)
-        return Reference(found, rows, self._about(len(rows)))
+        where = data.test, [chosen[row] for row in rows], [len(net.layers) - 1], 0.0
+        found = reader.pooled(*where, pools=["mean"], norm=final_norm(net), processes=processes)[0, 0]
+        return Reference(processes.broadcast(found if processes.is_main else None), rows, self._about(len(rows)))
 
     def _enter(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         """Return pictures in [-1, 1] of the channels and the size that the reference takes, of inputs of a network."""

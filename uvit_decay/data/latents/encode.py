@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,17 +37,8 @@ from uvit_decay.runtime.random import subset
 AT_ONCE = 256  # images to read for a comparison
 
 
-def describe(
-    listing: Listing,
-    space: LatentSpace,
-    class_list: str | None,
-    image_size: int,
-    dtype: Literal["float16", "bfloat16"],
-    precision: Literal["float32", "bfloat16"],
-    batch_size: int,
-    shard_size: int,
-) -> Manifest:
-    """Return the manifest of these images before any is encoded; see there."""
+def describe(listing: Listing, space: LatentSpace, image_size: int, **settings: Any) -> Manifest:
+    """Return the manifest of these images before any is encoded; `settings` are its other fields, see there."""
     if image_size < 1 or image_size % space.factor:
         raise UserError(f"--image-size {image_size} is not a multiple of {space.factor}, the autoencoder's factor")
     counts = torch.tensor(listing.labels).bincount(minlength=len(listing.class_names)).tolist()
@@ -57,13 +48,9 @@ def describe(
         pictures=hashlib.sha256("\n".join(listing.members).encode(errors="surrogateescape")).hexdigest(),
         count=len(listing.members),
         classes=dict(zip(listing.class_names, counts, strict=False)),  # without classes: one count, no name
-        class_list=class_list,
         class_hash=class_hash(listing.class_names),
         image_size=image_size,
-        dtype=dtype,
-        precision=precision,
-        batch_size=batch_size,
-        shard_size=shard_size,
+        **settings,
     )
 
 
