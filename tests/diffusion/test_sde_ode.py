@@ -133,7 +133,7 @@ def test_what_is_infinite_at_the_start_is_a_user_error(path):
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"), [(dict(norm=0.0), "the norm of the"), (dict(last_time=1.0), "last_time must lie")]
+    ("options", "reason"), [(dict(norm=0.0), "norm must lie"), (dict(last_time=1.0), "last_time must lie")]
 )
 def test_an_sde_out_of_range_is_a_user_error(options, reason):
     with pytest.raises(UserError, match=f"^{reason}"):

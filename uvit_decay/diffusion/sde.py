@@ -19,7 +19,7 @@ from torch import Tensor
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
 from uvit_decay.diffusion.noise_path import Interpolant, NoisePath, Times, expand
 from uvit_decay.diffusion.prediction import T_EPS
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_numbers
 
 Form = Literal["constant", "sbdm", "sigma", "linear", "decreasing", "increasing-decreasing"]
 LastStep = Literal["mean", "tweedie", "euler", "none"]
@@ -61,10 +61,8 @@ class SDE:
     heun: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.norm < math.inf:
-            raise UserError(f"the norm of the diffusion must be a number above 0, got {self.norm}")
-        if not 0 < self.last_time < 1:
-            raise UserError(f"last_time must lie between 0 and 1, got {self.last_time}")
+        check_numbers("(0, inf)", norm=self.norm)
+        check_numbers("(0, 1)", last_time=self.last_time)
 
     def check(self, path: NoisePath) -> None:
         """Raise a UserError if w is infinite at t = 1."""

@@ -30,24 +30,21 @@ OWNER = "whose"  # metadata key of a part: its place and its store
 PARTS_AT_ONCE = 24  # in statistics: one product of many rows is several times faster than many products
 
 
-def cache_folder() -> Path:
-    """Return the folder for features of references: $XDG_CACHE_HOME/uvit_decay, else ~/.cache/uvit_decay."""
-    return at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay"
-
-
 class FeatureStore:
     """Tensors of n images, one file per part: `features`, float32 (n, d), and optional others.
 
     Only the first process opens, writes and reads it.
 
     Args:
-        folder: folder with nothing else in it; None means one in the cache, named by the hash of `metadata`.
+        folder: folder with nothing else in it; None means one named by the hash of `metadata`, in
+            $XDG_CACHE_HOME/uvit_decay/features, else ~/.cache/uvit_decay/features.
         metadata: everything that the tensors depend on, as plain values.
         parts: consecutive ranges that together are range(n).
     """
 
     def __init__(self, folder: Path | None, metadata: dict[str, Any], parts: Sequence[range]) -> None:
-        self.folder = folder or cache_folder() / "features" / _sha256(metadata)[:32]
+        cache = at_home(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "uvit_decay" / "features"
+        self.folder = folder or cache / _sha256(metadata)[:32]
         self.metadata, self.parts = {**metadata, "parts": [part.stop for part in parts]}, list(parts)
         self._key = _sha256(self.metadata)
         self._loaded: dict[str, Tensor] = {}
@@ -186,20 +183,19 @@ class StatisticsFile:
         self._arrays = {name: self._read(name) for pair in NAMES.values() for name in pair if name in present}
         self.metadata: dict[str, Any] = {}
         if "about" in present:
-            if npz.header(path, "about").dtype.itemsize > MOST_BYTES:
-                raise UserError(f"{path}: about is too long")
-            metadata = parse(str(npz.read(path, "about")), f"{path}: about")
-            self.metadata = typed(dict[str, object], metadata, f"{path}: about")
+            text = f"text of {MOST_BYTES} bytes at most"
+            about = npz.read(path, "about", text, lambda shape, dtype: shape == () and dtype.itemsize <= MOST_BYTES)
+            self.metadata = typed(dict[str, object], parse(str(about), f"{path}: about"), f"{path}: about")
         for name, kind in {"extractor": str | None, "n": int | None}.items():
             typed(kind, self.metadata.get(name), f"{path}: about: {name}")
 
     def _read(self, name: str) -> np.ndarray:
-        shape, _, dtype, _ = npz.header(self.path, name)
-        expected = "floating-point numbers" + (" (d, d)" if "sigma" in name else " (d,)")
-        square = shape == ((len(shape) and shape[0]),) * (2 if "sigma" in name else 1)
-        if not (np.issubdtype(dtype, np.floating) and square and max(shape) <= MOST_FEATURES):
-            raise UserError(f"{self.path}: {name} must be {expected}, it is {dtype} {shape}")
-        return npz.read(self.path, name)
+        rank = 2 if "sigma" in name else 1
+
+        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+            return dtype.kind == "f" and len(shape) == rank and len({*shape}) == 1 and shape[0] <= MOST_FEATURES
+
+        return npz.read(self.path, name, f"floating-point numbers ({'d, d' if rank == 2 else 'd,'})", fits)
 
     def has(self, kind: str) -> bool:
         """Return whether there are statistics of `kind`, "features" or "spatial"."""

@@ -134,22 +134,21 @@ class ArrayImages(ImageSource):
         present = npz.names(path)
         if "arr_0" not in present:
             raise UserError(f"{path} has no arr_0: an .npz of images holds them there, uint8 (n, h, w, c)")
-        shape, _, dtype, _ = npz.header(path, "arr_0")
-        if dtype != np.uint8 or len(shape) != 4 or 0 in shape or shape[3] not in (1, channels):
-            raise UserError(f"{path}: arr_0 must be uint8 (n, h, w, {channels}), it is {dtype} {shape}")
-        self.array = npz.read(path, "arr_0", mapped=True)
-        self.name, self.shape = path.stem, (channels, *shape[1:3])
+
+        def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
+            return dtype == np.uint8 and len(shape) == 4 and 0 not in shape and shape[3] in (1, channels)
+
+        self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits, mapped=True)
+        self.name, self.shape = path.stem, (channels, *self.array.shape[1:3])
         if "arr_1" in present:
-            self._label(shape[0])
+            self._label(len(self.array))
 
     def _label(self, n: int) -> None:
-        shape, _, dtype, _ = npz.header(self.path, "arr_1")
-        problem = f"{self.path}: arr_1 must be labels, whole numbers from 0, ({n},), "
-        if shape != (n,) or not np.issubdtype(dtype, np.integer):
-            raise UserError(f"{problem}it is {dtype} {shape}")
-        labels = npz.read(self.path, "arr_1")
+        expected = f"labels, whole numbers from 0, ({n},)"
+        labels = npz.read(self.path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
         if labels.min() < 0 or labels.max() >= MOST_CLASSES:
-            raise UserError(f"{problem}below {MOST_CLASSES}; they are from {labels.min()} to {labels.max()}")
+            between = f"they are from {labels.min()} to {labels.max()}"
+            raise UserError(f"{self.path}: arr_1 must be {expected}, below {MOST_CLASSES}; {between}")
         self.labels = torch.from_numpy(labels.astype(np.int64))
         self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
 

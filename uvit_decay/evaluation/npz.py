@@ -4,25 +4,15 @@ from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tokenize import TokenError
-from typing import NamedTuple
 
 import numpy as np
 
 from uvit_decay.data.archives import DAMAGED, open_file
-from uvit_decay.runtime.errors import explained
-
-
-class Header(NamedTuple):
-    """The header of an array: its entries, and its own `size` in bytes."""
-
-    shape: tuple[int, ...]
-    fortran: bool
-    dtype: np.dtype
-    size: int
+from uvit_decay.runtime.errors import UserError, explained
 
 
 @contextmanager
@@ -43,41 +33,46 @@ def names(path: Path) -> list[str]:
         return [name.removesuffix(".npy") for name in archive.namelist()]
 
 
-def header(path: Path, name: str) -> Header:
-    """Return the header of an array; raise a UserError if the array has another number of bytes than it states."""
+def read(
+    path: Path, name: str, expected: str, fits: Callable[[tuple[int, ...], np.dtype], bool], mapped: bool = False
+) -> np.ndarray:
+    """Return an array of a file, all of it compared with the zip's CRC-32, at about 1 GB/s.
+
+    Args:
+        path: the .npz file.
+        name: name of the array.
+        expected: what it must be, in words.
+        fits: whether this shape and dtype are right; asked before memory is taken.
+        mapped: map the array from the disk if it is not compressed.
+
+    Raises:
+        UserError: another array than expected, or with another number of bytes than it states.
+    """
     with _opened(path) as archive, archive.open(f"{name}.npy") as member:
-        return _header(archive.getinfo(f"{name}.npy"), member)
+        info = archive.getinfo(f"{name}.npy")
+        shape, fortran, dtype = _header(info, member)
+        if not fits(shape, dtype):
+            raise UserError(f"{path}: {name} must be {expected}, it is {dtype} {shape}")
+        start = _start(archive, info) + member.tell()
+        if not mapped or info.compress_type != zipfile.ZIP_STORED:
+            with archive.open(info) as whole:
+                return np.lib.format.read_array(whole, allow_pickle=False)
+        while member.read(2**20):
+            pass
+    return np.memmap(path, dtype, "r", start, shape, "F" if fortran else "C")
 
 
-def _header(info: zipfile.ZipInfo, member: zipfile.ZipExtFile) -> Header:
+def _header(info: zipfile.ZipInfo, member: zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Return the entries of an array's header; raise a ValueError if the array has another size than it states."""
     kinds = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     version = np.lib.format.read_magic(member)
     if version not in kinds:
         raise ValueError(f"{info.filename} has layout {version}")
     shape, fortran, dtype = kinds[version](member)
-    size = member.tell()
-    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize + size != info.file_size:
-        raise ValueError(f"{info.filename} states {dtype} {shape} and has {info.file_size - size} bytes")
-    return Header(shape, fortran, dtype, size)
-
-
-def read(path: Path, name: str, mapped: bool = False) -> np.ndarray:
-    """Return an array of a file, all of it compared with the zip's CRC-32, at about 1 GB/s.
-
-    Args:
-        path: the .npz file.
-        name: name of the array; the caller has checked its `header`.
-        mapped: map the array from the disk if it is not compressed.
-    """
-    with _opened(path) as archive, archive.open(f"{name}.npy") as member:
-        info = archive.getinfo(f"{name}.npy")
-        if not mapped or info.compress_type != zipfile.ZIP_STORED:
-            return np.lib.format.read_array(member, allow_pickle=False)
-        header = _header(info, member)
-        while member.read(2**20):
-            pass
-        start = _start(archive, info) + header.size
-    return np.memmap(path, header.dtype, "r", start, header.shape, "F" if header.fortran else "C")
+    size = info.file_size - member.tell()
+    if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
+        raise ValueError(f"{info.filename} states {dtype} {shape} and has {size} bytes")
+    return shape, fortran, dtype
 
 
 def _start(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:

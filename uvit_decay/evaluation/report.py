@@ -43,7 +43,14 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
         if not processes.is_main:
             return
         report = build_report(comparison, store, reference)
-        _write_json(out, comparison, report)
+        content = {
+            "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
+            "values": report.metrics,
+            "coverage": report.coverage,
+            "protocol": report.protocol,
+            "remarks": report.remarks,
+        }
+        write_json(out, content)
         write_html(out.with_suffix(".html"), report)
         if save_samples is not None:
             save_npz(save_samples, store.iterate("images"), len(store), comparison.samples.labels)
@@ -53,18 +60,6 @@ def write_reports(comparison: Comparison, out: Path, save_samples: Path | None, 
     for remark in report.remarks:
         print(f"remark: {remark}", file=sys.stderr)
     print(f"wrote {out} and {out.with_suffix('.html').name}")
-
-
-def _write_json(path: Path, comparison: Comparison, report: Report) -> None:
-    """Write the metrics, under keys that name the comparison, and the whole protocol."""
-    content = {
-        "metrics": {f"{name}/{comparison.name}": value for name, value in report.metrics.items()},
-        "values": report.metrics,
-        "coverage": report.coverage,
-        "protocol": report.protocol,
-        "remarks": report.remarks,
-    }
-    write_json(path, content)
 
 
 def build_report(comparison: Comparison, samples: FeatureStore, reference: Reference) -> Report:

@@ -74,7 +74,10 @@ class DINOv2(Extractor):
             return Features(torch.cat([self.net(part) for part in self.rgb(images).split(at_once)]))
 
     def missing(self) -> str | None:
-        return None if self.weights is not None or is_cached() else f"DINOv2's weights ({REPOSITORY})"
+        from huggingface_hub import try_to_load_from_cache
+
+        here = self.weights is not None or isinstance(try_to_load_from_cache(REPOSITORY, FILE), str)
+        return None if here else f"DINOv2's weights ({REPOSITORY})"
 
     def remark(self) -> str | None:
         return f"DINOv2's weights: sha256 {self.sha256} of names and values"
@@ -96,13 +99,6 @@ def weights_file(path: str | None) -> Path:
     hint = "or name their file with --dinov2-weights PATH (in a config: init_args.weights)"
     with explained("no DINOv2 weights", OSError, ValueError, RuntimeError, hint=hint):
         return Path(hf_hub_download(REPOSITORY, FILE))
-
-
-def is_cached() -> bool:
-    """Return whether timm's file is in the cache of the hub."""
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(REPOSITORY, FILE), str)
 
 
 class DINOv2Net(nn.Module):

@@ -181,30 +181,28 @@ class Sums:
 
     def __init__(self, space: LatentSpace) -> None:
         rows = space.channels + 1
-        self.space = space
-        self.gram = torch.zeros(rows, rows, dtype=torch.float64)
-        self.cross = torch.zeros(rows, 3, dtype=torch.float64)
-        self.variance = torch.zeros(space.channels, dtype=torch.float64)
+        self.space, shapes = space, {"gram": (rows, rows), "cross": (rows, 3), "variance": (space.channels,)}
+        self.totals = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
 
     def update(self, moments: Tensor, images: Tensor) -> None:
         """Add a batch: moments (b, 2c, h, w) without the mirror images, and uint8 images (b, 3, H, W)."""
         x = rearrange(self.space.mean(moments).double(), "b c h w -> (b h w) c")
         x = torch.cat([x, x.new_ones(len(x), 1)], dim=1)
         y = rearrange(avg_pool2d(to_float(images), self.space.factor).double(), "b c h w -> (b h w) c")
-        self.gram += x.T @ x
-        self.cross += x.T @ y
+        self.totals["gram"] += x.T @ x
+        self.totals["cross"] += x.T @ y
         log_variance = moments[:, self.space.channels :].double()
-        self.variance += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
+        self.totals["variance"] += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
 
     def to_json(self) -> str:
         """Return the sums as text."""
-        return json.dumps({name: getattr(self, name).tolist() for name in ("gram", "cross", "variance")})
+        return json.dumps({name: total.tolist() for name, total in self.totals.items()})
 
     @classmethod
     def from_json(cls, text: str, space: LatentSpace) -> Sums:
         """Return the sums of `to_json`; damaged text raises any error of json and torch, or a ValueError."""
         sums, values = cls(space), json.loads(text)
-        for total, name in ((sums.gram, "gram"), (sums.cross, "cross"), (sums.variance, "variance")):
+        for name, total in sums.totals.items():
             total += torch.tensor(values[name], dtype=torch.float64).reshape(total.shape)
             if not total.isfinite().all():
                 raise ValueError("they are not finite")
@@ -213,10 +211,8 @@ class Sums:
 
 def statistics(shards: Sequence[Sums]) -> tuple[Statistics, list[list[float]]]:
     """Return the statistics of all latents, and the linear map from (x, 1) to RGB, from the sums of all shards."""
-    gram, cross, variance = (
-        torch.stack(parts).sum(0)
-        for parts in zip(*((sums.gram, sums.cross, sums.variance) for sums in shards), strict=True)
-    )
+    parts = zip(*(sums.totals.values() for sums in shards), strict=True)
+    gram, cross, variance = (torch.stack(part).sum(0) for part in parts)
     channels = len(variance)
     cells = gram[channels, channels]
     mean = gram[channels, :channels] / cells
