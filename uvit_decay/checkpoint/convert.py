@@ -76,20 +76,15 @@ def export_file(
             _write(target, stored.card, stored.state)
             return ""
         net = stored.network()
-        notes = _write_timm(target, stored, net) if to else _write_official(target, stored, net)
+        if to:
+            state = timm_state(net, stored.state, stored.where)
+            save_tensors(target, state) if target.suffix == ".safetensors" else _save(target, state)
+            notes = [python_lines(net, state, target)]
+        else:
+            notes = _write_official(target, stored, net)
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
-
-
-def _write_timm(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:
-    """Write the layout of timm and return the lines of Python that read it."""
-    state = timm_state(net, stored.state, stored.where)
-    if target.suffix == ".safetensors":
-        save_tensors(target, state, {})
-    else:
-        _save(target, state)
-    return [python_lines(net, state, target)]
 
 
 def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:

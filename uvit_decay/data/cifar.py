@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _CIFAR(ImageData):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
-    `kind` is torchvision's class; `keys` are those of the labels in the batches and of the class names in the meta file.
+    `kind` is torchvision's class; `keys` are those of the labels in the batches and of the names in the meta file.
 
     Args:
         batch_size: global batch size, over all devices.

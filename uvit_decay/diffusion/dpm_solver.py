@@ -27,18 +27,14 @@ def _preserving(path: NoisePath) -> tuple[list[float], list[float]]:
     return (1 - signal[1:] / signal[:-1]).tolist(), power.sqrt().tolist()
 
 
-def _timesteps(steps: int) -> list[int]:
-    """Return `steps` distinct timesteps of the grid, equally spaced from t = 1; timestep n means t = (n + 1) / GRID."""
-    return [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
-
-
 def dpm_solver(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
     """Yield the trajectory of DPM-Solver++(2M), Lu et al. (2022), by diffusers; the last step is of first order."""
     from diffusers import DPMSolverMultistepScheduler
 
     betas, scales = _preserving(denoiser.path)
     scheduler = DPMSolverMultistepScheduler(GRID, trained_betas=betas, prediction_type="sample")
-    timesteps = _timesteps(steps)
+    # Distinct, and equally spaced from t = 1; timestep n means t = (n + 1) / GRID.
+    timesteps = [round(GRID * (steps - i) / steps) - 1 for i in range(steps)]
     scheduler.set_timesteps(timesteps=timesteps)  # on the CPU, since the scheduler reads their values
     scheduler.set_begin_index(0)
     for now, after in zip(timesteps, [*timesteps[1:], -1], strict=True):

@@ -34,11 +34,15 @@ def weights_file(path: str | None) -> Path:
 
     None means torch-fidelity's in torch's cache, downloaded if missing.
     """
+    file = cached_place() if path is None else Path(path)
+    named, there = _HASH.search(file.name), file.exists()
     if path is None:
-        return _cached()
-    file = Path(path)
-    named = _HASH.search(file.name)
-    if named and not agrees(actual := checksum(file), named[1]):
+        try:
+            download(URL_INCEPTION_V3, file, named[1])
+        except UserError as error:
+            hint = "" if there else ", or name its place with --inception-weights PATH (in a config: init_args.weights)"
+            raise UserError(f"no Inception weights: {error}{hint}") from error
+    elif named and not agrees(actual := checksum(file), named[1]):
         reason = f"its sha256 is {actual}, its name says {named[1]}"
         raise UserError(f"the Inception weights {file} are damaged or another file: {reason}")
     return file
@@ -47,18 +51,6 @@ def weights_file(path: str | None) -> Path:
 def cached_place() -> Path:
     """Return where torch's cache has torch-fidelity's weights, if they are there."""
     return Path(torch.hub.get_dir()) / "checkpoints" / URL_INCEPTION_V3.rpartition("/")[2]
-
-
-def _cached() -> Path:
-    """Return torch-fidelity's weights file in torch's cache; download it if missing and check its SHA-256."""
-    target = cached_place()
-    there = target.exists()
-    try:
-        download(URL_INCEPTION_V3, target, _HASH.search(target.name)[1])
-    except UserError as error:
-        option = "" if there else ", or name its place with --inception-weights PATH (in a config: init_args.weights)"
-        raise UserError(f"no Inception weights: {error}{option}") from error
-    return target
 
 
 class InceptionV3(nn.Module):

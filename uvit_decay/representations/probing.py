@@ -175,7 +175,9 @@ class Prober:
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
         level, draw = divmod(job, self.probing.draws)
-        judged = [self.by.judge(self.cells(level, draw, layers), self.probing).values for layers in self._groups()]
+        layers, size = self._chosen_layers(), max(1, FEATURES // self._bytes(1))  # whose features are held together
+        groups = [layers[i : i + size] for i in range(0, len(layers), size)]
+        judged = [self.by.judge(self.cells(level, draw, group), self.probing).values for group in groups]
         return torch.stack([torch.cat([values[name].double() for values in judged]) for name in self.by.scores])
 
     def cells(self, level: int, draw: int = 0, layers: Sequence[int] | None = None) -> Cells:
@@ -194,11 +196,6 @@ class Prober:
             ranked,
             self.reference,
         )
-
-    def _groups(self) -> list[list[int]]:
-        """Return groups of layers whose features are held together: a single group, if it fits into FEATURES."""
-        layers, size = self._chosen_layers(), max(1, FEATURES // self._bytes(1))
-        return [layers[i : i + size] for i in range(0, len(layers), size)]
 
     def _chosen_layers(self) -> list[int]:
         return layer_indices(self.net.layers, self.probing.layers)

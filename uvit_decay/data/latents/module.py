@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import Tensor
 
 from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
-from uvit_decay.data.latents.manifest import Manifest, read
+from uvit_decay.data.latents.manifest import read
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import at_home
@@ -67,16 +65,14 @@ class Latents(ImageData):
         self.class_names = manifest.class_names
         self.train = LatentSet(self.path, manifest, self.verify)
         if self.test_path is not None:
-            self.test = self._load_test(at_home(self.test_path), manifest)
-
-    def _load_test(self, path: Path, training: Manifest) -> LatentSet:
-        test = read(path)
-        training.latents.check_same(test.latents, str(self.path), str(path))
-        for key in ("image_size", "class_hash"):
-            values = getattr(training, key), getattr(test, key)
-            if values[0] != values[1]:
-                raise UserError(f"{self.path} has {key} {values[0]}, {path} {values[1]}")
-        return LatentSet(path, test, self.verify)
+            path = at_home(self.test_path)
+            test = read(path)
+            self.latents.check_same(test.latents, str(self.path), str(path))
+            for key in ("image_size", "class_hash"):
+                values = getattr(manifest, key), getattr(test, key)
+                if values[0] != values[1]:
+                    raise UserError(f"{self.path} has {key} {values[0]}, {path} {values[1]}")
+            self.test = LatentSet(path, test, self.verify)
 
     def network_input(self, stored: Tensor) -> Tensor:
         """Return the normalised posterior mean, float32 (b, c, h, w), of stored moments (b, 2c, h, w)."""
