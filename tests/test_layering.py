@@ -33,24 +33,24 @@ DOORS = {PACKAGE / "checkpoint" / "__main__.py", PACKAGE / "data" / "latents" / 
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "tasks"}
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_325,
+    ".": 1_320,
     "callbacks": 1_800,
-    "checkpoint": 1_585,
+    "checkpoint": 1_580,
     "commands": 1_340,
     "compare": 430,
-    "data": 2_530,
+    "data": 2_500,
     "decay": 900,
-    "diffusion": 1_500,
+    "diffusion": 1_495,
     "doctor": 530,
-    "evaluation": 1_675,
+    "evaluation": 1_650,
     "hub": 640,
-    "metrics": 1_015,
+    "metrics": 1_000,
     "nn": 1_785,
-    "representations": 2_640,
-    "runtime": 1_910,
+    "representations": 2_615,
+    "runtime": 1_900,
     "tasks": 1_880,
 }
-LINES, MODULES, ROOMS = 23_450, 173, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_310, 173, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -57,9 +57,8 @@ def encode_images(
         autoencoder = Autoencoder(vae, device, getattr(torch, precision))
         listing = list_images(source, None if classes is None else class_list(classes))
         space = autoencoder.space
-        settings = {"class_list": classes, "dtype": dtype, "precision": precision}
-        sizes = {"image_size": image_size, "batch_size": batch_size, "shard_size": shard_size}
-        manifest = describe(listing, space, **settings, **sizes)
+        kept = dict(class_list=classes, dtype=dtype, precision=precision, batch_size=batch_size, shard_size=shard_size)
+        manifest = describe(listing, space, image_size, **kept)
         done = encode(listing, manifest, autoencoder, target, min(workers, os.cpu_count() or 1), processes)
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30

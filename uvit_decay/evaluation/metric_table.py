@@ -216,8 +216,8 @@ class MetricOptions:
     def check_names(self, extractor: Extractor) -> None:
         """Raise a UserError for a chosen metric that is not of features of this family; the weights may be absent."""
         for name in self._names(extractor):
-            if not _is_named_for(METRICS[name], extractor):
-                others = {key: other.needs for key, other in METRICS.items() if _is_named_for(other, extractor)}
+            if extractor.family not in METRICS[name].families:
+                others = {key: other.needs for key, other in METRICS.items() if extractor.family in other.families}
                 known = extractor.widths or others.values()  # those of a user's file are known once it is loaded
                 own = ",".join(key for key, needs in others.items() if needs in known)
                 raise UserError(f"--metrics {name} is not of {extractor.name}, whose metrics are {own}")
@@ -240,7 +240,7 @@ class MetricOptions:
     def _names(self, extractor: Extractor) -> tuple[str, ...]:
         """Return the names of the chosen metrics; an older one is replaced by that of these features."""
         pairs = [(name, RENAMED.get(name, name)) for name in self.metrics or ()]
-        return tuple(new if _is_named_for(METRICS[new], extractor) else name for name, new in pairs)
+        return tuple(new if extractor.family in METRICS[new].families else name for name, new in pairs)
 
     def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
         """Return the metrics by default that `chosen` leaves out, each with the reason; arguments as of `chosen`."""
@@ -250,7 +250,7 @@ class MetricOptions:
     def _obstacles(self, extractor: Extractor, images: int) -> Iterator[tuple[str, str | None]]:
         """Yield the metrics by default of this extractor, and why one is not possible, or None."""
         for name, metric in METRICS.items():
-            if not (metric.by_default and _is_named_for(metric, extractor)):
+            if not metric.by_default or extractor.family not in metric.families:
                 continue
             least = metric.least(self, extractor.widths.get(metric.needs, 0))
             obstacle = None
@@ -261,7 +261,3 @@ class MetricOptions:
             elif metric.compares_with == "images" and images < least:
                 obstacle = f"{images} images on one side, it needs {least}: {metric.advice.format(n=images)}"
             yield name, obstacle
-
-
-def _is_named_for(metric: Metric, extractor: Extractor) -> bool:
-    return extractor.family in metric.families

@@ -74,6 +74,8 @@ class Classifying:
 
     def report(self, device: torch.device, precision: Precision, processes: Processes) -> dict[str, Any] | None:
         """Compute all protocols; return values and all choices as plain values, None but on the first rank."""
+        from uvit_decay.evaluation.open_by_name import picture_protocol
+
         cells = self.cells(device, precision, processes)
         if not processes.is_main:
             return None
@@ -82,7 +84,20 @@ class Classifying:
             outcome = PROTOCOLS[name].judge(cells[pool], self.options)
             values = {key: float(value[0]) for key, value in outcome.values.items()}
             results[name] = {"values": values, "chosen": {"pool": pool, **outcome.chosen}}
-        return {"network": self.judged.about, "features": self._about(precision), "protocols": results}
+        train, test = self.chosen
+        features = {
+            "data": self.data.name,
+            "train": len(train),
+            "test": len(test),
+            "classes": len(self.data.class_names),
+            "pictures": picture_protocol(self.data),
+            "layer": self.layer,
+            "name": self.judged.net.layers[self.layer].name,
+            "norm": "the network's final layer norm" if self.options.norm else "none",
+            "input": "clean images" if self.judged.is_encoder else f"noise level {self.time:g}, null label",
+            "precision": precision,
+        }
+        return {"network": self.judged.about, "features": features, "protocols": results}
 
     def cells(self, device: torch.device, precision: Precision, processes: Processes) -> dict[Pool, Cells]:
         """Return the features for each pool, on the device, of one pass over the images; none but on the first rank."""
@@ -102,24 +117,6 @@ class Classifying:
         return {
             pool: Cells(lambda _, k=k: train[k], labels, test[k], test_labels, classes, device)
             for k, pool in enumerate(pools)
-        }
-
-    def _about(self, precision: Precision) -> dict[str, Any]:
-        """Return what all protocols have in common, as plain values."""
-        from uvit_decay.evaluation.open_by_name import picture_protocol
-
-        train, test = self.chosen
-        return {
-            "data": self.data.name,
-            "train": len(train),
-            "test": len(test),
-            "classes": len(self.data.class_names),
-            "pictures": picture_protocol(self.data),
-            "layer": self.layer,
-            "name": self.judged.net.layers[self.layer].name,
-            "norm": "the network's final layer norm" if self.options.norm else "none",
-            "input": "clean images" if self.judged.is_encoder else f"noise level {self.time:g}, null label",
-            "precision": precision,
         }
 
 

@@ -119,7 +119,9 @@ class Prober:
         draws = self.probing.draws
         jobs = range(len(self.times) * draws)  # the draws of the first level, then those of the next
         if processes.size > 1:
-            processes.check_same(f"images of {self.data.name}, or options", self._content())
+            few = [images[subset(images, COMPARED, "compared")][0] for images in (self.data.train, self.data.test)]
+            content = [zlib.crc32(images.cpu().contiguous().numpy()) for images in few]
+            processes.check_same(f"images of {self.data.name}, or options", [self.protocol(), content])
         rows = []
         unit = "level" if draws == 1 else "draw"
         with tqdm(total=len(jobs), unit=unit, desc="probes", disable=not (show and processes.is_main)) as bar:
@@ -165,12 +167,6 @@ class Prober:
             **self.by.about(self.probing),
             **({} if self.reference is None else {"reference": dict(self.reference.about)}),
         }
-
-    def _content(self) -> list[Any]:
-        """Return values that are the same on another node if the images and the options are."""
-        sets = (self.data.train, self.data.test)
-        few = [images[subset(images, COMPARED, "compared")][0] for images in sets]
-        return [self.protocol(), [zlib.crc32(images.cpu().contiguous().numpy()) for images in few]]
 
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
