@@ -1,21 +1,29 @@
 """Programs on a GPU, for which the meta device stands: where they wait for it, exactly (docs/performance.md)."""
 
+import sys
+from collections import Counter
+
 import pytest
 import torch
-from conftest import tiny_net, tiny_task
-from meta_trainer import META, waits_of_steps
+from conftest import tiny_net, tiny_task, tiny_trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from record_ops import Waits
 from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe
+from torch.optim import Optimizer
 
+from uvit_decay.callbacks import EMA, LastCheckpoint, Progress
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
 from uvit_decay.nn import SiT
 from uvit_decay.samples import Samples
-from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks import DiffusionTask, base
 
+META = torch.device("meta")
 LOGGED = {
     "tasks/base.py raise_if_not_finite: reads a number": 1,
     "tasks/base.py on_train_batch_end: reads a number": 1,  # the loss, for the progress bar
@@ -30,17 +38,48 @@ TASKS = {
 }
 
 
+class MetaAccelerator(CPUAccelerator):
+    """What Lightning asks of a device."""
+
+    def setup_device(self, device: torch.device) -> None: ...
+
+    @staticmethod
+    def get_parallel_devices(devices: object) -> list[torch.device]:
+        return [META]
+
+
+def waits_of_steps(folder, task, ema=True, save_at=10_000, **options):
+    """Return what each of the first three steps of a run on the device waits for; the second one is logged."""
+    waits, found = Waits(), []
+
+    def count(*_):
+        """Note what was waited for from the start of a step to that of the next one."""
+        found.append(dict(Counter(waits.found)))
+        waits.found.clear()
+
+    callbacks = [*([EMA(0.9)] if ema else []), LastCheckpoint(every_n_steps=save_at), Progress(line_every=0)]
+    options |= {"strategy": SingleDeviceStrategy(META, accelerator=MetaAccelerator()), "accelerator": "auto"}
+    options |= {"log_every_n_steps": 2, "enable_progress_bar": True}
+    trainer = tiny_trainer(folder, *callbacks, LambdaCallback(on_train_batch_start=count), max_steps=4, **options)
+    with pytest.MonkeyPatch.context() as patch, waits:
+        patch.setattr(base, "NEVER", 1)  # as every number of this device is
+        for kind in ("fused", "foreach"):  # torch has both for meta tensors, but does not offer them
+            patch.setattr(sys.modules[Optimizer.__module__], f"_get_{kind}_kernels_supported_devices", lambda: ["meta"])
+        trainer.fit(task, Digits(32))
+    return found[1:]
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_a_training_step_waits_for_the_device_where_it_is_logged(name, tmp_path):
     options = {"gradient_clip_val": 1.0} if "clipped" in name else {}
-    first, *steps = waits_of_steps(tmp_path, TASKS[name](), Digits(32), ema="probe" not in name, **options)
+    first, *steps = waits_of_steps(tmp_path, TASKS[name](), ema="probe" not in name, **options)
     assert first == {}
     assert steps == [LOGGED, {}]
 
 
 def test_a_checkpoint_waits_for_three_checks(tmp_path):
     guard = "tasks/base.py raise_if_not_finite: reads a number"
-    saved = waits_of_steps(tmp_path, tiny_task(), Digits(32), save_at=3)[2]
+    saved = waits_of_steps(tmp_path, tiny_task(), save_at=3)[2]
     assert saved == {guard: 1, "tasks/base.py check_finite: reads a number": 2}
 
 

@@ -9,7 +9,7 @@ from timm.models.resnet import BasicBlock as TimmBasicBlock
 from timm.models.resnet import Bottleneck as TimmBottleneck
 from timm.models.resnet import ResNet as TimmResNet
 from torch import Tensor, nn
-from torchvision.models.resnet import BasicBlock, Bottleneck
+from torchvision.models.resnet import BasicBlock, Bottleneck, ResNet
 
 from uvit_decay import decay
 
@@ -32,26 +32,15 @@ def timm_branch(block, x):
     return out if block.drop_path is None else block.drop_path(out)
 
 
-class Small(nn.Module):
-    """torchvision's blocks in a network of 8 to 32 channels."""
+class Small(ResNet):
+    """torchvision's network with blocks of an eighth of their channels."""
 
     def __init__(self, block: type[nn.Module]) -> None:
-        super().__init__()
-        self.conv1, self.bn1, self.maxpool = nn.Conv2d(3, 8, 3, 2, bias=False), nn.BatchNorm2d(8), nn.MaxPool2d(2)
-        inside = 8
-        for i, (blocks, planes) in enumerate([(2, 8), (1, 16), (1, 16), (1, 32)], 1):
-            stage = []
-            for k in range(blocks):
-                outside, stride = planes * block.expansion, 1 if i == 1 or k else 2
-                projected = nn.Sequential(nn.Conv2d(inside, outside, 1, stride), nn.BatchNorm2d(outside))
-                stage.append(block(inside, planes, stride, projected if (inside, stride) != (outside, 1) else None))
-                inside = outside
-            setattr(self, f"layer{i}", nn.Sequential(*stage))
-        self.avgpool, self.fc = nn.AdaptiveAvgPool2d(1), nn.Linear(inside, 7)
+        super().__init__(block, [2, 1, 1, 1])
+        self.fc = nn.Linear(self.inplanes, 7)
 
-    def forward(self, x):
-        x = self.maxpool(self.bn1(self.conv1(x)).relu())
-        return self.fc(self.avgpool(self.layer4(self.layer3(self.layer2(self.layer1(x))))).flatten(1))
+    def _make_layer(self, block, planes, *args, **options):
+        return super()._make_layer(block, planes // 8, *args, **options)
 
 
 def small_timm(block, **options):
@@ -96,10 +85,9 @@ class Basic(Residual):
     def __init__(self) -> None:
         super().__init__(Small(BasicBlock))
         names = ["layer1.0", "layer1.1", "layer2.0", "layer3.0", "layer4.0"]
-        projections = [None, None, *(f"{name}.downsample" for name in names[2:])]
         self.pairs = [
-            decay.Single(f"{name}.conv1", f"{name}.bn2", projection)
-            for name, projection in zip(names, projections, strict=True)
+            decay.Single(f"{name}.conv1", f"{name}.bn2", None if name == "layer1.1" else f"{name}.downsample")
+            for name in names
         ]
 
 
