@@ -43,14 +43,14 @@ BUDGETS = {
     "diffusion": 1_495,
     "doctor": 530,
     "evaluation": 1_650,
-    "hub": 640,
+    "hub": 600,
     "metrics": 1_000,
     "nn": 1_785,
     "representations": 2_615,
     "runtime": 1_900,
     "tasks": 1_880,
 }
-LINES, MODULES, ROOMS = 23_310, 173, 28  # of the whole library
+LINES, MODULES, ROOMS = 23_270, 172, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -3,17 +3,14 @@
 import ast
 import builtins
 import dis
-import math
 import subprocess
 import sys
 import types
 from collections.abc import Iterator
 from hashlib import sha256
 
-import einops
 import numpy as np
 import pytest
-import torch
 from diffusers import DiffusionPipeline
 from diffusers.utils.dynamic_modules_utils import check_imports
 from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, write_denoiser, write_latent_sit  # noqa: F401
@@ -23,7 +20,6 @@ from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.hub import stand_ins
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import SiTDenoiser, UViTDenoiser
 from uvit_decay.hub.folder import pipeline_of
@@ -129,17 +125,3 @@ def test_a_file_imports_no_other_package(file, tmp_path, monkeypatch):
     assert check_imports(tmp_path / "file.py") == []  # diffusers' own check
     assert {name for name in asked if name not in sys.stdlib_module_names} <= PACKAGES
     assert file.name.endswith(sha256(file.text.encode()).hexdigest()[:8])  # diffusers copies all files into one folder
-
-
-@pytest.mark.parametrize(
-    ("pattern", "shape", "sizes"),
-    [
-        ("b n (three h d) -> three b h n d", (2, 3, 24), {"three": 3, "h": 2}),
-        ("b c (h p) (w q) -> b (h w) (p q c)", (2, 3, 4, 6), {"p": 2, "q": 2}),
-        ("b (h w) (p q c) -> b c (h p) (w q)", (2, 6, 12), {"h": 2, "w": 3, "p": 2, "q": 2}),
-        ("1 (h w) d -> 1 d h w", (1, 6, 5), {"h": 2}),
-    ],
-)
-def test_rearrangements_are_those_of_einops(pattern, shape, sizes):
-    x = torch.arange(math.prod(shape)).reshape(shape)
-    assert torch.equal(stand_ins.rearrange(x, pattern, **sizes), einops.rearrange(x, pattern, **sizes))

@@ -2,7 +2,6 @@
 
 diffusers runs a class of a folder from a single file. That file is put together here of whole modules, in the order in
 which Python runs them, without their imports of one another: no two of them may give a name to different things.
-`stand_ins.py` replaces packages that are not there wherever diffusers is.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import uvit_decay
 from uvit_decay.hub.pipeline import HOME, CodeFile, named
 
 FOLDER = Path(uvit_decay.__file__).parent.parent
-STAND_INS = f"{HOME}.hub.stand_ins"
-REPLACED = ("einops", "jaxtyping")  # packages whose names are those of STAND_INS
+ANNOTATIONS = "jaxtyping"  # package of names that are not evaluated, apart from Float in ABOUT
 UNUSED = ("uvit_decay.decay.attach", "uvit_decay.decay.blocks")  # by our own networks
 OPTIONAL = ("torchdiffeq",)  # imported where it is used: diffusers asks for every package after the word `import`
 ABOUT = '''"""{kind} of {home} {version}, in one file that needs torch and diffusers only: the modules
@@ -28,6 +26,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+
+
+class Float:
+    """A tensor of floats in an annotation, Float[Tensor, "shape"], which is not checked here."""
+
+    def __class_getitem__(cls, annotation: tuple[type, str]) -> type:
+        return annotation[0]
 '''
 
 
@@ -49,11 +54,9 @@ def in_order(module: str, done: tuple[str, ...] = ()) -> tuple[str, ...]:
 
 
 def needed(node: ast.stmt) -> list[str]:
-    """Return the modules of this package that a statement imports, or those in place of another package."""
-    if not isinstance(node, ast.ImportFrom) or _root(node) not in (HOME, *REPLACED):
+    """Return the modules of this package that a statement imports."""
+    if not isinstance(node, ast.ImportFrom) or _root(node) != HOME:
         return []
-    if _root(node) in REPLACED:
-        return [STAND_INS]
     submodules = [f"{node.module}.{alias.name}" for alias in node.names]
     return [name if path_of(name).is_file() else node.module for name in submodules]
 
@@ -65,11 +68,11 @@ def path_of(module: str) -> Path:
 
 
 def without_imports(module: str) -> str:
-    """Return the text of a module without its imports of this package and of what is replaced."""
+    """Return the text of a module without its imports of this package and of names in annotations."""
     text = path_of(module).read_text()
     lines = text.splitlines()
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and _root(node) in (HOME, *REPLACED, *OPTIONAL, "__future__"):
+        if isinstance(node, ast.ImportFrom) and _root(node) in (HOME, ANNOTATIONS, *OPTIONAL, "__future__"):
             instead = [_instead(node, alias.name) for alias in node.names]
             lines[node.lineno - 1] = " " * node.col_offset + "; ".join(filter(None, instead))
             lines[node.lineno : node.end_lineno] = [""] * (node.end_lineno - node.lineno)

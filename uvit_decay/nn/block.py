@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -80,10 +79,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tokens) -> Tokens:
-        q, k, v = rearrange(self.qkv(x), "b n (three h d) -> three b h n d", three=3, h=self.heads)
+        q, k, v = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         if self.q_norm is not None:
             q, k = normed_heads(self.q_norm, q), normed_heads(self.k_norm, k)
-        return self.proj(rearrange(attention(q, k, v), "b h n d -> b n (h d)"))
+        return self.proj(attention(q, k, v).transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -45,19 +44,21 @@ class PatchEmbed(nn.Module):
 
     def forward(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b n d"]:
         with without_autocast(x):
-            return rearrange(self.proj(x), "b d h w -> b (h w) d")
+            return self.proj(x).flatten(2).transpose(1, 2)
 
 
 def patchify(x: Float[Tensor, "b c H W"], patch: int) -> Float[Tensor, "b n k"]:
     """Return the patches of images as tokens of k = p * p * c values, ordered (row, column, channel)."""
-    return rearrange(x, "b c (h p) (w q) -> b (h w) (p q c)", p=patch, q=patch)
+    split = x.unflatten(3, (-1, patch)).unflatten(2, (-1, patch))  # b c h p w q
+    return split.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
 
 
 def unpatchify(x: Float[Tensor, "b n k"], channels: int) -> Float[Tensor, "b c H W"]:
     """Return square images from tokens whose k = p * p * c values are ordered (row, column, channel)."""
     side = math.isqrt(x.shape[1])
     patch = math.isqrt(x.shape[2] // channels)
-    return rearrange(x, "b (h w) (p q c) -> b c (h p) (w q)", h=side, w=side, p=patch, q=patch)
+    split = x.unflatten(2, (patch, patch, channels)).unflatten(1, (side, side))  # b h w p q c
+    return split.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
 
 
 def timestep_embedding(t: Float[Tensor, " b"], dim: int) -> Float[Tensor, "b d"]:
@@ -117,9 +118,9 @@ def resized_positions(positions: Float[Tensor, "1 n d"], prefix: int, side: int)
     before = math.isqrt(positions.shape[1] - prefix)
     if before == side:
         return positions
-    grid = rearrange(positions[:, prefix:], "1 (h w) d -> 1 d h w", h=before)
+    grid = positions[:, prefix:].transpose(1, 2).unflatten(2, (before, before))
     grid = nn.functional.interpolate(grid, size=(side, side), mode="bicubic", align_corners=False)
-    return torch.cat([positions[:, :prefix], rearrange(grid, "1 d h w -> 1 (h w) d")], dim=1)
+    return torch.cat([positions[:, :prefix], grid.flatten(2).transpose(1, 2)], dim=1)
 
 
 @dataclass(frozen=True)
