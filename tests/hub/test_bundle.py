@@ -28,7 +28,7 @@ from uvit_decay.nn import UViT
 
 FILES = {kind.__name__: bundle(kind) for kind in (UViTDenoiser, SiTDenoiser)} | {"pipeline": code_of(DecayPipeline)}
 NOT_CALLED = {"report"}  # in a function of the commands
-PACKAGES = {*["PIL", "diffusers", "filelock", "huggingface_hub", "numpy", "safetensors", "torch"]}  # of diffusers
+PACKAGES = {"PIL", "diffusers", "filelock", "huggingface_hub", "numpy", "safetensors", "torch", "yaml"}  # of diffusers
 # Another process, in which this package and what else it needs beside torch and diffusers are not there.
 WITHOUT = """
 import sys

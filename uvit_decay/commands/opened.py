@@ -9,20 +9,20 @@ from pathlib import Path
 
 import torch
 
-from uvit_decay.runtime.distributed import TIMEOUT, Processes, pick_device
+from uvit_decay.runtime.distributed import Processes, pick_device
 from uvit_decay.runtime.files import check_writable, claimed
 
 
 @contextmanager
 def opened(
-    ckpt: Path | None = None, device: str | None = None, timeout: timedelta = TIMEOUT
+    ckpt: Path | None = None, device: str | None = None, timeout: timedelta | None = None
 ) -> Iterator[tuple[Processes, torch.device]]:
     """Yield the processes of this program and the device of this one.
 
     Args:
         ckpt: the file that is read, which must be the same on all nodes.
         device: its name; None takes the GPU of this process, if there is one.
-        timeout: how long a process waits for another one.
+        timeout: how long a process waits for another one; None: half an hour.
     """
     with Processes.launched(timeout) as processes:
         if ckpt is not None:

@@ -62,13 +62,13 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def launched(cls, timeout: timedelta = TIMEOUT) -> Iterator[Processes]:
+    def launched(cls, timeout: timedelta | None = None) -> Iterator[Processes]:
         """Yield the process group of a script started by python, torchrun, accelerate launch or srun.
 
         It is destroyed when the context ends: others that wait for this process end, too.
 
         Args:
-            timeout: how long a process waits for another one.
+            timeout: how long a process waits for another one; None: TIMEOUT.
 
         Raises:
             UserError: the processes do not find one another, or there are more of them than GPUs on this machine.
@@ -88,7 +88,7 @@ class Processes:
             set_variables()
             choose_interface(os.environ.get("MASTER_ADDR", ""))
             with others_needed():
-                dist.init_process_group("gloo", timeout=timeout)  # for objects on the CPU
+                dist.init_process_group("gloo", timeout=timeout or TIMEOUT)  # for objects on the CPU
         try:
             processes = cls.current()
             if torch.cuda.is_available():
