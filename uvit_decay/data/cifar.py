@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import tarfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
     from torchvision import datasets
 
 
-class _CIFAR(ImageData):
+class _CIFAR(ImageData, ABC):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
-    `kind` is torchvision's class; `keys` are those of the labels in the batches and of the names in the meta file.
+    `keys` are those of the labels in the batches and of the names in the meta file.
 
     Args:
         batch_size: global batch size, over all devices.
@@ -37,7 +38,6 @@ class _CIFAR(ImageData):
         seed: random seed of the image order and the flips.
     """
 
-    kind: str
     keys: tuple[str, str]
 
     def __init__(
@@ -52,6 +52,11 @@ class _CIFAR(ImageData):
         super().__init__(32, 3, batch_size, flip, seed, device_batch_size=device_batch_size)
         self.path, self.download = at_home(path), download
         self._failure: UserError | None = None  # set if the download fails
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """Name of torchvision's class."""
 
     def official(self) -> type[datasets.CIFAR10]:
         """Return torchvision's class, which defines file names, URL and checksums."""
