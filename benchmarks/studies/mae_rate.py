@@ -73,7 +73,11 @@ def print_table(head: Iterable[str], rows: dict[str, list[Sequence[float]]]) -> 
 
 
 def draw(found: dict[str, list[Path]], out: Path) -> None:
-    """Save a panel for each of SHOWN: mean over the seeds against the block, and a bar of their spread."""
+    """Save a panel for each of SHOWN: mean over the seeds against the block, and a bar of their spread.
+
+    Arms of one seed are left out where others have more.
+    """
+    found = {arm: folders for arm, folders in found.items() if len(folders) > 1} or found
     figure, panels = plt.subplots(1, len(SHOWN), figsize=(4.2 * len(SHOWN), 4.2), layout="constrained")
     for panel, (name, title) in zip(panels, SHOWN.items(), strict=True):
         for arm, folders in found.items():
