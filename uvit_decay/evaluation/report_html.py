@@ -113,8 +113,8 @@ def _thumbnail(image: Tensor) -> str:
 
 def _neighbour_rows(neighbours: Neighbours) -> list[dict[str, Any]]:
     """Return samples and their neighbours as data URIs."""
-    rows = []
-    for sample, nearest, distances in zip(*vars(neighbours).values(), strict=True):
+    rows, fields = [], (neighbours.samples, neighbours.nearest, neighbours.distances)
+    for sample, nearest, distances in zip(*fields, strict=True):
         pairs = zip(nearest, distances.tolist(), strict=True)
         images = [{"image": _thumbnail(image), "distance": f"{distance:.3g}"} for image, distance in pairs]
         rows.append({"sample": _thumbnail(sample), "nearest": images})
