@@ -25,7 +25,7 @@ QUICK = [*TINY, *callbacks(EMA, PREVIEW, LAST)]
 
 
 def examined(monkeypatch, capsys, folder, *flags):
-    """The exit code and the lines of `python train.py doctor`; nothing may be left in its folder."""
+    """The exit code, the lines and the error of `python train.py doctor`; nothing may be left in its folder."""
     monkeypatch.setattr("uvit_decay.doctor.rehearsal.SECONDS", 0.1)
     before = sorted(folder.rglob("*"))
     code = 0
@@ -35,7 +35,8 @@ def examined(monkeypatch, capsys, folder, *flags):
         code = stop.code
     assert "UVIT_DECAY_DOCTOR" not in os.environ  # it is for processes that Lightning starts
     assert sorted(folder.rglob("*")) == before
-    return code, capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    return code, [*printed.out.splitlines(), *(line for line in printed.err.splitlines() if line.startswith("error"))]
 
 
 def of(lines, subject):
@@ -43,7 +44,7 @@ def of(lines, subject):
     return [line for line in lines if re.match(rf"\w+ +{subject}: ", line)]
 
 
-def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, capsys):
+def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.setattr(SmallClassifier.__init__, "__defaults__", (20,))  # steps of its training
     code, lines = examined(monkeypatch, capsys, tmp_path, *TINY)
     assert code == 0
@@ -55,23 +56,20 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
     assert subjects[:5] == ["versions", "devices", "ranks", "data", "weights"]
     assert {"memory", "speed", "Preview", "GenerationMetrics", "LinearProbes", "run", "disk"} <= set(subjects)
     assert "1437 images 1x8x8, 10 classes" in of(lines, "data")[0]
-    assert (
-        "the run ends at step 40, before its warm-up of 100 steps; --model.optim.warmup_steps"
-        in of(lines, "warm-up")[0]
-    )
-    assert "40 steps, about" in of(lines, "run")[0]
+    assert any(line.startswith("warning: the run ends at step 40, in its warm-up") for line in caplog.messages)
+    assert re.search(r"40 steps, about 0:\d\d:\d\d \(.* of training, ", of(lines, "run")[0])
 
 
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--trainer.logger.save_dir=/proc/runs"], r"error +configuration: cannot write /proc/runs"),
+        (["--trainer.logger.save_dir=/proc/runs"], r"error: cannot write /proc/runs"),
         (
             ["--trainer.devices=3000", "--trainer.strategy=ddp", "--data.batch_size=3000"],
             r"error +devices: --trainer.devices 3000 starts 3000 processes on \d+ cores; --trainer.devices ",
         ),
         (["--model.net.image_size=16"], r"error +run: the data have image_size 8, the network 16: set --model.net"),
-        (["--ckpt_path=last"], r"error +start: --ckpt_path last: there is no checkpoint of a run in .*runs/digits"),
+        (["--ckpt_path=last"], r"error: --ckpt_path last: there is no checkpoint of a run in .*runs/digits"),
         (
             ["--trainer.max_steps=1000000000000", *callbacks(LAST | {"init_args": {"keep_every_n_steps": 1}})],
             r"error +disk: 1\d+ checkpoints of .* need .* GiB in runs/digits, .* GiB are free; a larger keep_every_n",
@@ -82,18 +80,21 @@ def test_the_default_run_is_examined_and_nothing_is_left(tmp_path, monkeypatch, 
 def test_an_error_is_one_line_and_the_exit_code(tmp_path, monkeypatch, capsys, flags, line):
     code, lines = examined(monkeypatch, capsys, tmp_path, *QUICK, *flags)
     assert code == 2
-    (found,) = [one for one in lines if one.startswith("error ")]
+    (found,) = [one for one in lines if one.startswith("error")]
     assert re.match(line, found), found
 
 
-def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(tmp_path, monkeypatch, capsys):
+def test_the_checkpoint_of_a_name_is_found_and_nothing_is_left_to_do_after_its_end(
+    tmp_path, monkeypatch, capsys, caplog
+):
     run = [*TINY, *callbacks(LAST), "--trainer.limit_val_batches=0", "--trainer.max_steps=4"]
     train(monkeypatch, tmp_path, "fit", *run)
     capsys.readouterr()
     code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=auto")
-    assert code == 0
-    assert of(lines, "start")[0].startswith("note     start: the checkpoint is at step 4")
+    assert (code, lines) == (0, [])
+    assert caplog.messages[-1].startswith("nothing is left to do: the checkpoint is at step 4")
     code, lines = examined(monkeypatch, capsys, tmp_path, *run, "--ckpt_path=last", "--trainer.max_steps=30")
     assert code == 0, lines
-    assert of(lines, "start")[0].endswith("it would resume from runs/digits/version_0/checkpoints/last.ckpt")
+    last = "runs/digits/version_0/checkpoints/last.ckpt"
+    assert f"--ckpt_path last: resuming from {last} (step 4)" in caplog.messages
     assert "30 steps from step 4, about" in of(lines, "run")[0]

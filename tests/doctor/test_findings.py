@@ -11,7 +11,7 @@ from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, length, memory
-from uvit_decay.doctor.environment import installed, weights
+from uvit_decay.doctor.environment import weights
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal
 from uvit_decay.metrics import Inception
 from uvit_decay.runtime.errors import UserError
@@ -36,16 +36,6 @@ def test_a_report_counts_and_exits_by_its_errors(capsys):
     assert report.close() == 2
     lines = ["ok       a: b", "warning  c: two lines; --flag", "0 errors, 1 warning"]
     assert capsys.readouterr().out.splitlines() == [*lines, "error    d: e", "1 error, 1 warning"]
-
-
-def test_a_compromised_upload_is_an_error(tmp_path, monkeypatch):
-    folder = tmp_path / "lightning-2.6.2.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: lightning\nVersion: 2.6.2\n")
-    assert [finding.level for finding in installed(run_of(tmp_path))] == ["ok"]
-    monkeypatch.syspath_prepend(str(tmp_path))
-    finding = next(iter(installed(run_of(tmp_path))))
-    assert (finding.level, finding.text) == ("error", "lightning 2.6.2 was a compromised upload")
 
 
 def test_networks_that_are_not_here_are_named(tmp_path, encoded, monkeypatch):

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser
-from lightning.pytorch.utilities import rank_zero_only
 
-from uvit_decay.callbacks.resumption import AUTO, NAMES
 from uvit_decay.commands.cli import CLI
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import CHECKS
 from uvit_decay.doctor.environment import devices, images, installed, ranks, weights
 from uvit_decay.doctor.rehearsal import Practice, rehearse
 from uvit_decay.runtime.distributed import others_needed
-from uvit_decay.runtime.errors import RunEnded, UserError, one_line
+from uvit_decay.runtime.errors import UserError, one_line
 
 COMMAND = "doctor"
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
@@ -41,70 +38,39 @@ PRACTICE = {
 class Doctor(CLI):
     """LightningCLI that parses the flags of `fit`, builds what they say, and prints findings in place of training."""
 
-    begun = 0  # step of the checkpoint
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Run the command; remove folders that the loggers have made."""
+        self._missing: list[Path] = []
+        try:
+            super().__init__(*args, **options)
+        finally:
+            for path in sorted(self._missing, key=lambda path: -len(path.parts)):
+                with suppress(OSError):  # not empty, or another rank was faster
+                    path.rmdir()
 
     def parse_arguments(self, parser: LightningArgumentParser, args: list[str]) -> None:
         """Parse the arguments as those of `fit`; Lightning starts further processes with the original ones."""
         super().parse_arguments(parser, ["fit", *args[1:]])
 
     def before_instantiate_classes(self) -> None:
-        logging.disable(logging.WARNING)  # messages of a trainer that nobody will use
-        self.report = Report(rank_zero_only.rank == 0)
         folders = _folders(self._get(self.config, "trainer"))
         self._missing = [path for folder in folders for path in (folder, *folder.parents) if not path.exists()]
         super().before_instantiate_classes()
 
-    def instantiate_classes(self) -> None:
-        try:
-            super().instantiate_classes()
-        except UserError as error:
-            self._end(Finding("error", "configuration", str(error)))
-
-    def before_fit(self) -> None:
-        name = self.config.fit.ckpt_path
-        try:
-            super().before_fit()
-            if name in NAMES:
-                found = self.config_init.fit.ckpt_path
-                text = f"it would resume from {found}" if found else "a new run, there is no checkpoint to resume from"
-                self.report.add([Finding("ok", "start", f"--ckpt_path {name}: {text}")])
-        except UserError as error:
-            done = isinstance(error, RunEnded) and name == AUTO  # `fit` does nothing, and exits with 0
-            self._end(Finding("note" if done else "error", "start", str(error)))
-
-    def _resume(self) -> int | None:
-        step = super()._resume()
-        self.begun = step or 0
-        return step
-
     def fit(self, model: LightningModule, datamodule: LightningDataModule, **_: Any) -> None:
         """Examine the run; LightningCLI calls this in place of the trainer's method."""
         self.save_config_callback = None
+        report = Report(show=self.trainer.local_rank == self.trainer.node_rank == 0)
         with TemporaryDirectory() as folder:
 
             def practice(callbacks: list[Callback]) -> Trainer:
                 return self.instantiate_trainer(**PRACTICE, default_root_dir=folder, callbacks=callbacks)
 
-            examine(Run(self.trainer, model, datamodule, self.begun), self.report, practice)
-        if dist.is_initialized() and not self.report.errors:
+            examine(Run(self.trainer, model, datamodule), report, practice)
+        if dist.is_initialized() and not report.errors:
             dist.barrier()  # a process that is faster would take the group from the others
-        if code := self._close():
+        if code := report.close():
             sys.exit(code)
-
-    def _end(self, finding: Finding) -> NoReturn:
-        """Close the report with this finding, without which nothing else can be checked, and exit."""
-        self.report.add([finding])
-        sys.exit(self._close())
-
-    def _close(self) -> int:
-        """Close the report, remove folders that the loggers have made, and return the exit code."""
-        logging.disable(logging.NOTSET)
-        for path in sorted(self._missing, key=lambda path: -len(path.parts)):
-            with suppress(OSError):  # not empty, or another rank was faster
-                path.rmdir()
-        code = self.report.close()
-        sys.stdout.flush()
-        return code
 
 
 def _folders(trainer: Namespace) -> list[Path]:
@@ -120,10 +86,9 @@ def examine(run: Run, report: Report, practice: Practice) -> None:
     if STARTED in os.environ:
         rehearse(run, practice)
         return
-    report.show &= run.trainer.local_rank == run.trainer.node_rank == 0
     for check in (installed, devices, ranks):
         report.add(check(run))
-    if any(finding.subject == "devices" for finding in report.errors):
+    if report.errors:
         return  # there are not as many processes as the flags ask for
     try:
         run.data.load()
@@ -150,5 +115,6 @@ def _cost(run: Run, practice: Practice, failed: bool) -> Iterator[Finding]:
         found = rehearse(run, practice, failed)
     finally:
         del os.environ[STARTED]
+    yield from found.callbacks
     for check in CHECKS:
         yield from check(run, found)

@@ -1,4 +1,4 @@
-"""What the whole run costs, from what a few steps cost: memory, time, callbacks, disk, the end."""
+"""What the whole run costs, from what a few steps cost: memory, time, disk, the end."""
 
 from __future__ import annotations
 
@@ -13,78 +13,45 @@ from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
 from uvit_decay.callbacks.resumption import runs_of
 from uvit_decay.doctor.rehearsal import FORWARD, Measured
-from uvit_decay.doctor.report import Finding, Run, duration, gib
+from uvit_decay.doctor.report import Finding, Level, Run, duration, gib
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.optimization import BUFFERS
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
-HALF = 0.5  # share of the run that evaluations may take without a remark
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
 
 
 def memory(run: Run, found: Measured) -> Iterator[Finding]:
     """Compare the memory of a step with that of the device."""
     on_cpu = run.trainer.strategy.root_device.type == "cpu"
-    processes = run.trainer.num_devices if on_cpu else 1
-    taken = found.peak * processes
-    where = f"all {processes} processes" if processes > 1 else "a process" if on_cpu else "a GPU"
+    taken = found.peak * (run.trainer.num_devices if on_cpu else 1)
     step = f"a step of {found.micro_batches} x {found.images} images"
-    text = f"{step} takes {gib(taken)} of the {gib(found.limit)} of {where}"
-    smaller = f"--data.device_batch_size {max(1, found.images // 2)}"
-    if "checkpointing" in run.task.net.config and not run.task.net.config["checkpointing"]:
-        smaller += " or --model.net.checkpointing true"
-    if taken <= TIGHT * found.limit:
-        yield Finding("ok", "memory", text)
-    else:
-        yield Finding("warning" if taken <= found.limit else "error", "memory", text, smaller)
+    text = f"{step} takes {gib(taken)} of {gib(found.limit)}"
+    level: Level = "ok" if taken <= TIGHT * found.limit else "warning" if taken <= found.limit else "error"
+    smaller = f"--data.device_batch_size {max(1, found.images // 2)}, or --model.net.checkpointing true"
+    yield Finding(level, "memory", text, "" if level == "ok" else smaller)
 
 
 def speed(run: Run, found: Measured) -> Iterator[Finding]:
     """Say how long 1000 steps take."""
-    rate = run.data.batch_size / found.step
-    text = f"1000 steps take {duration(1000 * found.step)}, {rate:.4g} images/s"
-    yield Finding("ok", "speed", f"{text}, by {found.counted:.4g} steps")
-
-
-def callbacks(run: Run, found: Measured) -> Iterator[Finding]:
-    """Name what each evaluation costs."""
-    for cost in found.costs:
-        if cost.error:
-            yield Finding("error", cost.name, cost.error)
-            continue
-        often = {0: "never in this run", 1: "once"}.get(cost.times, f"{cost.times} times")
-        text = f"{cost.evaluations} network evaluations, about {duration(cost.seconds)} each time, {often}"
-        if cost.seconds * cost.times > HALF * _training(run, found):
-            hint = "a larger every_n_steps, or fewer images"
-            yield Finding("note", cost.name, f"{text}, over half as long as training", hint)
-        else:
-            yield Finding("ok", cost.name, text)
+    if found.counted:  # else the run is as short as the warm-up
+        rate = f"{run.data.batch_size / found.step:.4g} images/s"
+        text = f"1000 steps take {duration(1000 * found.step)}, {rate}, by {found.counted:.4g} steps"
+        yield Finding("ok", "speed", text)
 
 
 def length(run: Run, found: Measured) -> Iterator[Finding]:
-    """Say how long the whole run takes, and remark on ends that are probably not meant."""
-    optim, total = run.task.optim, found.total
-    warmup = optim.warmup(found.epoch)
-    if total <= warmup:
-        text = f"the run ends at step {total:g}, before its warm-up of {warmup:g} steps"
-        yield Finding("note", "warm-up", text, f"{optim.flags()[1]}, or a higher --trainer.max_steps")
-    if math.isinf(total):
+    """Say how long the whole run takes."""
+    if math.isinf(found.total):
         yield Finding("note", "run", "it has no end", "--trainer.max_steps")
-    elif total > run.begun:
-        parts = {
-            "training": _training(run, found),
-            "callbacks": sum(cost.seconds * cost.times for cost in found.costs),
-            "validation": _validation(run, found),
-        }
+    elif found.total > run.begun:
+        training = found.step * (found.total - run.begun)
+        parts = {"training": training, "callbacks": found.evaluating, "validation": _validation(run, found)}
         seconds, begun = sum(parts.values()), f" from step {run.begun}" if run.begun else ""
-        shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items() if part)
+        shown = ", ".join(f"{duration(part)} of {name}" for name, part in parts.items())
         end = time.strftime("%d %b %H:%M", time.localtime(time.time() + seconds))
-        text = f"{total:g} steps{begun}, about {duration(seconds)} ({shown}); started now it ends {end}"
+        text = f"{found.total:g} steps{begun}, about {duration(seconds)} ({shown}); started now it ends {end}"
         yield Finding("ok", "run", text)
-
-
-def _training(run: Run, found: Measured) -> float:
-    return found.step * (found.total - run.begun)
 
 
 def _validation(run: Run, found: Measured) -> float:
@@ -126,9 +93,7 @@ def disk(run: Run, found: Measured) -> Iterator[Finding]:
     """Compare what the run will write with the free space of the file system that takes it."""
     size = checkpoint_bytes(run.task, run.trainer.callbacks)
     kept = kept_checkpoints(run.trainer.callbacks, run.begun, found.total)
-    hint = "--trainer.logger.save_dir <a larger disk>"
-    if kept > 1:
-        hint = f"a larger keep_every_n_steps of LastCheckpoint, or {hint}"
+    hint = "a larger keep_every_n_steps of LastCheckpoint, or --trainer.logger.save_dir <a larger disk>"
     if math.isinf(kept):
         yield Finding("warning", "disk", "checkpoints are kept as long as the run lasts, and it has no end", hint)
         kept = 1
@@ -136,9 +101,8 @@ def disk(run: Run, found: Measured) -> Iterator[Finding]:
     folder, need = runs_of(run.trainer.loggers, run.trainer.default_root_dir)[0], (kept + bool(kept)) * size + LOGS
     existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
-    text = f"{kept:.0f} checkpoint{'s' * (kept != 1)} of {gib(size)} and logs need {gib(need)} in {folder}"
-    text += f", {gib(free)} are free"
+    text = f"{kept:.0f} checkpoints of {gib(size)} and logs need {gib(need)} in {folder}, {gib(free)} are free"
     yield Finding("ok", "disk", text) if need < free else Finding("error", "disk", text, hint)
 
 
-CHECKS = (memory, speed, callbacks, length, disk)
+CHECKS = (memory, speed, length, disk)

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelSummary, ProgressBar, T
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import Summary
 from uvit_decay.doctor.environment import memory_limit, missing_weights
-from uvit_decay.doctor.report import Run
+from uvit_decay.doctor.report import Finding, Run, duration
 from uvit_decay.runtime.distributed import COMPARED, Processes
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import subset
@@ -32,17 +32,6 @@ FORWARD = 1 / 3  # time of an image without a backward pass, against that of tra
 
 
 @dataclass
-class Cost:
-    """Cost of a callback of the class `name`."""
-
-    name: str
-    times: int  # it runs so often
-    evaluations: int = 0  # of the network each time, each image counted, over all ranks
-    seconds: float = 0.0  # each time
-    error: str = ""  # why it cannot run
-
-
-@dataclass
 class Measured:
     """Findings of the rehearsal."""
 
@@ -54,7 +43,8 @@ class Measured:
     images: int = 0  # of each
     epoch: int = 0  # optimizer steps of an epoch
     total: float = math.inf  # optimizer steps of the run
-    costs: list[Cost] = field(default_factory=list)
+    evaluating: float = 0.0  # seconds of all evaluations of callbacks
+    callbacks: list[Finding] = field(default_factory=list)  # one for each that evaluates
 
 
 class Rehearsal(Callback):
@@ -63,7 +53,6 @@ class Rehearsal(Callback):
     def __init__(self, run: Run, failed: bool = False) -> None:
         self.run, self.failed, self.found = run, failed, Measured(limit=memory_limit(run.trainer.strategy.root_device))
         self._begun = self._start = 0.0
-        self._timed = 0  # micro-batches since `_start`
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
         """End a rank that has found an error; compare the images of the others."""
@@ -74,15 +63,12 @@ class Rehearsal(Callback):
         Processes.current().check_same(f"images of {data.name}", [len(data.train), data.class_names, few])
 
     def on_fit_start(self, trainer: Trainer, task: Task) -> None:
-        found, data = self.found, trainer.datamodule
+        self._begun, found, data = time.perf_counter(), self.found, trainer.datamodule
         found.epoch, found.total = run_length(trainer)
         found.micro_batches = data.micro_batches
         found.images = data.batch_size // (trainer.world_size * data.micro_batches)
         if task.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(task.device)
-
-    def on_train_start(self, trainer: Trainer, task: Task) -> None:
-        self._begun = time.perf_counter()
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
         """Start the clock after the warm-up, stop the fit when enough is timed; all ranks decide alike."""
@@ -92,12 +78,11 @@ class Rehearsal(Callback):
             if trainer.global_step >= WARM or waited > MOST / 2:
                 self._start = now
             return
-        self._timed += 1
-        steps, spent = self._timed / self.found.micro_batches, now - self._start
-        enough = steps >= STEPS and spent > SECONDS
-        if trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False):
-            self.found.step, self.found.counted = spent / steps, steps
-            trainer.should_stop = True
+        found, spent = self.found, now - self._start
+        found.counted += 1 / found.micro_batches
+        found.step = spent / found.counted
+        enough = found.counted >= STEPS and spent > SECONDS
+        trainer.should_stop |= trainer.strategy.reduce_boolean_decision(enough or waited > MOST, all=False)
 
     def _now(self, task: Task) -> float:
         if task.device.type != "cpu":
@@ -105,25 +90,22 @@ class Rehearsal(Callback):
         return time.perf_counter()
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        found = self.found
-        if not found.counted and self._timed:  # the run is as short as its rehearsal
-            found.counted = self._timed / found.micro_batches
-            found.step = (self._now(task) - self._start) / found.counted
-        found.peak = peak_bytes(task.device)
-        found.costs = [self._cost(trainer, task, callback) for callback in self.run.periodic]
+        self.found.peak = peak_bytes(task.device)
+        self.found.callbacks = [self._cost(trainer, task, callback) for callback in self.run.periodic]
 
-    def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Cost:
+    def _cost(self, trainer: Trainer, task: Task, callback: Periodic) -> Finding:
         """Return the cost of a callback by its forward passes; it is checked if all weights that it needs are here."""
-        cost = Cost(type(callback).__name__, self._times(callback))
+        name, times = type(callback).__name__, self._times(callback)
         try:
             if not missing_weights(callback, trainer.datamodule):
                 callback.setup(trainer, task, "fit")
                 callback.ready(trainer, task)
-            cost.evaluations = callback.evaluations(trainer, task)
-            cost.seconds = cost.evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
+            evaluations = callback.evaluations(trainer, task)
         except UserError as error:
-            cost.error = str(error)
-        return cost
+            return Finding("error", name, str(error))
+        seconds = evaluations * FORWARD * self.found.step / trainer.datamodule.batch_size
+        self.found.evaluating += times * seconds
+        return Finding("ok", name, f"{times} x {evaluations} network evaluations, about {duration(seconds)} each time")
 
     def _times(self, callback: Periodic) -> int:
         """Return how often the callback runs until the end of the run; 0 if that has none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Literal
 
 from lightning.pytorch import Trainer
@@ -25,13 +26,16 @@ class Run:
         trainer: as `fit` would use it; it trains nothing here.
         task: the task, which knows all flags as its settings.
         data: the data module, whose sets may not be loaded yet.
-        begun: steps of the checkpoint from which it resumes.
     """
 
     trainer: Trainer
     task: Task
     data: ImageData
-    begun: int = 0
+
+    @property
+    def begun(self) -> int:
+        """Step of the checkpoint from which it resumes, 0 of a new run."""
+        return self.task.start[1] if self.task.start else 0
 
     @property
     def periodic(self) -> list[Periodic]:
@@ -100,8 +104,5 @@ def gib(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words: 3.2 s, 12 min, 5.5 h, 3.1 days."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.0f} ms"
+    """Return a time in hours, minutes and seconds, such as 0:07:06."""
+    return str(timedelta(seconds=round(seconds)))
