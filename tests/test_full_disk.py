@@ -25,7 +25,7 @@ from uvit_decay.runtime.tensor_files import save_tensors
 
 PICTURES = torch.randint(256, (2, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 TABLE = PICTURES.permute(0, 2, 3, 1)
-STATISTICS = Statistics(torch.zeros(50), torch.eye(50), 100)
+STATISTICS = Statistics(torch.zeros(50), torch.eye(50))
 LOOKS = [{"step": step, "a": 1.0, "b": 2.0} for step in (1.0, 2.0)]
 WEIGHTS = {"weight": torch.zeros(5000)}
 

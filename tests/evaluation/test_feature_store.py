@@ -38,7 +38,6 @@ def test_what_is_there_is_used_again(store, features):
     moments = Moments(5)
     moments.update(features)
     assert torch.equal(again.statistics().cov, moments.compute().cov)
-    assert again.statistics().n == 10
 
 
 @pytest.mark.parametrize(("about", "parts"), [({"of": "another"}, PARTS), ({"of": "something"}, [range(0, 10)])])
@@ -54,10 +53,10 @@ def test_a_folder_of_other_things_is_left_alone(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "all of it"
 
 
-def test_a_damaged_part_is_removed_and_said(store):
+def test_a_damaged_part_is_said_and_extracted_again(store):
     damaged = store.folder / "000000000.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:40])
-    with pytest.raises(UserError, match="truncated .* it is removed: run again"):
+    with pytest.raises(UserError, match="000000000.safetensors is truncated"):
         store.tensor("features")
     assert store.open() == PARTS[:2]
 
@@ -111,9 +110,7 @@ def test_what_an_extractor_must_not_return_is_one_line(store, wrong):
 @pytest.mark.parametrize("content", ["", "[" * 10**5, "3", '"x"', "\xff", "{}"])
 def test_a_damaged_description_is_one_line(whole, content):
     (whole.folder / "about.json").write_text(content, encoding="latin-1")
-    with pytest.raises(
-        UserError, match="cannot read .*about.json.*: remove .*|keeps the features of another"
-    ) as raised:
+    with pytest.raises(UserError, match="cannot read .*about.json|keeps the features of another") as raised:
         again(whole).open()
     assert "\n" not in str(raised.value)
 

@@ -36,7 +36,7 @@ def distance(real, fake):
 
 
 def gaussian(mean, cov):
-    return Statistics(torch.as_tensor(mean, dtype=torch.float64), torch.as_tensor(cov, dtype=torch.float64), None)
+    return Statistics(torch.as_tensor(mean, dtype=torch.float64), torch.as_tensor(cov, dtype=torch.float64))
 
 
 def statistics(x):
@@ -95,8 +95,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
     mean, cov = statistics(REAL)
     for name in ("uneven", "nothing on rank 1", "again"):
         assert actual[0][name] == actual[1][name], name
-        n, total, spread = actual[0][name]
-        assert n == 80
+        total, spread = actual[0][name]
         np.testing.assert_allclose(total, mean, rtol=1e-12)
         np.testing.assert_allclose(spread, cov, rtol=1e-10, atol=1e-14)
     assert [result["local n"] for result in actual] == [10, 70]
@@ -115,8 +114,8 @@ def moments_of_one_of_two(rank):
 
 
 def plain(metric):
-    mean, cov, n = metric.compute()
-    return n, mean.tolist(), cov.tolist()
+    mean, cov = metric.compute()
+    return mean.tolist(), cov.tolist()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +123,6 @@ def plain(metric):
     [
         (lambda: Moments(DIM).compute(), "the Frechet distance needs at least two images on each side, got 0"),
         (lambda: moments(REAL[:1]), "the Frechet distance needs at least two images on each side, got 1"),
-        (lambda: Moments(6).update(REAL[:, :5]), "features of 5 numbers came where 6 were expected"),
         (lambda: Moments(1), "the Frechet distance needs features of two numbers or more, got 1"),
     ],
 )
@@ -139,11 +137,11 @@ GOOD = gaussian([0.0] * 3, torch.eye(3))
 @pytest.mark.parametrize(
     ("a", "b", "reason"),
     [
-        (GOOD, gaussian([0.0] * 2, torch.eye(2)), "the first .* of 3 features, the second of 2"),
+        (GOOD, gaussian([0.0] * 2, torch.eye(2)), "statistics of 3 and of 2 features"),
         (gaussian([0.0, 0, float("nan")], torch.eye(3)), GOOD, "the first statistics hold NaN or infinity"),
         (GOOD, gaussian([0.0] * 3, torch.eye(3) / 0), "the second statistics hold NaN or infinity"),
-        (GOOD, gaussian([0.0] * 3, torch.ones(3, 3).tril()), "the second .* a covariance that is not symmetric"),
-        (GOOD, gaussian([0.0] * 3, torch.eye(4)), r"the second .* 3 features and a covariance of \(4, 4\)"),
+        (GOOD, gaussian([0.0] * 3, torch.ones(3, 3).tril()), "the second .* not symmetric, .*"),
+        (GOOD, gaussian([0.0] * 3, torch.eye(4)), "the second .* or not of 3 features"),
         (GOOD, gaussian([0.0] * 3, -2 * torch.eye(3)), "a covariance has negative eigenvalues, so it is none"),
     ],
 )

@@ -49,7 +49,7 @@ def test_it_is_a_function_of_the_sets_alone(monkeypatch):
 
 
 def test_what_is_no_pair_of_features_is_one_line():
-    with pytest.raises(UserError, match="MIND: the real features have 8 numbers an image"):
+    with pytest.raises(UserError, match="MIND: real features of 8 numbers an image, fake ones of 9"):
         mind(features(4), features(4, 9), 2)
-    with pytest.raises(UserError, match="the fake features hold NaN or infinity"):
+    with pytest.raises(UserError, match="MIND: features hold NaN or infinity"):
         mind(features(4), features(4) / 0, 2)

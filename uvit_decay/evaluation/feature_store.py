@@ -75,11 +75,7 @@ class FeatureStore:
             if any(not path.name.startswith(".") for path in self.folder.iterdir()):  # a crash leaves hidden files
                 raise UserError(f"{self.folder} is in the way: features are to be kept there, and it is not empty")
             write_json(path, self.metadata)
-        try:
-            stored = read_json(path, object)
-        except UserError as error:
-            raise UserError(f"{error}: remove {self.folder}, and its features are extracted again") from error
-        if stored != json.loads(json.dumps(self.metadata)):
+        if read_json(path, object) != json.loads(json.dumps(self.metadata)):
             raise UserError(f"{self.folder} keeps the features of another evaluation: remove it, or name another --out")
         return [part for part in self.parts if not self._file(part).exists() or not self._is_whole(part)]
 
@@ -119,15 +115,10 @@ class FeatureStore:
         """Yield the tensor `kind` of each part that has one, in order.
 
         Raises:
-            UserError: a damaged file; it is removed, so that the next run recreates it.
+            UserError: a damaged file; the next run extracts it again.
         """
         for part in self.parts:
-            try:
-                tensors = self._read(part)
-            except UserError as error:
-                with writing(self._file(part)):
-                    self._file(part).unlink(missing_ok=True)
-                raise UserError(f"{error}; it is removed: run again") from error
+            tensors = self._read(part)
             if kind in tensors:
                 yield tensors[kind]
 
@@ -167,7 +158,7 @@ NAMES = {"features": ("mu", "sigma"), "spatial": ("mu_s", "sigma_s")}  # as in A
 def save_statistics(path: Path, statistics: dict[str, Statistics], metadata: dict[str, Any]) -> None:
     """Write an .npz: float64 `mu` (d,), `sigma` (d, d) of "features", `mu_s`, `sigma_s` of "spatial"; and `about`."""
     arrays: dict[str, np.ndarray] = {"about": np.array(json.dumps(metadata))}
-    for kind, (mean, cov, _) in statistics.items():
+    for kind, (mean, cov) in statistics.items():
         arrays |= zip(NAMES[kind], (mean.numpy(), cov.numpy()), strict=True)
     with replacing(path) as file:
         np.savez(file, **arrays)
@@ -186,8 +177,6 @@ class StatisticsFile:
             text = f"text of {MOST_BYTES} bytes at most"
             about = npz.read(path, "about", text, lambda shape, dtype: shape == () and dtype.itemsize <= MOST_BYTES)
             self.metadata = typed(dict[str, object], parse(str(about), f"{path}: about"), f"{path}: about")
-        for name, kind in {"extractor": str | None, "n": int | None}.items():
-            typed(kind, self.metadata.get(name), f"{path}: about: {name}")
 
     def _read(self, name: str) -> np.ndarray:
         rank = 2 if "sigma" in name else 1
@@ -213,15 +202,11 @@ class StatisticsFile:
             if shapes != ((d,), (d, d)):
                 actual = f"{mean} {shapes[0]} and {cov} {shapes[1]}"
                 raise UserError(f"{self.path} has statistics {actual}, {extractor.name} gives {d} features")
-            statistics = self.statistics(kind)
-            check_statistics(f"{self.path}: the statistics of {kind}", statistics)
-            if statistics.cov.diagonal().min() < 0 or (statistics.n is not None and statistics.n < 2):
-                raise UserError(f"{self.path}: the statistics of {kind} have variances below 0, or n below 2")
+            check_statistics(f"{self.path}: the statistics of {kind}", self.statistics(kind))
 
     def statistics(self, kind: str) -> Statistics:
         """Return mean and covariance of `kind` in float64."""
-        mean, cov = (torch.from_numpy(self._arrays[name].astype(np.float64)) for name in NAMES[kind])
-        return Statistics(mean, cov, self.metadata.get("n"))
+        return Statistics(*(torch.from_numpy(self._arrays[name].astype(np.float64)) for name in NAMES[kind]))
 
 
 @dataclass(frozen=True)

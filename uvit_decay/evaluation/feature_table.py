@@ -18,28 +18,14 @@ if TYPE_CHECKING:
     from uvit_decay.metrics.extractors import Extractor
 
 
-class Protocol(NamedTuple):
-    """A named way to turn images into features; the name is part of the name of every number.
-
-    Args:
-        features: name of the extractor in EXTRACTORS.
-        resize: how images are resized to the network's size.
-        reproduces: whose numbers it reproduces.
-    """
-
-    features: str
-    resize: str
-    reproduces: str
-
-
-PROTOCOLS = {  # the first of an extractor is its default, the first of all that of commands
-    "pytorch-fid": Protocol("inception", "bilinear between pixel centres", "FID of pytorch-fid and U-ViT"),
-    "adm": Protocol(
-        "inception", "bilinear of TensorFlow 1", "FID, sFID, IS, KID, precision, recall of ADM, SiT and torch-fidelity"
-    ),
-    "clean": Protocol("inception", "bicubic of Pillow, antialiased, in float", "FID of clean-fid"),
-    "dinov2-edm2": Protocol("dinov2", "bicubic of torch, antialiased, in float", "FDD of EDM2"),
-    "dinov2-dgm": Protocol("dinov2", "bicubic of Pillow, antialiased, in uint8", "FDD and KDD of dgm-eval"),
+# The extractors of the protocols, which are ways to resize images to its size; the name is part of the name of every
+# number. The first of an extractor is its default, the first of all that of commands.
+PROTOCOLS = {
+    "pytorch-fid": "inception",
+    "adm": "inception",
+    "clean": "inception",
+    "dinov2-edm2": "dinov2",
+    "dinov2-dgm": "dinov2",
 }
 
 
@@ -112,11 +98,11 @@ class FeatureOptions:
     @property
     def name(self) -> str:
         """Name of the extractor: of --features, else of the protocol."""
-        return self.features or PROTOCOLS[self.protocol or next(iter(PROTOCOLS))].features
+        return self.features or PROTOCOLS[self.protocol or next(iter(PROTOCOLS))]
 
     def _own_protocols(self) -> list[str]:
         """Return the protocols of the extractor; one without any ignores --protocol."""
-        return [name for name, protocol in PROTOCOLS.items() if protocol.features == self.name]
+        return [name for name, features in PROTOCOLS.items() if features == self.name]
 
     def extractor(self, spatial: bool) -> Extractor:
         """Return the extractor, not yet loaded, which yields `spatial` features, too, if it can."""

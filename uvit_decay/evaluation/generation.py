@@ -124,12 +124,7 @@ class Comparison:
             raise UserError(f"{images.name} has {n} images, {name} needs {least} or more: {metric.advice.format(n=n)}")
 
     def extract(
-        self,
-        folder: Path,
-        processes: Processes,
-        save_images: bool = False,
-        show: bool = True,
-        also: Sequence[str] = (),
+        self, folder: Path, processes: Processes, save_images: bool = False, show: bool = True, also: Sequence[str] = ()
     ) -> tuple[FeatureStore, Reference]:
         """Extract the features of both sides: the samples' into `folder`, the reference's into the cache.
 
@@ -139,7 +134,8 @@ class Comparison:
         reference = self.extract_reference(processes, show)
         keep = sorted({METRICS[name].needs for name in self.metrics} | {"features", *also})
         keep.append("images" if save_images else "shown")
-        return self._extraction(show).run(self.samples, keep, processes, folder), reference
+        extraction = Extraction(self.extractor, self.device, self.batch_size, show)
+        return extraction.run(self.samples, keep, processes, folder), reference
 
     def extract_reference(self, processes: Processes, show: bool = True) -> Reference:
         """Extract the features of the reference images if a metric needs them or the file lacks its statistics."""
@@ -150,10 +146,8 @@ class Comparison:
         if self.reference is None or covered:
             return Reference(self.file, None)
         keep = sorted({metric.needs for metric in metrics} | {"features"})
-        return Reference(self.file, self._extraction(show).run(self.reference, keep, processes))
-
-    def _extraction(self, show: bool) -> Extraction:
-        return Extraction(self.extractor, self.device, self.batch_size, show)
+        extraction = Extraction(self.extractor, self.device, self.batch_size, show)
+        return Reference(self.file, extraction.run(self.reference, keep, processes))
 
     def measure(self, samples: FeatureStore, reference: Reference) -> dict[str, float]:
         """Return the values of the metrics by name; call it on the first process, after `extract`."""

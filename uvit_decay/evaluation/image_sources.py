@@ -140,12 +140,10 @@ class ArrayImages(ImageSource):
 
         self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits, mapped=True)
         self.name, self.shape = path.stem, (channels, *self.array.shape[1:3])
-        if "arr_1" in present:
-            self._label(len(self.array))
-
-    def _label(self, n: int) -> None:
-        expected = f"labels, whole numbers from 0, ({n},)"
-        labels = npz.read(self.path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
+        if "arr_1" not in present:
+            return
+        n, expected = len(self.array), f"labels, whole numbers from 0, ({len(self.array)},)"
+        labels = npz.read(path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
         if labels.min() < 0 or labels.max() >= MOST_CLASSES:
             between = f"they are from {labels.min()} to {labels.max()}"
             raise UserError(f"{self.path}: arr_1 must be {expected}, below {MOST_CLASSES}; {between}")

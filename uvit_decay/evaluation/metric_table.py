@@ -97,10 +97,6 @@ def _precision_recall(inputs: Inputs) -> dict[str, float]:
     return {"precision": precision, "recall": recall}
 
 
-def _full_rank(options: MetricOptions, width: int) -> int:
-    return 2 if options.allow_few else width + 1
-
-
 FULL_RANK = "the covariance of fewer images than features says little; take more, KID or KDD instead, or --allow-few"
 
 
@@ -112,7 +108,8 @@ def _frechet(name: str, value: Value, kind: Literal["features", "spatial"] = "fe
 
         return {name: frechet_distance(inputs.reference.statistics(kind), inputs.samples.statistics(kind))}
 
-    return Metric({name: value}, compute, kind, least=_full_rank, advice=FULL_RANK, **fields)
+    least = lambda options, width: 2 if options.allow_few else width + 1  # noqa: E731
+    return Metric({name: value}, compute, kind, least=least, advice=FULL_RANK, **fields)
 
 
 def _kernel(name: str, value: Value, *families: str) -> Metric:

@@ -64,11 +64,9 @@ def read(
 
 def _header(info: zipfile.ZipInfo, member: zipfile.ZipExtFile) -> tuple[tuple[int, ...], bool, np.dtype]:
     """Return the entries of an array's header; raise a ValueError if the array has another size than it states."""
-    kinds = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(member)
-    if version not in kinds:
-        raise ValueError(f"{info.filename} has layout {version}")
-    shape, fortran, dtype = kinds[version](member)
+    first = np.lib.format.read_magic(member) == (1, 0)
+    read_header = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read_header(member)
     size = info.file_size - member.tell()
     if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
         raise ValueError(f"{info.filename} states {dtype} {shape} and has {size} bytes")

@@ -60,8 +60,8 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
         holdout = 0.0 if test else 0.1
         if clean:
             crop = 1.0 if image_size <= SMALL else 0.875
-            options = {"test_path": test, "holdout": holdout, "memory_gb": 0}  # each is read once
-            data = AugmentedImages(name, test_crop=crop, **options, **sizes)
+            # No memory for pictures: each is read once.
+            data = AugmentedImages(name, test_path=test, test_crop=crop, holdout=holdout, memory_gb=0, **sizes)
         else:
             data = Images(name, test, holdout, **sizes)
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
@@ -67,19 +66,21 @@ class Report:
 def write_html(path: Path, report: Report) -> None:
     """Write the report as one file that needs no others; it replaces `path` when it is complete."""
     text = files("uvit_decay.evaluation").joinpath("report.html.j2").read_text(encoding="utf-8")
-    environment = jinja2.Environment(
-        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    page = environment.from_string(text).render(
-        title=report.title,
-        metrics=list(_metric_rows(report.metrics, str(report.protocol.get("extractor")))),
-        remarks=report.remarks,
-        grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
-        sample_count=len(report.samples),
-        neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
-        pixelated=report.samples.shape[-1] < PIXELATED,
-        coverage=_coverage_bars(report.coverage) if report.coverage else None,
-        protocol={name: _plain(value) for name, value in report.protocol.items()},
+    strict = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    page = (
+        jinja2.Environment(**strict, trim_blocks=True, lstrip_blocks=True)
+        .from_string(text)
+        .render(
+            title=report.title,
+            metrics=list(_metric_rows(report.metrics, str(report.protocol.get("extractor")))),
+            remarks=report.remarks,
+            grid=_data_uri(labelled_grid(report.samples, report.columns, report.class_names)),
+            sample_count=len(report.samples),
+            neighbours=_neighbour_rows(report.neighbours) if report.neighbours else None,
+            pixelated=report.samples.shape[-1] < PIXELATED,
+            coverage=_coverage_bars(report.coverage) if report.coverage else None,
+            protocol={name: _plain(value) for name, value in report.protocol.items()},
+        )
     )
     with replacing(path) as file:
         file.write(page.encode(errors="backslashreplace"))  # a folder's name may be no UTF-8
@@ -94,9 +95,9 @@ def _metric_rows(metrics: dict[str, float], extractor: str) -> Iterator[dict[str
         shown = f"{value:{digits}}"
         if (spread := metrics.get(f"{key}_std")) is not None:
             shown += f" ± {spread:{digits}}"
-        shown = shown.replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not a finite number"
         title, _, better, phrase = display or (key, None, "", "")
-        yield {"name": on_screen(key, title, extractor), "value": shown, "better": better, "phrase": phrase}
+        value = shown.replace("-", "\N{MINUS SIGN}")
+        yield {"name": on_screen(key, title, extractor), "value": value, "better": better, "phrase": phrase}
 
 
 def _data_uri(image: Image.Image) -> str:
@@ -138,12 +139,6 @@ def _coverage_bars(coverage: dict[str, float]) -> dict[str, Any]:
 
 def _plain(value: Any) -> str:
     """Format a protocol value for display."""
-    if value is None:
-        return "–"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, dict):

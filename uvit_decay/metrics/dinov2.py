@@ -130,29 +130,18 @@ def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Mod
     """Return timm's network at 224x224 with a copy of these weights, its width and its depth."""
     import timm
 
-    dim = _width(state, path)
-    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
-    sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
-    with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
-        model = timm.create_model("vit_large_patch14_dinov2", **sizes)
-    state = {**state, "pos_embed": positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)}
+    with explained(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
+        dim = state["cls_token"].shape[2]
+        depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+        sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
+        with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
+            model = timm.create_model("vit_large_patch14_dinov2", **sizes)
+        state = {**state, "pos_embed": positions_at(state["pos_embed"], DINOV2_SIZE // PATCH)}
     if problem := mismatch(model, state, "DINOv2"):
         raise UserError(f"{path} does not hold {WEIGHTS}: {problem}")
     # Copies: the tensors of the file may be memory-mapped.
     model.load_state_dict({name: value.clone() for name, value in state.items()}, assign=True)
     return model, dim, depth
-
-
-def _width(state: Mapping[str, Tensor], path: Path) -> int:
-    """Return the width of the tokens, once they and the positions have shapes that can be read off."""
-    shapes = [tuple(state[name].shape) if name in state else () for name in ("cls_token", "pos_embed")]
-    if all(len(shape) == 3 and shape[0] == 1 and shape[1] > 0 for shape in shapes):
-        dim, patches = shapes[0][2], shapes[1][1] - 1
-        square = patches > 0 and math.isqrt(patches) ** 2 == patches
-        if square and dim and dim % HEAD == 0 and dim == shapes[1][2] and state["pos_embed"].is_floating_point():
-            return dim
-    found = f"its cls_token is {shapes[0] or 'missing'}, its pos_embed {shapes[1] or 'missing'}"
-    raise UserError(f"{path} does not hold {WEIGHTS}: {found}")
 
 
 def positions_at(positions: Float[Tensor, "1 old d"], side: int) -> Float[Tensor, "1 new d"]:

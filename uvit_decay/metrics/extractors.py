@@ -207,12 +207,11 @@ class SmallClassifier(Extractor):
         return net.eval().requires_grad_(False)
 
     def _network(self) -> nn.Sequential:
-        width = self.widths["features"]
-        layers: list[nn.Module] = []
-        for i, (c_in, c_out) in enumerate([(self.channels, 32), (32, 64), (64, width)]):
-            pool = [nn.MaxPool2d(2)] if i == 2 else []
-            layers += [*pool, nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()]
-        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, self.widths["logits"]))
+        def block(c_in: int, c_out: int) -> tuple[nn.Module, ...]:
+            return nn.Conv2d(c_in, c_out, 3, padding=1), nn.BatchNorm2d(c_out), nn.ReLU()
+
+        layers = [*block(self.channels, 32), *block(32, 64), nn.MaxPool2d(2), *block(64, 64)]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, self.widths["logits"]))
 
     def extract(self, images: UInt8Images) -> Features:
         features = self.net[:-1](to_float(images))

@@ -21,11 +21,10 @@ ROUNDING = 1e-6
 
 
 class Statistics(NamedTuple):
-    """Mean, unbiased covariance and number of images of a set of features (n is None where a file lacks it)."""
+    """Mean and unbiased covariance of a set of features."""
 
     mean: Float64[Tensor, " d"]
     cov: Float64[Tensor, "d d"]
-    n: int | None
 
 
 def frechet_distance(a: Statistics, b: Statistics) -> float:
@@ -37,9 +36,7 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
     check_statistics("the Frechet distance: the first statistics", a)
     check_statistics("the Frechet distance: the second statistics", b)
     if len(a.mean) != len(b.mean):
-        raise UserError(
-            f"the Frechet distance: the first statistics are of {len(a.mean)} features, the second of {len(b.mean)}"
-        )
+        raise UserError(f"the Frechet distance: statistics of {len(a.mean)} and of {len(b.mean)} features")
     cross = torch.linalg.svdvals(_root(a.cov).T @ _root(b.cov.to(a.cov.device))).sum()
     total = a.cov.trace() + b.cov.trace().to(a.cov.device)
     squared = float((a.mean - b.mean.to(a.mean.device)).square().sum() + total - 2 * cross)
@@ -49,13 +46,12 @@ def frechet_distance(a: Statistics, b: Statistics) -> float:
 
 
 def check_statistics(problem: str, s: Statistics) -> None:
-    """Raise a UserError that begins with `problem` unless shapes match, all is finite and the covariance symmetric."""
-    if s.cov.shape != (len(s.mean), len(s.mean)):
-        raise UserError(f"{problem} have a mean of {len(s.mean)} features and a covariance of {tuple(s.cov.shape)}")
+    """Raise a UserError that begins with `problem` unless all is finite and the covariance symmetric, (d, d)."""
     if not (s.mean.isfinite().all() and s.cov.isfinite().all()):
         raise UserError(f"{problem} hold NaN or infinity")
-    if (s.cov - s.cov.T).abs().max() > ROUNDING * s.cov.abs().max():
-        raise UserError(f"{problem} have a covariance that is not symmetric")
+    d = len(s.mean)
+    if s.cov.shape != (d, d) or (s.cov - s.cov.T).abs().max() > ROUNDING * s.cov.abs().max():
+        raise UserError(f"{problem} have a covariance that is not symmetric, or not of {d} features")
 
 
 def _root(cov: Tensor) -> Tensor:
@@ -88,8 +84,6 @@ class Moments(Metric):
 
     def update(self, features: Float[Tensor, "n d"]) -> None:
         """Add a batch of features of any float dtype; large batches are faster."""
-        if features.shape[1] != len(self.sum):
-            raise UserError(f"features of {features.shape[1]} numbers came where {len(self.sum)} were expected")
         x = features.double()
         self.n += len(x)
         self.sum += x.sum(0)
@@ -101,16 +95,12 @@ class Moments(Metric):
         if n < 2:
             raise UserError(f"the Frechet distance needs at least two images on each side, got {n}")
         mean = self.sum / n
-        return Statistics(mean, (self.outer - n * torch.outer(mean, mean)) / (n - 1), n)
+        return Statistics(mean, (self.outer - n * torch.outer(mean, mean)) / (n - 1))
 
 
 def check_features(metric: str, real: Tensor, fake: Tensor) -> None:
     """Raise a UserError unless two sets of features, (n, d) and (m, d), are as wide as each other and finite."""
     if real.shape[1] != fake.shape[1]:
-        raise UserError(
-            f"{metric}: the real features have {real.shape[1]} numbers an image, the fake ones {fake.shape[1]}; "
-            "extract both with the same network"
-        )
-    for side, x in (("real", real), ("fake", fake)):
-        if not x.isfinite().all():
-            raise UserError(f"{metric}: the {side} features hold NaN or infinity")
+        raise UserError(f"{metric}: real features of {real.shape[1]} numbers an image, fake ones of {fake.shape[1]}")
+    if not (real.isfinite().all() and fake.isfinite().all()):
+        raise UserError(f"{metric}: features hold NaN or infinity")

@@ -6,7 +6,6 @@ n = images.
 from __future__ import annotations
 
 import io
-import re
 from pathlib import Path
 
 import torch
@@ -16,12 +15,11 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from torch_fidelity.feature_extractor_inceptionv3 import URL_INCEPTION_V3, BasicConv2d, FeatureExtractorInceptionV3
 
 from uvit_decay.metrics.resize import RESIZE, Protocol
-from uvit_decay.runtime.download import agrees, checksum, download
+from uvit_decay.runtime.download import download
 from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.tensor_files import load_weights
 
 WEIGHTS = "torch-fidelity's Inception weights"
-_HASH = re.compile(r"-([0-9a-f]{8,64})\.\w+$")  # torch's convention: a file name ends with the start of its SHA-256
 _TO_6D = (
     *("Conv2d_1a_3x3", "Conv2d_2a_3x3", "Conv2d_2b_3x3", "MaxPool_1", "Conv2d_3b_1x1", "Conv2d_4a_3x3", "MaxPool_2"),
     *("Mixed_5b", "Mixed_5c", "Mixed_5d", "Mixed_6a", "Mixed_6b", "Mixed_6c", "Mixed_6d"),
@@ -30,21 +28,15 @@ _FROM_6E = ("Mixed_6e", "Mixed_7a", "Mixed_7b", "Mixed_7c")
 
 
 def weights_file(path: str | None) -> Path:
-    """Return the file of the weights, whose SHA-256 is compared with the one in its name, if it has one.
-
-    None means torch-fidelity's in torch's cache, downloaded if missing.
-    """
-    file = cached_place() if path is None else Path(path)
-    named, there = _HASH.search(file.name), file.exists()
-    if path is None:
-        try:
-            download(URL_INCEPTION_V3, file, named[1])
-        except UserError as error:
-            hint = "" if there else ", or name its place with --inception-weights PATH (in a config: init_args.weights)"
-            raise UserError(f"no Inception weights: {error}{hint}") from error
-    elif named and not agrees(actual := checksum(file), named[1]):
-        reason = f"its sha256 is {actual}, its name says {named[1]}"
-        raise UserError(f"the Inception weights {file} are damaged or another file: {reason}")
+    """Return the file of the weights; None means torch-fidelity's in torch's cache, downloaded if missing."""
+    if path is not None:
+        return Path(path)
+    file = cached_place()
+    try:
+        download(URL_INCEPTION_V3, file, file.stem.rpartition("-")[2])  # the start of its SHA-256
+    except UserError as error:
+        hint = "or name its place with --inception-weights PATH (in a config: init_args.weights)"
+        raise UserError(f"no Inception weights: {error}, {hint}") from error
     return file
 
 
@@ -93,9 +85,6 @@ class InceptionV3(nn.Module):
 def _layers(path: Path) -> FeatureExtractorInceptionV3:
     """Return torch-fidelity's network with the weights of a file; code in the file is not executed."""
     state = load_weights(path, WEIGHTS)
-    if any(name.startswith("AuxLogits.") for name in state):
-        reason = f"it looks like torchvision's, which were trained anew; FID needs {URL_INCEPTION_V3}"
-        raise UserError(f"{path} does not hold {WEIGHTS}: {reason}")
     # torch-fidelity's constructor unpickles a file without restrictions: it gets one of names and shapes alone.
     shapes = io.BytesIO()
     torch.save({name: value.to("meta") for name, value in state.items()}, shapes)

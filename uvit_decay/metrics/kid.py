@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from uvit_decay.metrics.frechet import check_features
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import check_whole
 
 
 def kernel_distance(
@@ -30,14 +30,7 @@ def kernel_distance(
     unbiased and can be negative.
     """
     check_features("the kernel distance", real, fake)
-    if subset_size < 2:
-        raise UserError(f"the kernel distance: subset_size must be at least 2, got {subset_size}")
-    for side, x in (("real", real), ("fake", fake)):
-        if subset_size > len(x):
-            raise UserError(
-                f"the kernel distance draws subsets of {subset_size} from {len(x)} {side} images: "
-                f"set subset_size to at most {min(len(real), len(fake))}"
-            )
+    check_whole(2, min(len(real), len(fake)), subset_size=subset_size)
     stream = np.random.RandomState(seed)  # noqa: NPY002 - torch-fidelity uses the legacy generator
 
     def drawn(x: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ n = images, h and w = their height and width. For the 299x299 of Inception-v3 ou
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -67,12 +66,5 @@ def resize_dgm(images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n 3 224 224
     return torch.from_numpy(np.stack(resized)).to(images.device).permute(0, 3, 1, 2).float().contiguous()
 
 
-RESIZE: dict[Protocol, Callable[[Tensor], Tensor]] = {
-    "pytorch-fid": resize_pytorch_fid,
-    "adm": resize_adm,
-    "clean": resize_clean,
-}
-RESIZE_DINOV2: dict[DINOv2Protocol, Callable[[Tensor], Tensor]] = {
-    "dinov2-edm2": resize_edm2,
-    "dinov2-dgm": resize_dgm,
-}
+RESIZE = {"pytorch-fid": resize_pytorch_fid, "adm": resize_adm, "clean": resize_clean}  # by Protocol
+RESIZE_DINOV2 = {"dinov2-edm2": resize_edm2, "dinov2-dgm": resize_dgm}
