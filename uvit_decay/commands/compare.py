@@ -42,9 +42,9 @@ def compare(
         check_writable(path)
 
     from uvit_decay.compare import report
-    from uvit_decay.compare.runs import find_option, grouped_by, read_runs
+    from uvit_decay.compare.runs import Run, find_option, grouped_by
 
-    loaded, names = read_runs(runs), [by] if x in TRAINING else [by, x]
+    loaded, names = [Run.read(run) for run in runs], [by] if x in TRAINING else [by, x]
     options = [find_option(loaded, name, flag) for name, flag in zip(names, ("--by", "--x"), strict=False)]
     if len(set(options)) < len(options):
         raise UserError(f"--x {x} is the option of --by: name another, or step, epoch or images")

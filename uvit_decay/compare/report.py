@@ -16,18 +16,7 @@ from pathlib import Path
 from statistics import StatisticsError, correlation, fmean, stdev
 from typing import Any, NamedTuple
 
-from uvit_decay.compare.runs import (
-    BEST,
-    DIMENSIONS,
-    KNN,
-    MEAN_SHARE,
-    ON_TEST,
-    RANK,
-    TOP1,
-    Run,
-    by_key,
-    is_number,
-)
+from uvit_decay.compare.runs import BEST, DIMENSIONS, KNN, MEAN_SHARE, ON_TEST, RANK, TOP1, Run, by_key, is_number
 from uvit_decay.evaluation.metric_table import displayed, on_screen
 from uvit_decay.history import GENERATION, PROBES
 from uvit_decay.plots import final_values, learning_curves
@@ -212,22 +201,18 @@ def remarks(runs: Sequence[Run], *options: str) -> Iterator[str]:
     if collapsed := [run for run in runs if run.last.get(MEAN_SHARE, 0.0) > COLLAPSED]:
         what = f"of the tracked features more than {COLLAPSED} is their mean, which all images share"
         yield f"{what}: {_names(collapsed)}"
-    yield from _remarks_on_samples([run for run in runs if run.generation], [run for run in runs if not run.generation])
+    generated = [run for run in runs if run.generation]
+    for other in sorted({key for run in generated for key in run.protocol}):
+        yield from _differing(f"the metrics' {other}", {run: run.protocol.get(other, "absent") for run in generated})
+    if late := [run for run in generated if run.generation.step != run.last_step]:
+        yield f"metrics of samples are not of the step of the last evaluation in {_names(late)}"
+    if generated and (others := [run for run in runs if not run.generation]):
+        yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
     named = {"seed": SEED, **{option: option for option in options}}
     settings = by_key(runs, lambda run: ", ".join(f"{word} {run.options.get(name)}" for word, name in named.items()))
     for what, same in settings.items():
         if len(same) > 1:
             yield f"{what} occurs {len(same)} times, so the spread is not that of seeds: {_names(same)}"
-
-
-def _remarks_on_samples(generated: Sequence[Run], others: Sequence[Run]) -> Iterator[str]:
-    """Yield remarks on the metrics of samples, which runs of denoisers may have; encoders have none."""
-    for other in sorted({key for run in generated for key in run.protocol}):
-        yield from _differing(f"the metrics' {other}", {run: run.protocol.get(other, "absent") for run in generated})
-    if late := [run for run in generated if run.generation.step != run.last_step]:
-        yield f"metrics of samples are not of the step of the last evaluation in {_names(late)}"
-    if generated and others:
-        yield f"no {GENERATION}, so no metrics of samples, in {_names(others)}"
 
 
 def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:

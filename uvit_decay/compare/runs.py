@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from uvit_decay.history import GENERATION, METRICS, PROBES, Measurement, read, read_rows
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.validation import flat, read_yaml
 
 BEST, ON_TEST, KNN = "best_accuracy", "best_on_test_accuracy", "tracked_knn"
@@ -48,7 +47,10 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Read the files that train.py wrote to `folder`; its probes or its samples must have been evaluated."""
-        options = dict(flat(_configuration(folder)))
+        config = folder / "config.yaml"
+        if not config.exists():
+            raise UserError(f"{folder} has no config.yaml: name a run folder, such as runs/digits/version_0")
+        options = dict(flat(read_yaml(config)))
         probes, generation = _history(folder / PROBES), _history(folder / GENERATION)
         if not (probes or generation):
             mend = "wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
@@ -83,26 +85,6 @@ class Run:
         """Everything that the metrics of samples depend on, flat; empty if there are none."""
         metadata = {} if self.generation is None else self.generation.metadata
         return dict(flat({name: value for name, value in metadata.items() if name not in OUTCOMES}))
-
-
-def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read runs; raise a UserError if one is named twice."""
-    resolved = [folder.resolve() for folder in folders]
-    for folder in folders:
-        if resolved.count(folder.resolve()) > 1:
-            raise UserError(f"{folder} is named twice")
-    return [Run.read(folder) for folder in folders]
-
-
-def _configuration(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not there" if not folder.exists() else f"{folder} is a file, no run folder")
-    path = folder / "config.yaml"
-    if not path.exists():
-        versions = sorted(child for child in folder.iterdir() if (child / "config.yaml").exists())
-        mend = f"name one of its runs, such as {versions[0]}" if versions else "train.py writes a config.yaml"
-        raise UserError(localised(f"{folder} is no run folder: {mend}"))
-    return read_yaml(path)
 
 
 def _history(path: Path) -> list[Measurement]:
