@@ -79,7 +79,7 @@ def test_a_checkpoint_reconstructs_what_the_callback_did(pretrained, tmp_path, m
 @pytest.mark.parametrize(
     ("callback", "task", "message"),
     [
-        (LinearProbes(times=(0.1,)), mae_task, "times are of denoisers, this network is an encoder"),
+        (LinearProbes(times=(0.1,)), mae_task, "times, noise draws .* are of denoisers, this network is an encoder"),
         (LinearProbes(layers=(0,), watch=2), mae_task, "watch 2: this layer is not among the layers that are probed"),
         (LinearProbes(layers=("blocks.7",)), mae_task, "no layer blocks.7"),
         (LinearProbes(pool="cls"), tiny_task, "UViT has no class token"),

@@ -5,7 +5,6 @@ import torch
 
 from uvit_decay.representations import reference
 from uvit_decay.representations.reference import Neighbourhood, cknna
-from uvit_decay.runtime.errors import UserError
 
 
 def normal(*shape, seed=0):
@@ -61,8 +60,3 @@ def test_where_the_estimate_is_negative_it_is_zero():
     ring = Neighbourhood(torch.arange(1, 51)[:, None] % 50, torch.ones(50, 1, dtype=torch.float64))  # none is mutual
     assert ring.alignment(ring) < 0
     assert float(cknna(ring, Neighbourhood.of(normal(50, 4), 1))) == 0.0
-
-
-def test_too_few_images_are_one_line():
-    with pytest.raises(UserError, match="10 nearest neighbours needs 12 images or more, got 11"):
-        Neighbourhood.of(normal(11, 3))

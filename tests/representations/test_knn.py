@@ -7,7 +7,6 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from uvit_decay.representations import knn
 from uvit_decay.representations.knn import knn_accuracy, neighbours, vote
-from uvit_decay.runtime.errors import UserError
 
 CLASSES, CELLS, N, N2, D = 5, 3, 203, 97, 8
 
@@ -81,9 +80,3 @@ def test_lengths_and_precision_do_not_matter_and_zeros_do_not_crash(data):
     expected = predicted(half.float(), y, half_test.float())
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(predicted(half, y, half_test), expected)
-
-
-def test_too_few_samples_are_refused(data):
-    train, y, test, y2 = data
-    with pytest.raises(UserError, match="got 19"):
-        knn_accuracy(train[:, :19], y[:19], test, y2)

@@ -141,17 +141,10 @@ def test_a_single_image_and_patches_without_neighbours_are_clustered():
         spectral_clusters(torch.ones(2, 10, 4), 2)
 
 
-@pytest.mark.parametrize(
-    ("shape", "clusters", "neighbours", "message"),
-    [
-        ((2, 4, 5), 1, 5, "2 clusters and 1 neighbour or more, got 1, 5"),
-        ((1, 4, 5), 2, 5, "2 spectral clusters need more than 4 patches, got 4"),
-    ],
-)
-def test_what_cannot_be_clustered_is_refused(shape, clusters, neighbours, message):
-    with pytest.raises(UserError, match=message):
-        spectral_clusters(torch.randn(shape), clusters, neighbours)
-    with pytest.raises(UserError, match="NaN or infinity"):
+def test_what_cannot_be_clustered_is_refused():
+    with pytest.raises(UserError, match="2 spectral clusters need more than 4 patches, got 4"):
+        spectral_clusters(torch.randn(1, 4, 5), 2, 5)
+    with pytest.raises(UserError, match="or there is NaN"):
         spectral_clusters(torch.full((2, 9, 4), float("inf")), 2)
 
 

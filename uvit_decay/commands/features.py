@@ -91,7 +91,7 @@ def probe(
                 grid.save(out, judged.title, about)
     if grid is not None:
         print(grid.text(judged.about["weights"]))
-        print(f"wrote {', '.join(grid.files)} in {out}")
+        print(f"wrote {out}")
 
 
 def classify(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,15 +69,9 @@ class Grid:
         best = self._cell(*self.best())
         if self.chosen_by == TEST:
             best = {name.replace(TEST, BEST_ON_TEST): value for name, value in best.items()}
-        of_all = {"best_on_test_accuracy_of_all_cells": self._largest(BEST_ON_TEST, TEST)}
-        for name in ("knn_accuracy", "cknna"):
-            if name in self.scores:
-                of_all[f"best_{name}_of_all_cells"] = self._largest(name)
-        return {**best, **of_all}
-
-    def _largest(self, *names: str) -> float:
-        """Return the largest value of the first of these scores that there is."""
-        return float(next(self.scores[name] for name in names if name in self.scores).max())
+        others = {f"best_{name}": self.scores[name] for name in ("knn_accuracy", "cknna") if name in self.scores}
+        judged = {BEST_ON_TEST: self.scores.get(BEST_ON_TEST, self.scores[TEST]), **others}
+        return {**best, **{f"{name}_of_all_cells": float(values.max()) for name, values in judged.items()}}
 
     def number(self, weights: str) -> str:
         """Return the name of the best cell's accuracy: all that must be said with the number, in a line."""
@@ -95,17 +89,6 @@ class Grid:
         place = {"layer": number, "name": layer.name, "kind": layer.kind, "t": self.times[level]}
         values = {name: float(values[level, column]) for name, values in self.scores.items()}
         return {**place, **values, **{f"{name}_std": float(s[level, column]) for name, s in self.spread.items()}}
-
-    def cells(self) -> Iterator[dict[str, Any]]:
-        """Yield each cell as plain values, level by level."""
-        for level in range(len(self.times)):
-            for column in range(len(self.layers)):
-                yield self._cell(level, column)
-
-    @property
-    def files(self) -> list[str]:
-        """Names of the files that `save` writes."""
-        return ["probes.csv", "probes.json", "probes.png", *(["cknna.png"] if "cknna" in self.scores else [])]
 
     def text(self, weights: str) -> str:
         """Return the best cell, in lines for people."""
@@ -128,8 +111,8 @@ class Grid:
 
         With `metadata` of the network, of which `weights` is part, probes.json, too.
         """
+        cells = [self._cell(level, column) for level in range(len(self.times)) for column in range(len(self.layers))]
         with replacing(folder / "probes.csv") as file:
-            cells = list(self.cells())
             lines = [",".join(cells[0])]
             for cell in cells:
                 place, values = list(cell.values())[:4], list(cell.values())[4:]
@@ -138,7 +121,7 @@ class Grid:
         if metadata is not None:
             report = {"number": self.number(metadata["weights"]), "best": self.summary()}
             protocol = {**self.protocol, **metadata}
-            write_json(folder / "probes.json", {**report, "protocol": protocol, "cells": list(self.cells())})
+            write_json(folder / "probes.json", {**report, "protocol": protocol, "cells": cells})
         by = "" if self.chosen_by != TEST else f" ({self.protocol['protocol']}; best on test framed)"
         self._heat_map(folder / "probes.png", TEST, self.best(), f"Linear probe{by} of {what}, test accuracy in %")
         if "cknna" in self.scores:

@@ -127,8 +127,6 @@ class Pixels(nn.Module):
 OUTSIDE = ("head", "fc_norm", "mask_token", "decoder_")  # beginnings of names that an encoder does not have
 MAPS = ("model", "state_dict")  # where training files keep the weights
 
-IMPORT = "decayed and fine-tuned MAEs: uvit-decay import"
-
 
 class TimmViT(nn.Module):
     """A timm VisionTransformer, which takes images of [-1, 1], as all networks here, and yields its token states.
@@ -211,5 +209,5 @@ def _load(model: VisionTransformer, name: str, file: Path) -> None:
     with explained(f"{file} does not fit {name}", Exception):  # timm looks at no shape before it uses it
         state = checkpoint_filter_fn(state, model)
     if problem := mismatch(model, state, name):
-        raise UserError(f"{file} does not fit {name}: {problem}; {IMPORT}")
+        raise UserError(f"{file} does not fit {name}: {problem}; decayed and fine-tuned MAEs: uvit-decay import")
     model.load_state_dict(state)

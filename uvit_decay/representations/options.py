@@ -84,13 +84,9 @@ class Probing(ProtocolOptions):
         """
         if not encoder:
             return self.times or TIMES
-        asked = {
-            "times are": self.times is not None,
-            "noise draws are": self.draws > 1,
-            "the passes of --protocol ddae, with new noise each, are": self.protocol == "ddae",
-        }
-        for what in (what for what, is_asked in asked.items() if is_asked):
-            raise UserError(f"{what} of denoisers, this network is an encoder and sees clean images: leave them out")
+        if self.times is not None or self.draws > 1 or self.protocol == "ddae":
+            what = "times, noise draws and the protocol ddae, with new noise in every pass, are of denoisers"
+            raise UserError(f"{what}, this network is an encoder and sees clean images: leave them out")
         return (0.0,)
 
 
@@ -154,8 +150,6 @@ class Visualization(LoadingOptions):
     out: Path = Path("features.png")
 
     def __post_init__(self) -> None:
-        if self.time is not None:
-            check_times((self.time,))
         if self.masks and "spectral" not in self.views:
             raise UserError("--masks are compared with spectral clusters: add spectral to --views")
 
@@ -185,8 +179,6 @@ class Classification(ProtocolOptions):
     temperature: float = 0.07
 
     def __post_init__(self) -> None:
-        if self.time is not None:
-            check_times((self.time,))
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
         super().__post_init__()
@@ -194,10 +186,9 @@ class Classification(ProtocolOptions):
     @property
     def name(self) -> str:
         """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
-        words = {field.name: (getattr(self, field.name), field.default) for field in fields(self)}
-        changed = {name: value for name, (value, usual) in words.items() if value != usual and name != "batch_size"}
-        texts = {name: "+".join(value) if isinstance(value, tuple) else value for name, value in changed.items()}
-        return "".join(f"-{name}-{text}" for name, text in texts.items())
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
+        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
+        return "".join(f"-{k}-{'+'.join(v) if isinstance(v, tuple) else v}" for k, v in changed.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,12 +215,13 @@ class Reconstruction(LoadingOptions):
 
 
 def chosen_level(time: float | None, encoder: bool) -> float:
-    """Return the noise level, by default 0.1, or 0 for an encoder; raise a UserError for a time asked of an encoder."""
-    if not encoder:
-        return 0.1 if time is None else time
-    if time is not None:
+    """Return the noise level, by default 0.1, or 0 for an encoder; raise a UserError for a time that cannot be one."""
+    if time is None:
+        return 0.0 if encoder else 0.1
+    if encoder:
         raise UserError("--time is of denoisers, this network is an encoder and sees clean images: leave it out")
-    return 0.0
+    check_times((time,))
+    return time
 
 
 def check_times(times: Sequence[float]) -> None:

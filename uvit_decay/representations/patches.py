@@ -99,15 +99,11 @@ def spectral_clusters(features: Float[Tensor, "n p d"], clusters: int, neighbour
         seed: seed of k-means.
     """
     count, vectors = features.shape[0] * features.shape[1], max(clusters, COLOURS + 1)
-    if clusters < 2 or neighbours < 1:
-        raise UserError(f"spectral clustering takes 2 clusters and 1 neighbour or more, got {clusters}, {neighbours}")
     if count <= vectors:
         raise UserError(f"{clusters} spectral clusters need more than {vectors} patches, got {count}")
-    if not features.isfinite().all():
-        raise UserError("patch features with NaN or infinity have no spectral clusters")
     weights = _affinity(features.detach().cpu(), neighbours)
     if not weights.nnz:
-        raise UserError("no patch is like another one: these features have no spectral clusters")
+        raise UserError("no patch is like another one, or there is NaN: these features have no spectral clusters")
     degrees = weights.sum(axis=1)
     # D^(-1/2), with 0 for patches without neighbours.
     scale = diags_array(np.where(degrees > 0, 1 / np.sqrt(np.where(degrees > 0, degrees, 1)), 0))

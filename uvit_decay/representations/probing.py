@@ -18,13 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.diffusion.noise_path import NoisePath
-from uvit_decay.nn.intermediates import (
-    HasIntermediates,
-    Pool,
-    check_pool,
-    has_class_token,
-    layer_indices,
-)
+from uvit_decay.nn.intermediates import HasIntermediates, Pool, check_pool, has_class_token, layer_indices
 from uvit_decay.representations.features import TokenReader
 from uvit_decay.representations.grid import OF_CLASS_TOKENS, RANKS, Grid
 from uvit_decay.representations.options import Classification, Probing

@@ -224,8 +224,5 @@ PROTOCOLS: dict[ProbeProtocolName | ProtocolName, Protocol] = {
     "in100-linear": Protocol(in100_linear, ("last", "best_on_test"), probe=IN100, pool="all"),
     "logistic": Protocol(logistic, ("test", "held_out", "best_on_test"), pool="all"),
     "knn": Protocol(knn, ("test",), votes=True),
-    **{
-        f"few-shot-{shots}": Protocol(partial(few_shot, shots=shots), ("mean", "std"), shots=shots)
-        for shots in (1, 5, 10)
-    },
+    **{f"few-shot-{n}": Protocol(partial(few_shot, shots=n), ("mean", "std"), shots=n) for n in (1, 5, 10)},
 }

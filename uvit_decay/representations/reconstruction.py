@@ -50,9 +50,8 @@ class Reconstructor:
 
     def __post_init__(self) -> None:
         if not isinstance(self.net, MAE):
-            files = "official files named *_full and mae_visualize_* have one"
             what = f"{type(self.net).__name__} has no decoder: only a masked autoencoder reconstructs images"
-            raise UserError(f"{what} ({files})")
+            raise UserError(f"{what} (official files named *_full and mae_visualize_* have one)")
         visible_patches(self.net.patch_embed.tokens, self.mask_ratio)
 
     @torch.no_grad()

@@ -75,7 +75,15 @@ class ReferenceNetwork:
         )
         where = data.test, [chosen[row] for row in rows], [len(net.layers) - 1], 0.0
         found = reader.pooled(*where, pools=["mean"], norm=final_norm(net), processes=processes)[0, 0]
-        return Reference(processes.broadcast(found if processes.is_main else None), rows, self._about(len(rows)))
+        decoded = "" if self.autoencoder is None else ", decoded from latents"
+        about = {
+            **self.judged.about,
+            "features": "mean of the last layer's patch tokens, after the final norm if there is one",
+            "pictures": f"clean, {net.image_size} pixels, bicubic with antialias where resized{decoded}",
+            "images": len(rows),
+            "neighbours": NEIGHBOURS,
+        }
+        return Reference(processes.broadcast(found if processes.is_main else None), rows, about)
 
     def _enter(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         """Return pictures in [-1, 1] of the channels and the size that the reference takes, of inputs of a network."""
@@ -88,16 +96,6 @@ class ReferenceNetwork:
         if x.shape[-1] == net.image_size:
             return x
         return interpolate(x, size=(net.image_size,) * 2, mode="bicubic", antialias=True).clamp(-1, 1)
-
-    def _about(self, count: int) -> dict[str, Any]:
-        size, decoded = self.judged.net.image_size, "" if self.autoencoder is None else ", decoded from latents"
-        return {
-            **self.judged.about,
-            "features": "mean of the last layer's patch tokens, after the final norm if there is one",
-            "pictures": f"clean, {size} pixels, bicubic with antialias where resized{decoded}",
-            "images": count,
-            "neighbours": NEIGHBOURS,
-        }
 
 
 def open_reference(
@@ -132,26 +130,19 @@ class Neighbourhood:
 
     @classmethod
     def of(cls, features: Float[Tensor, "n d"], k: int = NEIGHBOURS) -> Neighbourhood:
-        """Find the neighbours of features, on their device; raise a UserError unless there are more than k + 1."""
-        count = len(features)
-        if count < k + 2:
-            raise UserError(f"alignment by {k} nearest neighbours needs {k + 2} images or more, got {count}")
-        x = normalize(features.float(), dim=1)
-        found = []
+        """Find the neighbours of features, of more than k + 1 images, on their device."""
+        x, found = normalize(features.float(), dim=1), []
         with without_autocast(x):
-            for rows in torch.arange(count, device=x.device).split(max(1, SIMILARITIES // count)):
+            for rows in torch.arange(len(x), device=x.device).split(max(1, SIMILARITIES // len(x))):
                 similar = (x[rows] @ x.T).scatter_(1, rows[:, None], -torch.inf)
                 found.append(similar.topk(k, dim=1))
         return cls(torch.cat([part.indices for part in found]), torch.cat([part.values for part in found]).double())
 
-    def shared(self, other: Neighbourhood) -> tuple[Float64[Tensor, "n k"], Float64[Tensor, "n k"]]:
-        """Return the entries of a K and of a L at the places `index` of this one, 0 where a is 0."""
-        same = self.index[:, :, None] == other.index[:, None]
-        return self.similar * same.any(dim=2), (same * other.similar[:, None]).sum(dim=2)
-
     def alignment(self, other: Neighbourhood) -> Float64[Tensor, ""]:
         """Return Align(K, L)."""
-        n, (ours, theirs) = len(self.index), self.shared(other)
+        # The entries of a K and of a L at the places `index` of this one, (n, k), 0 where a is 0.
+        n, same = len(self.index), self.index[:, :, None] == other.index[:, None]
+        ours, theirs = self.similar * same.any(dim=2), (same * other.similar[:, None]).sum(dim=2)
         # tr(K L): an entry K_ij meets L_ji where i is among the neighbours of j.
         back = self.index[self.index] == torch.arange(n, device=self.index.device)[:, None, None]
         trace = (ours * (back * theirs[self.index]).sum(dim=2)).sum()

@@ -164,11 +164,7 @@ def tsne_file(out: Path) -> Path:
 
 
 def draw_tsne(
-    options: Visualization,
-    features: PatchFeatures,
-    layers: Mapping[int, Layer],
-    classes: list[int],
-    points: list[int],
+    options: Visualization, features: PatchFeatures, layers: Mapping[int, Layer], classes: list[int], points: list[int]
 ) -> None:
     """Draw the t-SNE of the pooled features of the images `points`, one panel for each layer; print a summary."""
     images = features.images
