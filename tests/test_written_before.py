@@ -10,7 +10,7 @@ from official_files import saved
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.card import KEY
+from uvit_decay.checkpoint.io import KEY
 from uvit_decay.data import Digits
 from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet

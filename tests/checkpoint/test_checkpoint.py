@@ -10,9 +10,8 @@ from official_files import changed_training, described, imported, redescribe, ti
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import ModelCard, load, read_training_checkpoint
-from uvit_decay.checkpoint.card import VERSION
 from uvit_decay.checkpoint.convert import export_file
-from uvit_decay.checkpoint.io import read
+from uvit_decay.checkpoint.io import VERSION, read
 from uvit_decay.commands.sample import sample
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.runtime.errors import UserError

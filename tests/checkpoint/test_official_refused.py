@@ -35,27 +35,16 @@ ITSELF = named("weight")
 ITSELF["model"] = ITSELF
 OPTIMIZER = {"state": {0: {"exp_avg": torch.zeros(2)}}, "param_groups": [{"lr": 1e-4}]}
 OTHERS = {
-    "empty": ({}, "an empty dict, without any weights"),
+    "empty": ({}, "a file of another program, it holds nothing"),
     "step": (500_000, "a single int"),
-    "optimizer": (OPTIMIZER, r"the state of an optimizer .* nnet_ema\.pth"),
-    "schedule": ({"last_epoch": 3, "base_lrs": [1e-4]}, "the state of an optimizer or of its schedule"),
-    "text-to-image": (tiny() | named("context_embed.weight"), "a text-to-image U-ViT, which is not supported"),
-    "vae": (named("encoder.conv_in.weight", "quant_conv.weight"), r"an autoencoder \(VAE\), which --vae names"),
-    "unet": (named("conv_in.weight", "down_blocks.0.resnets.0.norm1.weight", "mid_block.x"), "a convolutional UNet"),
-    "stable-diffusion": (
-        {"state_dict": named("model.diffusion_model.out.0.weight", "first_stage_model.encoder.conv_in.weight")},
-        "entries state_dict, 'state_dict' is a whole Stable Diffusion checkpoint",
-    ),
-    "stable-diffusion-bare": (named("first_stage_model.quant_conv.weight"), "a whole Stable Diffusion checkpoint"),
-    "inception": (named("Conv2d_1a_3x3.conv.weight"), "an Inception network"),
+    "optimizer": (OPTIMIZER, "a file of another program, it holds state, param_groups"),
     "training": (
-        {"model": tiny(), "ema": tiny(), "opt": OPTIMIZER, "steps": 3},
-        "a training checkpoint with the entries model, ema, opt, steps: save its entry 'ema' alone",
+        {"steps": 3, "opt": OPTIMIZER, "ema": tiny()},
+        "a training checkpoint, whose entry 'ema' is an official U-ViT",
     ),
-    "training-unknown": ({"model": named("a.weight"), "epoch": 2}, "training checkpoint with the entries model, epoch"),
     "unknown": (named("a.weight", "b.weight"), r"a file of another program, it holds a\.weight, b\.weight"),
     "list": ([torch.zeros(2)], "a single list"),
-    "itself": (ITSELF, "a training checkpoint with the entries weight, model"),
+    "itself": (ITSELF, "a file of another program, it holds weight, model"),
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from diffusers.utils import dynamic_modules_utils
 from torch import nn
 
 from uvit_decay.autoencoder import Autoencoder, LatentSpace
-from uvit_decay.checkpoint.card import KEY, ModelCard
+from uvit_decay.checkpoint.io import KEY, ModelCard
 from uvit_decay.diffusion.noise_path import Linear, NoisePath
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import export_folder

@@ -9,6 +9,6 @@ into a network only after their names, shapes and finiteness, the checksums and 
 
 from uvit_decay.runtime.program import lazy
 
-MODULES = {"Checkpoint": "io", "ModelCard": "card", "load": "io", "read_training_checkpoint": "io"}
+MODULES = dict.fromkeys(("Checkpoint", "ModelCard", "load", "read_training_checkpoint"), "io")
 __all__ = list(MODULES)
 __getattr__ = lazy(__name__, MODULES)

@@ -15,8 +15,7 @@ from safetensors import SafetensorError
 from uvit_decay import __version__
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
-from uvit_decay.checkpoint.card import KEY
-from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, WEIGHTS
+from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, KEY, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle

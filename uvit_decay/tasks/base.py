@@ -35,8 +35,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uvit_decay.checkpoint.card import KEY, ModelCard
-from uvit_decay.checkpoint.io import StoredModel
+from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.checkpoint.card import KEY, ModelCard, average
+from uvit_decay.checkpoint.io import KEY, ModelCard, average
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
-from uvit_decay.checkpoint.card import ModelCard
 from uvit_decay.checkpoint.detect import PREFIX
 from uvit_decay.checkpoint.import_options import ImportOptions, PathName
-from uvit_decay.checkpoint.io import without_prefix
+from uvit_decay.checkpoint.io import ModelCard, without_prefix
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, NoisePath, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import Sampling
