@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from unittest.mock import Mock
@@ -138,9 +137,8 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
     (tmp_path / "root").write_text("a file, in which no folder can be made, not even by root")
     place = "default_root_dir" if logger == "false" else "logger.save_dir"
     flags = ["--config", str(DIGITS), f"--trainer.logger={logger}", f"--trainer.{place}={tmp_path / 'root' / 'x'}"]
-    monkeypatch.setattr(sys, "argv", ["train.py", "fit", *flags])
     with pytest.raises(UserError, match="cannot write .*/root/x"):
-        cli.CLI.run()
+        cli.CLI.run(["fit", *flags])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

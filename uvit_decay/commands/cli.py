@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +59,8 @@ class CLI(LightningCLI):
     """LightningCLI with one seed for everything; flags take precedence over the settings of a checkpoint."""
 
     @classmethod
-    def run(cls, words: Sequence[str] | None = None) -> None:
-        """Run the subcommand that the words of a command line name; None takes those of this process."""
-        words = sys.argv[1:] if words is None else list(words)
+    def run(cls, words: list[str]) -> None:
+        """Run the subcommand that the words of a command line name."""
         for arg in words:
             if arg.partition("=")[0] in SEED_FLAGS:
                 raise UserError(f"{arg}: there is one seed, --seed_everything")
