@@ -9,6 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
 from hashlib import sha256
@@ -32,7 +33,10 @@ def synonyms(name: str) -> tuple[str, ...]:
 
     A name may itself be a list of words, separated by ", ".
     """
-    return tuple((_described(name) if WORDNET.fullmatch(name) else name).split(", "))
+    if WORDNET.fullmatch(name):
+        with suppress(KeyError):  # it is none of a noun of ImageNet's
+            name = _wordnet().label_name_to_description(name)
+    return tuple(name.split(", "))
 
 
 def in_words(names: Sequence[str]) -> tuple[str, ...]:
@@ -48,31 +52,22 @@ def class_numbers(wanted: Sequence[str], names: Sequence[str]) -> list[int]:
     Raises:
         UserError: a class that does not exist, or a word for several.
     """
-    if all(NUMBER.fullmatch(word) for word in wanted):
-        numbers = [int(word) for word in wanted]
-        if not all(0 <= number < len(names) for number in numbers):
-            raise UserError(f"--classes {','.join(wanted)}: this checkpoint has the classes 0 to {len(names) - 1}")
-        return numbers
-    known: dict[str, list[int]] = {}
-    for number, name in enumerate(names):
-        for word in {name.casefold(), str(number), *(word.casefold() for word in synonyms(name))}:
-            known.setdefault(word, []).append(number)
-    return [_number(word, names, known) for word in wanted]
+    return [_number(word, names) for word in wanted]
 
 
-def _number(word: str, names: Sequence[str], known: dict[str, list[int]]) -> int:
-    """Return the number of the class of this word; `known` are the classes of each word, in lower case."""
+def _number(word: str, names: Sequence[str]) -> int:
     if NUMBER.fullmatch(word):
-        return class_numbers([word], names)[0]
-    found = known.get(word.casefold(), [])
+        if not 0 <= int(word) < len(names):
+            raise UserError(f"--classes {word}: this checkpoint has the classes 0 to {len(names) - 1}")
+        return int(word)
+    words = [{called.casefold() for called in (name, *synonyms(name))} for name in names]
+    found = [number for number, own in enumerate(words) if word.casefold() in own]
     if len(found) == 1:
         return found[0]
     if found:
-        listed = ", ".join(
-            f"{number} ({', '.join(dict.fromkeys((names[number], *synonyms(names[number]))))})" for number in found
-        )
+        listed = ", ".join(f"{number} ({names[number]})" for number in found)
         raise UserError(f"--classes {word}: {len(found)} classes are called so, give a number: {listed}")
-    close = get_close_matches(word.casefold(), known, SHOWN)
+    close = get_close_matches(word.casefold(), sorted(set().union(*words)), SHOWN)
     hint = f"did you mean {' or '.join(close)}?" if close else f"but {', '.join(in_words(names)[:SHOWN])} ..."
     raise UserError(f"--classes takes numbers, or names of the checkpoint's classes: it has no {word!r}, {hint}")
 
@@ -82,14 +77,6 @@ def _wordnet() -> ImageNetInfo:
     from timm.data import ImageNetInfo  # takes seconds to import
 
     return ImageNetInfo()
-
-
-def _described(name: str) -> str:
-    """Return the words of a WordNet id, separated by ", ", or the id if it is none of a noun of ImageNet's."""
-    try:
-        return _wordnet().label_name_to_description(name)
-    except KeyError:
-        return name
 
 
 _LISTS = Path(__file__).parent / "data" / "class_lists"
@@ -106,17 +93,13 @@ def class_list(name_or_path: str | Path) -> tuple[str, ...]:
         known = ", ".join(sorted(files))
         raise UserError(f"{name_or_path}: neither a text file nor a class list, which are {known}")
     text = read_text(path, 2**24).removeprefix("\ufeff")  # the byte order mark of Windows editors
-    lines: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        name = line.strip()
-        if not name or name.startswith("#"):
-            continue
-        if name in lines:
-            raise UserError(f"{path}: class {name} is in lines {lines[name]} and {number}; take one of them out")
-        lines[name] = number
-    if not lines:
+    names = [name for name in map(str.strip, text.splitlines()) if name and not name.startswith("#")]
+    if not names:
         raise UserError(f"{path}: no class in it; put one a line")
-    return tuple(sorted(lines))
+    name, times = Counter(names).most_common(1)[0]
+    if times > 1:
+        raise UserError(f"{path}: class {name} is in {times} lines; leave one of them")
+    return tuple(sorted(names))
 
 
 def class_hash(class_names: Sequence[str]) -> str:

@@ -20,8 +20,7 @@ PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
 CHECKPOINTS = "checkpoints"  # folder beside them
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
 RENAMED = {"fid": "fd"}  # older names of metrics, of features that are not Inception's
-LARGEST = 2**28  # bytes of a history
-LARGEST_LOG = 2**30
+LARGEST, LARGEST_LOG = 2**28, 2**30  # bytes of a history, and of all logged numbers
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,6 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _measurement(line: str, where: str) -> Measurement:
     measurement = typed(Measurement, parse(line, where), where)
-    for name in ("step", "epoch", "images_seen"):
-        if getattr(measurement, name) < 0:
-            raise UserError(f"{where}: {name} is {getattr(measurement, name)}, below 0")
     older = {} if str(measurement.metadata.get("extractor")).startswith("inception") else RENAMED
     values = {
         older.get(name, name.replace("watched_", "tracked_")): math.nan if value is None else value
@@ -105,13 +101,9 @@ def copy_until(step: int, source: Path, target: Path) -> None:
 
 def _write(path: Path, measurements: list[Measurement]) -> None:
     with replacing(path) as file:
-        file.writelines(f"{json.dumps(_plain(measurement))}\n".encode() for measurement in measurements)
-
-
-def _plain(measurement: Measurement) -> dict[str, object]:
-    """Return the measurement with null in place of NaN and infinity, which JSON does not have."""
-    values = {name: value if math.isfinite(value) else None for name, value in measurement.values.items()}
-    return {**asdict(measurement), "values": values}
+        for measurement in measurements:  # null stands for NaN and infinity, which JSON does not have
+            values = {name: value if math.isfinite(value) else None for name, value in measurement.values.items()}
+            file.write(f"{json.dumps({**asdict(measurement), 'values': values})}\n".encode())
 
 
 def run_of(checkpoint: str | Path) -> Path | None:

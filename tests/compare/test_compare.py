@@ -197,7 +197,6 @@ DAMAGE = {
         line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "has the unknown field more",
         line() + line('{"best_accuracy": "much"}'): "line 2: values: best_accuracy must be float, it is 'much'",
         line(step='"x"'): "step must be int, it is 'x'",
-        line(step="-3"): "step is -3, below 0",
         line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
         line('{"mine": 1e308}'): "at step 3, mine is 1e+308",
         line("[]"): "values must be dict",

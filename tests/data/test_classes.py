@@ -37,7 +37,7 @@ def test_what_is_no_list(tmp_path):
     for data, words in {
         b"# nothing\n": ("no class",),
         b"\xff\xfe\x00": ("utf-8",),
-        b"cat\n\ndog\n cat \n": ("class cat", "lines 1 and 4"),
+        b"cat\n\ndog\n cat \n": ("class cat is in 2 lines",),
     }.items():
         file.write_bytes(data)
         fails(file, *words, look=class_list)
