@@ -53,12 +53,3 @@ def test_images_that_are_not_finite_are_not_written(trained, tmp_path, monkeypat
     assert "the images hold NaN or infinite values" in error
     there = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     assert there <= {path.name, "sampling.json"}  # the latter says what the folder was to hold
-
-
-def test_a_long_wait_is_announced(trained, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("uvit_decay.samples.sampling_seconds", lambda source, evaluations, *_: evaluations)
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "2")
-    expected = "30 images, each 2 network evaluations, take about 2 min: --sampler and --steps change that"
-    assert expected in capsys.readouterr().err
-    sample(monkeypatch, tmp_path, "--ckpt", trained, "-n", "30", "--steps", "2", "--guidance", "1")
-    assert "about" not in capsys.readouterr().err

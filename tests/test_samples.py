@@ -139,13 +139,6 @@ def test_names_tell_long_lists_of_classes_and_autoencoders_apart(trained, option
     assert names[-1].endswith("_vae-sd-vae-ft-mse")
 
 
-def test_thinking_about_the_cost_is_no_network_call_and_changes_no_threads(trained, options):
-    sampled, threads = Samples.from_options(trained, options()), torch.get_num_threads()
-    assert 0 < sampled.seconds(100, 64) < 60
-    assert sampled.nfe == 0
-    assert torch.get_num_threads() == threads
-
-
 @pytest.mark.parametrize(
     ("flags", "clips"),
     [([], True), (["--sampler", "uvit-em"], False), (["--no-clip"], False), (["--sampler", "uvit-em", "--clip"], True)],

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from PIL.Image import Image
@@ -25,7 +23,6 @@ from uvit_decay.sampling_options import LARGEST_GRID
 
 METADATA = "sampling.json"  # in a folder of samples
 RENAMED = {"evaluations": "nfe"}  # keys of folders written before
-LONG = 60  # seconds; longer runs print their cost before the start
 
 
 def check_output(out: Path, num: int | None) -> None:
@@ -60,32 +57,16 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     if not processes.is_main:
         list(parts)  # yields nothing on this rank, but does its share of the work
         return
-    seconds = samples.seconds(len(numbers), batch_size) / processes.size
-    if seconds > LONG:
-        nfe = samples.sampling.nfe or "adaptively many (about 100, one image after the other)"
-        cost = f"{len(numbers)} images, each {nfe} network evaluations, take about {seconds / 60:.0f} min"
-        print(f"{cost}: --sampler and --steps change that", file=sys.stderr)
     title = f"{samples.sampling.name}, {samples.weights} weights"
-    with tqdm(total=num, initial=num - len(numbers), unit="image", desc=title) as bar:
-        _write(out, samples, numbers, _counted(parts, bar))
-    existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
-    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.card.step} of {samples.file}")
-
-
-def _counted(parts: Iterator[Tensor], bar: Any) -> Iterator[Tensor]:
-    """Yield the same batches, and count their images in a progress bar."""
-    for part in parts:
-        bar.update(len(part))
-        yield part
-
-
-def _write(out: Path, samples: Samples, numbers: Sequence[int], images: Iterator[Tensor]) -> None:
+    images = tqdm(parts, title, len(jobs), unit="batch")
     if not out.suffix:
         image_io.save_pngs(out, images, numbers)
     elif out.suffix.lower() == ".npz":
         image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
     else:
         image_io.save_image(out, grid(samples, images))
+    existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
+    print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.card.step} of {samples.file}")
 
 
 def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
@@ -104,7 +85,6 @@ def _check_folder(folder: Path) -> None:
 
 def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     """Start or continue a claimed folder of samples 0 to num - 1, and return the indices that are missing."""
-    _check_folder(folder)
     metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
     if (folder / METADATA).exists():
         stored = read_json(folder / METADATA, dict[str, object])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from uvit_decay.checkpoint import Checkpoint, load
 from uvit_decay.checkpoint.io import weights_file
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
 from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
-from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8, sampling_seconds, total_nfe
+from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
 from uvit_decay.runtime.errors import UserError
@@ -75,7 +74,13 @@ class Samples:
         """
         checkpoint = load(file, options.weights, options.trust)
         model = checkpoint.source(pick_device(options.device, local_rank))
-        sampling, protocol = _chosen_sampling(model, checkpoint.card.sampling, options), options.sampling_protocol
+        if protocol := options.sampling_protocol:
+            recommended = protocol_sampling(protocol, model, options.guidance)
+        else:
+            recommended = model.unguided(checkpoint.card.sampling)
+        sampling = recommended.changed(**options.changes())
+        model.check(sampling)
+        sampling = model.in_precision(sampling)
         classes = options.chosen_classes(checkpoint.card.class_names)
         by_paper = sampling.method.paper or protocol is not None
         at_random = by_paper if options.labels is None else options.labels == "random"
@@ -91,7 +96,9 @@ class Samples:
 
     def images(self, indices: Sequence[int]) -> Tensor:
         """Return the samples with these indices, in one batch: uint8 (b, c, h, w) on the sampling device."""
-        with self._threads():
+        tiny = self.model.device.type == "cpu" and self.model.pixels
+        tiny = tiny and sum(parameter.numel() for parameter in self.model.net.parameters()) < TINY
+        with cpu_threads(1 if tiny else None):  # more are up to 3 times slower on a busy machine
             return generate_uint8(self._counted, self.sampling, indices, self.labels(indices), self.seed, self.decode)
 
     def labels(self, indices: Sequence[int]) -> list[int] | None:
@@ -107,12 +114,6 @@ class Samples:
     def nfe(self) -> int:
         """Network evaluations of this process so far, per image; a guided step counts twice."""
         return self._counted.net.nfe
-
-    def seconds(self, count: int, batch_size: int) -> float:
-        """Return the estimated time of one process for `count` images, in seconds."""
-        batch = self.sampling.at_once(min(count, batch_size))
-        with self._threads():
-            return sampling_seconds(self.model, total_nfe(count, self.sampling), batch, self.sampling.precision)
 
     def metadata(self) -> dict[str, Any]:
         """Return everything that the images depend on, as plain values."""
@@ -161,19 +162,3 @@ class Samples:
         listed = ",".join(map(str, self.classes))
         shown = f"all {len(self.classes)} classes" if self._all_classes() else f"classes {listed}"
         return f"{shown} {'at random' if self.at_random else 'in turn'}"
-
-    def _threads(self) -> AbstractContextManager[None]:
-        """Limit tiny networks to one CPU thread; more are up to 3 times slower on a busy machine."""
-        tiny = self.model.device.type == "cpu" and self.model.pixels
-        return cpu_threads(1 if tiny and sum(p.numel() for p in self.model.net.parameters()) < TINY else None)
-
-
-def _chosen_sampling(model: DiffusionModel, recommended: Sampling, options: SamplingOptions) -> Sampling:
-    """Return the sampling of the protocol among the options, or else the recommended one, with their changes."""
-    if options.sampling_protocol is None:
-        base = model.unguided(recommended)
-    else:
-        base = protocol_sampling(options.sampling_protocol, model, options.guidance)
-    sampling = base.changed(**options.changes())
-    model.check(sampling)
-    return model.in_precision(sampling)

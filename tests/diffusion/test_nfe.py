@@ -1,4 +1,4 @@
-"""How often a network is evaluated, counted and promised, what it costs, and how often it is compiled."""
+"""How often a network is evaluated, counted and promised, and how often it is compiled."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from test_loss import Toy
 from torch._dynamo.testing import CompileCounter
 
 from uvit_decay.diffusion.denoiser import CompiledNet, NFECounter
-from uvit_decay.diffusion.sampling import Sampling, sampling_seconds
+from uvit_decay.diffusion.sampling import Sampling
 
 
 @pytest.mark.parametrize("guidance", [1.0, 3.0])
@@ -33,14 +33,6 @@ def test_counting_evaluations_changes_nothing():
     counter = NFECounter(NET)
     images(Sampling("dopri5"), [0, 1], [0, 1], of=source(counter))
     assert 20 < counter.nfe / 2 < 400
-
-
-def test_the_cost_is_that_of_the_batches_that_will_be_used():
-    net, sizes = counted()
-    assert 0 < sampling_seconds(source(net), 10**5, 50) < 1000
-    sampling_seconds(source(net), 700, 50)
-    sampling_seconds(source(net), 1, 50)
-    assert sizes == [50, 50, 7, 7, 1, 1], "a warm-up and the measurement, of at most 2 % of the work"
 
 
 def test_last_batches_and_guidance_at_some_times_share_one_graph():

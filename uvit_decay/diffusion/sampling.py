@@ -5,7 +5,6 @@ Notation as in noise_path.py; b = batch, c = channels.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -257,17 +256,3 @@ def trajectory(
 def total_nfe(count: int, sampling: Sampling) -> int:
     """Return the per-image network evaluations of `count` samples; a guided one counts twice."""
     return count * (sampling.nfe or ADAPTIVE) * (1 if sampling.guidance == 1.0 else 2)
-
-
-@torch.no_grad()
-def sampling_seconds(model: DiffusionModel, nfe: int, batch_size: int, precision: Precision | None = None) -> float:
-    """Estimate the seconds that this number of per-image evaluations takes; the estimate costs at most 2 % of them."""
-
-    batch = max(1, min(batch_size, nfe // 100))
-    x, t = torch.zeros(batch, *model.shape, device=model.device), torch.full((batch,), 0.5, device=model.device)
-    y = torch.zeros(batch, dtype=torch.int64, device=model.device) if model.num_classes else None
-    with computing(model.device, chosen_precision(precision, model.device)):
-        for _ in range(2):  # the first one prepares
-            start = time.perf_counter()
-            model.net(x, t, y).sum().item()  # waits for the device
-    return nfe * (time.perf_counter() - start) / batch
