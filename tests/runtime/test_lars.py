@@ -44,8 +44,3 @@ def test_a_matrix_or_a_gradient_of_zeros_is_not_scaled(start):
     w.grad = torch.full((2, 2), 1.0 - start)
     optimizer.step()
     assert torch.equal(w.detach(), torch.full((2, 2), -1.0 if start == 0.0 else 1.0))
-
-
-def test_numbers_out_of_range_are_refused():
-    with pytest.raises(ValueError, match="momentum 1.0"):
-        LARS([torch.nn.Parameter(torch.ones(1))], lr=0.1, momentum=1.0)

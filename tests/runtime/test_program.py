@@ -9,7 +9,7 @@ from conftest import ROOT
 from uvit_decay.checkpoint import load
 from uvit_decay.runtime import program
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.program import bundled, find_config, from_package, localised, or_bundled
+from uvit_decay.runtime.program import bundled, find_config, localised, or_bundled
 
 TEXT = (
     "python train.py fit; torchrun --nproc_per_node 8 -- evaluate.py probe; accelerate launch \\\n    sample.py --num 4"
@@ -19,14 +19,12 @@ TEXT = (
 @pytest.mark.parametrize("name", ["train.py", "/usr/bin/pytest", "-c", "", "/x/uvit_decay/checkpoint/__main__.py"])
 def test_a_script_is_a_script(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name])
-    assert not from_package()
     assert localised(TEXT) == TEXT
 
 
 @pytest.mark.parametrize("name", ["/usr/bin/uvit-decay", "uvit_decay", "/x/uvit_decay/__main__.py"])
 def test_a_command_of_the_package_is_one(monkeypatch, name):
     monkeypatch.setattr(sys, "argv", [name])
-    assert from_package()
     wanted = "uvit-decay train fit; torchrun --nproc_per_node 8 -m -- uvit_decay evaluate probe; "
     assert localised(TEXT) == wanted + "accelerate launch \\\n    -m uvit_decay sample --num 4"
     assert localised("/home/me/train.py, evaluate.py: --test") == "/home/me/train.py, uvit-decay evaluate: --test"

@@ -16,7 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import DROPPED, UNUSED, renamed
-from uvit_decay.runtime.program import config_names, find_config
+from uvit_decay.runtime.program import CONFIGS, bundled, find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
 from uvit_decay.tasks.optimization import IN_PLACE
 
@@ -128,7 +128,7 @@ def _config(name: str) -> str:
     path = Path(found := find_config(name))
     if not os.path.exists(found):  # or it is the text of one
         if re.fullmatch(r"[\w./-]+", found):
-            known = ", ".join(config_names())
+            known = ", ".join(sorted(path.stem for path in bundled(CONFIGS).glob("*.yaml")))
             raise UserError(f"--config {name}: File does not exist; configurations of the package are {known}")
     elif not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):  # a pipe is read once
         raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")

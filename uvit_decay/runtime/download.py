@@ -26,24 +26,12 @@ def checksum(path: Path, algorithm: Algorithm = "sha256") -> str:
         return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
 
 
-def agrees(actual: str, expected: str) -> bool:
-    """Return whether a checksum begins with `expected`: names of torch's files hold only the first 8 digits.
-
-    Raises:
-        ValueError: fewer than 8 digits, which would let other files pass.
-    """
-    if len(expected) < 8:
-        raise ValueError(f"{expected!r} is too short for a checksum, 8 digits at least")
-    return actual.startswith(expected)
-
-
 def verify(path: Path, expected: str, algorithm: Algorithm = "sha256") -> None:
     """Raise a UserError with both values unless the checksum of the file begins with `expected`."""
     with explained(f"cannot read {path}", OSError):
         actual = checksum(path, algorithm)
-    if not agrees(actual, expected):
-        size = f"{path.stat().st_size:,} bytes"
-        reason = f"its {algorithm} is {actual}, expected {expected} ({size}: cut short, or another file)"
+    if not actual.startswith(expected):
+        reason = f"its {algorithm} is {actual}, expected {expected} ({path.stat().st_size:,} bytes)"
         raise UserError(f"{path} is not the file it should be: {reason}; move it away and fetch it again")
 
 
@@ -79,5 +67,5 @@ def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout:
         with tqdm.wrapattr(response, "read", total=response.length, desc=target.name) as source:
             shutil.copyfileobj(source, file)
         file.flush()
-        if not agrees(actual := checksum(Path(file.name), algorithm), expected):
+        if not (actual := checksum(Path(file.name), algorithm)).startswith(expected):
             raise OSError(f"{file.tell():,} bytes came, whose {algorithm} is {actual}, expected {expected}")

@@ -116,7 +116,6 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         key: typed(hints[key], value, f"{where}: {name}: {key}") if key in hints else value
         for key, value in spec.init_args.items()
     }
-    another_version = explained(f"{where} describes {name} as another version knew it", TypeError)
-    # Any other error is possible, too: the constructor may not check these arguments.
-    with explained(f"{where} describes a {name} that cannot be built", Exception), another_version:
+    # Any error is possible: of another version's arguments, or of a constructor that does not check these.
+    with explained(f"{where} describes a {name} that cannot be built", Exception):
         return kind(**checked)

@@ -29,9 +29,6 @@ class LARS(Optimizer):
         momentum: decay rate of m, in [0, 1).
         weight_decay: not negative.
         trust: the fraction, positive.
-
-    Raises:
-        ValueError: a number out of range.
     """
 
     def __init__(
@@ -42,8 +39,6 @@ class LARS(Optimizer):
         weight_decay: float = 0.0,
         trust: float = 0.001,
     ) -> None:
-        if not (lr >= 0 and 0 <= momentum < 1 and weight_decay >= 0 and trust > 0):
-            raise ValueError(f"LARS: lr {lr}, momentum {momentum}, weight_decay {weight_decay}, trust {trust}")
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 
     @torch.no_grad()

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from functools import cache
+from functools import cache, partial
 from statistics import median
+from timeit import timeit
 from typing import Literal
 
 import torch
@@ -46,16 +47,10 @@ def product_ratio() -> float:
 
     Processor time, medians of products in turn, so that other programs do not decide.
     """
-    pairs = [torch.ones(2, 256, 256, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    seconds = [[_product_seconds(*pair) for pair in pairs] for _ in range(16)]
+    products = [partial(torch.mm, *torch.ones(2, 256, 256, dtype=dtype)) for dtype in (torch.float32, torch.bfloat16)]
+    seconds = [[timeit(product, timer=time.process_time, number=1) for product in products] for _ in range(16)]
     single, half = (median(each) for each in zip(*seconds[1:], strict=True))  # the first ones prepare
     return single / half
-
-
-def _product_seconds(a: torch.Tensor, b: torch.Tensor) -> float:
-    start = time.process_time()
-    torch.mm(a, b)
-    return time.process_time() - start
 
 
 @contextmanager

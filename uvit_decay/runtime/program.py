@@ -14,18 +14,14 @@ MODULE = "uvit_decay"  # python -m uvit_decay, for launchers
 SCRIPT = re.compile(r"(?<![\w/.])(python |-- |\\\n *)?(train|sample|evaluate)\.py\b")
 
 
-def from_package() -> bool:
-    """Return whether this process is `uvit-decay COMMAND ...` or `python -m uvit_decay COMMAND ...`."""
-    program = Path(sys.argv[0])
-    return program.name in (PROGRAM, MODULE) or program.parts[-2:] == (MODULE, "__main__.py")
-
-
 def localised(text: str) -> str:
     """Return a text that names scripts, such as `python train.py`, with the commands of this process in their place.
 
     A script after `-- ` or at the beginning of a continued line is started by a launcher, which takes a module.
     """
-    return SCRIPT.sub(_command, text) if from_package() else text
+    program = Path(sys.argv[0])  # uvit-decay, or that of python -m uvit_decay
+    ours = program.name in (PROGRAM, MODULE) or program.parts[-2:] == (MODULE, "__main__.py")
+    return SCRIPT.sub(_command, text) if ours else text
 
 
 def _command(script: re.Match[str]) -> str:
@@ -82,8 +78,3 @@ def find_config(name: str) -> str:
     stem = name.removeprefix(f"{CONFIGS}/").removesuffix(".yaml")
     found = bundled(f"{CONFIGS}/{stem}.yaml")
     return str(found) if "/" not in stem and found.is_file() else name
-
-
-def config_names() -> list[str]:
-    """Return the names of the bundled configurations, sorted."""
-    return sorted(path.stem for path in bundled(CONFIGS).glob("*.yaml"))

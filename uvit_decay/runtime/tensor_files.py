@@ -122,15 +122,12 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
 
 
 def _check_readable(path: Path) -> None:
-    """Raise a UserError for a missing file, a web page or a text file, judged by the first bytes."""
+    """Raise a UserError for a file that is missing or that may not be read, or a web page in its place."""
     if not path.is_file():
         raise UserError(f"the file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     with explained(f"cannot read {path}", OSError), path.open("rb") as file:
-        head = file.read(256)
-    if head.lstrip().startswith(b"<"):
-        raise UserError(f"{path} is no file of tensors but a web page: the download failed, fetch it again")
-    if head and all(byte in b"\t\n\r" or 32 <= byte < 127 for byte in head):
-        raise UserError(f"{path} is no file of tensors but a text file")
+        if file.read(256).lstrip().startswith(b"<"):
+            raise UserError(f"{path} is no file of tensors but a web page: the download failed, fetch it again")
 
 
 def check_records(path: Path, whole: bool) -> None:
