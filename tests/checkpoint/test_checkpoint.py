@@ -169,7 +169,7 @@ CARDS = {
     ),
     "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "cannot be imported"),
     "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
-    "sampler": ((*SAMPLING, "sampler"), "magic", "unknown sampler"),
+    "sampler": ((*SAMPLING, "sampler"), "magic", "sampler must be"),
     "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance must be float"),
     "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must be a number from 0"),
     "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),

@@ -46,7 +46,7 @@ def metrics(**init_args):
         (["--model.compile", "abc"], "compile takes true, false or one of"),
         (["--model.net.dim", HUGE], "dim must be at least 1"),
         (["--model.net.num_classes", "-1"], "num_classes must be"),
-        (["--model.net.mlp_ratio", "-1"], "mlp_ratio must be positive"),
+        (["--model.net.mlp_ratio", "-1"], "mlp_ratio must lie in (0, 1000], got -1"),
         (["--model.net.mlp_ratio", "nan"], '"mlp_ratio"'),
         (["--model.net.dim", "65536", "--model.net.mlp_ratio", "999"], "cannot be built"),
         (["--model.path", "null"], "path must be"),

@@ -122,7 +122,7 @@ def test_a_tar_that_changes_after_it_was_listed(tars, whole):
     with pytest.raises(UserError, match=r"train.tar: No such file"):
         read(listing, SIZE, 3)
     (tars / "n01.tar").unlink()
-    with pytest.raises(UserError, match=r"2 of 4 .* first is n01/n01_10.JPEG: .*No such file"):
+    with pytest.raises(UserError, match=r"2 of 4 .* first is .*n01.tar: No such file"):
         read(parts, SIZE, 3)
 
 
@@ -130,10 +130,10 @@ def test_compressed_tars(tmp_path):
     data = tarred(tree(tmp_path / "data", NAMES), tmp_path / "plain.tar").read_bytes()
     gz, xz = tmp_path / "data.tar.gz", tmp_path / "data.tar.xz"
     gz.write_bytes(gzip.compress(data))
-    fails(gz, "compressed", "random order", "gunzip")
-    fails(gz.rename(tmp_path / "data.tar"), "gunzip")  # what counts is what is in it
+    fails(gz, "nor a tar without compression")
+    fails(gz.rename(tmp_path / "data.tar"), "compressed")
     xz.write_bytes(lzma.compress(data))
-    fails(xz, "unxz")
+    fails(xz, "nor a tar without compression")
 
 
 def test_tars_without_images(tars, tmp_path):

@@ -1,10 +1,12 @@
 """Batches are a function of (seed, step), whatever the number of ranks and wherever one starts."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from uvit_decay.data import Digits
-from uvit_decay.data.batches import InMemory, Mirror, StepLoader, StepSampler, micro_batches
+from uvit_decay.data.batches import InMemory, StepLoader, StepSampler, half_mirrored, micro_batches
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import subset
 
@@ -83,7 +85,7 @@ def test_a_set_on_a_device_is_read_and_mirrored_there():
 def test_half_of_the_images_are_mirrored_and_the_same_ones_everywhere(ranks, limit):
     images = InMemory(torch.arange(2, dtype=torch.uint8).expand(480, 1, 1, 2).clone(), torch.zeros(480).long())
     loaders = [
-        StepLoader(images, StepSampler(480, 24, 0, rank, ranks, True, limit), augment=Mirror(5))
+        StepLoader(images, StepSampler(480, 24, 0, rank, ranks, True, limit), augment=partial(half_mirrored, 5))
         for rank in range(ranks)
     ]
     mirrored = torch.empty(20, 24, dtype=torch.bool)
@@ -91,7 +93,7 @@ def test_half_of_the_images_are_mirrored_and_the_same_ones_everywhere(ranks, lim
         for batch in loader:
             mirrored[batch.number, batch.first : batch.first + len(batch.images)] = batch.images[:, 0, 0, 0] == 1
     assert 200 < mirrored.sum() < 280
-    alone = StepLoader(images, StepSampler(480, 24, 0, 0, 1, True), augment=Mirror(5))
+    alone = StepLoader(images, StepSampler(480, 24, 0, 0, 1, True), augment=partial(half_mirrored, 5))
     assert torch.equal(mirrored, torch.stack([batch.images[:, 0, 0, 0] == 1 for batch in alone]))
 
 

@@ -115,14 +115,14 @@ def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path, kind):
     entry = tarfile.TarInfo("a.png")
     entry.type, entry.size = kind, 2**40
     (tmp_path / "t.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    with pytest.raises(UserError, match="t.tar: not a tar, or one that is damaged or cut short"):
+    with pytest.raises(UserError, match="t.tar: not a tar, or one that is compressed, damaged or cut short"):
         list_images(tmp_path / "t.tar")
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     folder = tree(tmp_path / "data", ["a.png"])
     os.mkfifo(folder / "x.png")
-    with at_most(20), pytest.raises(UserError, match="1 of 2 images .*the first is x.png: not a regular file"):
+    with at_most(20), pytest.raises(UserError, match="1 of 2 images .*the first is .*x.png: not a regular file"):
         read(list_images(folder), SIZE, 3)
     tars = tmp_path / "tars"
     tars.mkdir()

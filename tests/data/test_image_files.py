@@ -74,7 +74,7 @@ def test_paths_that_are_no_sets_of_images(tmp_path):
     (tmp_path / "text.zip").write_text("not a zip")
     fails(tmp_path / "text.zip", "not a zip")
     (tmp_path / "text.txt").write_text("not a zip")
-    fails(tmp_path / "text.txt", "neither a folder nor a zip or tar")
+    fails(tmp_path / "text.txt", "neither a folder nor a tar")
     whole = zipped(tree(tmp_path / "data", CLASSES), tmp_path / "whole.zip").read_bytes()
     (tmp_path / "cut.zip").write_bytes(whole[: len(whole) // 2])
     fails(tmp_path / "cut.zip", "cut short")

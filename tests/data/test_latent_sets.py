@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from runs import latent_task
 
 from uvit_decay.checkpoint import load
 from uvit_decay.data import Latents
-from uvit_decay.data.batches import Mirror, StepLoader, StepSampler
+from uvit_decay.data.batches import StepLoader, StepSampler, half_mirrored
 from uvit_decay.data.latents.shards import write_labels
 from uvit_decay.runtime.errors import UserError
 
@@ -22,7 +23,8 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
     stored = open_set(encoded)
     stored[[0, 7, 21]]
     assert len(pickle.dumps(stored)) < 5000
-    loaders = [StepLoader(stored, StepSampler(COUNT, 5, 0, 0, 1, True), Mirror(3), workers) for workers in (0, 2)]
+    augment = partial(half_mirrored, 3)
+    loaders = [StepLoader(stored, StepSampler(COUNT, 5, 0, 0, 1, True), augment, workers) for workers in (0, 2)]
     for a, b in zip(*loaders, strict=True):
         assert torch.equal(a.images, b.images)
         assert torch.equal(a.labels, b.labels)
@@ -35,17 +37,19 @@ def test_a_set_is_sent_to_workers_by_name_and_reads_the_same_there(encoded):
         (lambda f: (f / "manifest.json").write_text("text"), "cannot read .*manifest.json"),
         (lambda f: edit(f, version=2), "has layout version 2, this program reads 1"),
         (lambda f: edit(f, statistics=None), "6 of 6 shards are encoded; run the same"),
-        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), r"\(22,\), the manifest 23 images"),
-        (lambda f: edit(f, classes={"cat": 10, "dog": 12}), "other labels than the manifest counts: the encode"),
-        (lambda f: edit(f, count=10**12, shard_size=1), "shard_size does not agree"),
+        (lambda f: edit(f, count=23, classes={"cat": 11, "dog": 12}), "other labels than the manifest counts"),
+        (
+            lambda f: edit(f, classes={"cat": 10, "dog": 12}),
+            "other labels than the manifest counts: run the same encode",
+        ),
+        (lambda f: edit(f, count=10**12, shard_size=1), "count and shard_size do not agree"),
         (lambda f: edit(f, count="22"), "count must be int, it is '22'"),
-        (lambda f: edit(f, statistics={"mean": [0.0], "std": [1.0]}), "statistics does not agree"),
         (lambda f: edit(f, checksum=0), "manifest.json is damaged: .*remove that field"),
-        (lambda f: edit(f, class_hash="0"), "class_hash does not agree"),
+        (lambda f: edit(f, class_hash="0"), "classes and class_hash do not agree"),
         (lambda f: edit(f, dtype="bfloat16"), "is a shard of other latents"),
-        (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors does not exist: the encode command, run"),
+        (lambda f: (f / "labels.safetensors").unlink(), "labels.safetensors does not exist"),
         (lambda f: (f / SHARD).unlink(), f"{SHARD} is missing"),
-        (lambda f: (f / SHARD).write_bytes(b"x" * 99999), "not a safetensors file: .*: the encode command"),
+        (lambda f: (f / SHARD).write_bytes(b"x" * 99999), "not a safetensors file"),
         (lambda f: edit(f, image_size=16), "shard-0000.-of-00006.safetensors is a shard of other latents"),
     ],
 )
@@ -85,7 +89,9 @@ def test_rows_are_not_verified_where_nobody_wants_it(encoded, tmp_path):
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1  # the moments' last one: safetensors puts them behind int64
     shard.write_bytes(content)
-    with pytest.raises(UserError, match="shard-00002-of-00006.safetensors is damaged in row 3: the encode command"):
+    with pytest.raises(
+        UserError, match="shard-00002-of-00006.safetensors is damaged in row 3: run the same encode command"
+    ):
         read_all(folder)
     images, _, mirrors = read_all(folder, verify=False)
     assert torch.equal(images, read_all(encoded)[0])
@@ -105,7 +111,7 @@ def test_shards_in_one_anothers_places_are_refused(encoded, tmp_path):
 def test_labels_of_other_latents_are_refused(encoded, tmp_path):
     folder = copied(encoded, tmp_path)
     write_labels(folder, 1 - open_set(encoded).labels)  # eleven of each class, too
-    with pytest.raises(UserError, match="shard-00000.* and labels.safetensors disagree on the labels: the encode"):
+    with pytest.raises(UserError, match="shard-00000.* and labels.safetensors disagree on the labels"):
         read_all(folder)
 
 

@@ -102,7 +102,7 @@ def test_other_samplers_see_a_network_without_its_variance():
 
 
 def test_what_it_cannot_sample_is_refused():
-    with pytest.raises(UserError, match="^sampler dit-ddpm takes 2 steps or more"):
+    with pytest.raises(UserError, match="^steps of dit-ddpm must be at least 2"):
         Sampling("dit-ddpm", 1)
     for path in (VP(), SDDiscrete()):
         with pytest.raises(

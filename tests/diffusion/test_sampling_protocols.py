@@ -65,7 +65,6 @@ def test_without_guidance_no_channels_are_left_to_name():
         ("sit", LARGE, "^protocol sit samples networks on the path Linear or GVP, not on VP$"),
         ("uvit", DIT, "^protocol uvit samples networks on the path VP or SDDiscrete, not on DDPMLinear$"),
         ("dit", SIT, "^protocol dit samples networks on the path DDPMLinear, not on Linear$"),
-        ("dit", model(DDPMLinear()), "^protocol dit samples networks with a learned variance, this one has none$"),
     ],
 )
 def test_a_protocol_for_other_networks_is_refused(name, of, message):

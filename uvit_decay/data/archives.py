@@ -34,7 +34,6 @@ DAMAGED += (AssertionError, struct.error, zlib.error, lzma.LZMAError, zipfile.Ba
 
 LARGEST = 2**29  # bytes of an unpacked image file; PIL's largest image takes less at 3 x 16 bits
 _PATIENCE = 3.0  # seconds after which a scan shows a progress bar
-_UNPACK = {b"\x1f\x8b": "gunzip", b"BZh": "bunzip2", b"\xfd7zXZ\0": "unxz", b"\x28\xb5\x2f\xfd": "unzstd"}
 
 
 class ArchiveIndex(NamedTuple):
@@ -131,12 +130,7 @@ def _inner_tars(names: Iterable[str], classes: Collection[str] | None) -> list[s
 
 def _is_tar(path: Path) -> bool:
     with open_file(path) as file:
-        head = file.read(512)
-    for magic, command in _UNPACK.items():
-        if head.startswith(magic):
-            why = "images are read in random order, which needs a tar that is not compressed"
-            raise UserError(f"{path} is compressed; {why}: unpack it with {command}")
-    return path.suffix.lower() == ".tar" or head[257:262] == b"ustar"
+        return path.suffix.lower() == ".tar" or file.read(512)[257:262] == b"ustar"
 
 
 _Spans = dict[str, tuple[int, int]]  # offset in the file and size, by name; the last duplicate wins, as in tar
@@ -172,7 +166,7 @@ def _scan_inner(file: BinaryIO, where: Path, tar: str, extensions: Collection[st
 def _entries(file: BinaryIO, where: Path, end: float) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar, whose end mark must lie before `end`; raise a UserError if it is damaged or none."""
     # MemoryError: a header claims a name of terabytes
-    damage = explained(f"{where}: not a tar, or one that is damaged or cut short", *DAMAGED, MemoryError)
+    damage = explained(f"{where}: not a tar, or one that is compressed, damaged or cut short", *DAMAGED, MemoryError)
     with damage, tarfile.open(fileobj=file, mode="r:") as archive:
         while (entry := archive.next()) is not None:
             archive.members.clear()  # tarfile keeps every member: 1 GB for a million files
@@ -212,7 +206,7 @@ def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]
 
 
 def _read_span(source: Path | BinaryIO, offset: int = 0, size: int | None = None) -> bytes:
-    with _open_regular(source) if isinstance(source, Path) else nullcontext(source) as file:
+    with open_file(source) if isinstance(source, Path) else nullcontext(source) as file:
         size = os.fstat(file.fileno()).st_size if size is None else size
         _check_size(size)
         data = os.pread(file.fileno(), size, offset)
@@ -231,9 +225,8 @@ def _open_zip(path: Path) -> tuple[zipfile.ZipFile, threading.Lock]:
 
     Threads may share it with the lock, which protects its file position and its reference count.
     """
-    named_zip = path.suffix.lower() == ".zip"
-    what = "not a zip, or one that is cut short" if named_zip else "neither a folder nor a zip or tar"
-    with explained(f"{path}: {what}", zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
+    what = f"{path}: neither a folder nor a tar without compression, and not a zip, or one that is cut short"
+    with explained(what, zipfile.BadZipFile, OSError, struct.error, ValueError, RuntimeError):
         state = path.stat()
         # By process, too: a forked worker must not share its parent's file position or lock.
         return _cached_zip(path, os.getpid(), state.st_mtime_ns, state.st_size)
@@ -245,13 +238,8 @@ def _cached_zip(path: Path, *_: int) -> tuple[zipfile.ZipFile, threading.Lock]:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """Open a regular file for reading; raise a UserError if that fails."""
+    """Open a regular file; raise a UserError for any other, such as a FIFO, where open would wait for a writer."""
     with explained(path, OSError):
-        return _open_regular(path)
-
-
-def _open_regular(path: Path) -> BinaryIO:
-    """Open a regular file; raise an OSError for any other, such as a FIFO, where open would wait for a writer."""
-    if not stat.S_ISREG(os.stat(path).st_mode):
-        raise OSError("not a regular file")
-    return open(path, "rb")
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("not a regular file")
+        return open(path, "rb")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -69,14 +68,9 @@ class InMemory(ImageSet):
 Augmentation = Callable[[ImageSet, list[int], Tensor], tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class Mirror:
-    """An Augmentation that mirrors half of the images, drawn with this seed."""
-
-    seed: int
-
-    def __call__(self, images: ImageSet, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        return images.mirrored(indices, uniform("flip", self.seed, rows=rows) < 0.5)
+def half_mirrored(seed: int, images: ImageSet, indices: list[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return images of a set, half of them mirrored: an Augmentation of which `seed` is given."""
+    return images.mirrored(indices, uniform("flip", seed, rows=rows) < 0.5)
 
 
 class Batch(NamedTuple):

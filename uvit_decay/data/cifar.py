@@ -106,9 +106,7 @@ class _CIFAR(ImageData, ABC):
 
     def _not_found(self) -> str:
         official = self.official()
-        sought = f"the folder {official.base_folder} or the archive {official.filename} in it"
-        if self._archive() == self.path:
-            sought = "an archive of that name"
+        sought = f"the folder {official.base_folder} in it and for {self._archive()}"
         hint = "see why its download failed" if self.download else "set --data.download true"
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 

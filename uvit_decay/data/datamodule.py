@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from uvit_decay.autoencoder import LatentSpace
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, Mirror, StepLoader, StepSampler
+from uvit_decay.data.batches import Augmentation, Batch, ImageSet, InMemory, StepLoader, StepSampler, half_mirrored
 from uvit_decay.image_io import to_float, to_uint8
 from uvit_decay.runtime.errors import UserError, check_whole
 
@@ -125,18 +126,16 @@ class ImageData(LightningDataModule):
                 steps = min(value, steps)
                 setattr(self.trainer, name, value * sampler.micro_batches)
 
-    def _sampler(
-        self, images: ImageSet, batch_size: int, shuffle: bool, limit: int | None, fill: bool = False
-    ) -> StepSampler:
+    def _sampler(self, images: ImageSet, batch_size: int, **order: Any) -> StepSampler:
         rank, ranks = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        return StepSampler(len(images), batch_size, self.seed, rank, ranks, shuffle, limit, fill)
+        return StepSampler(len(images), batch_size, self.seed, rank, ranks, **order)
 
     def _train_sampler(self) -> StepSampler:
-        return self._sampler(self.train, self.batch_size, True, self.device_batch_size)
+        return self._sampler(self.train, self.batch_size, shuffle=True, limit=self.device_batch_size)
 
     def augmentation(self) -> Augmentation | None:
         """Return what reads the images of a training batch and changes them at random, None for nothing."""
-        return Mirror(self.seed) if self.flip else None
+        return partial(half_mirrored, self.seed) if self.flip else None
 
     def _loader(self, images: ImageSet, sampler: StepSampler, augment: Augmentation | None = None) -> StepLoader:
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
@@ -159,7 +158,7 @@ class ImageData(LightningDataModule):
         ranks = self.trainer.world_size if self.trainer else 1
         most = -(-len(self.test) // ranks) if self.whole_test else len(self.test) // ranks
         share = min(self.batch_size // ranks, most, self.device_batch_size or self.batch_size)
-        return self._loader(self.test, self._sampler(self.test, share * ranks, False, None, self.whole_test))
+        return self._loader(self.test, self._sampler(self.test, share * ranks, shuffle=False, fill=self.whole_test))
 
     def on_after_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         return batch._replace(images=self.network_input(batch.images))

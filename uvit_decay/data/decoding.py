@@ -19,15 +19,13 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from uvit_decay.data.archives import DAMAGED
-from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.errors import UserError, check_whole, explained
 
 # Formats that PIL may open, whatever the file extension: common ones first, TGA last because it has no signature. The
 # others are not images (labels.h5) or run another program on the contents (EPS, and IPTC, which may contain an EPS).
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM", "JPEG2000", "AVIF")
 FORMATS += ("ICO", "PCX", "QOI", "SGI", "SUN", "XBM", "TGA")
 MOST_PIXELS = 89_478_485  # PIL's limit, here for images before and after scaling
-
-_DAMAGED = (*DAMAGED, Image.DecompressionBombError)
 
 Picture = TypeVar("Picture")
 Crop = Callable[[Image.Image, int], Image.Image]  # makes an image of any size one of size x size
@@ -50,7 +48,7 @@ def open_image(file: BinaryIO, name: str) -> Iterator[Image.Image]:
         UserError: the image is damaged, also if the body finds that, or has more than MOST_PIXELS pixels. The message
             starts with `name`.
     """
-    with explained(name, *_DAMAGED):
+    with explained(name, *DAMAGED, Image.DecompressionBombError):
         try:
             with Image.open(file, formats=formats()) as image:
                 if image.width * image.height > MOST_PIXELS:
@@ -205,5 +203,4 @@ def formats() -> list[str]:
 def check_shape(size: int, channels: int) -> None:
     if channels not in (1, 3):
         raise UserError(f"images have 1 channel (grey) or 3 (RGB), not {channels}")
-    if not 1 <= size <= math.isqrt(MOST_PIXELS):
-        raise UserError(f"the size of images must lie between 1 and {math.isqrt(MOST_PIXELS)}, not {size}")
+    check_whole(1, math.isqrt(MOST_PIXELS), **{"the size of images": size})

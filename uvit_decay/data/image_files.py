@@ -156,25 +156,18 @@ def read(
     pixels = out.numpy()
     with listing.opened() as fetch:
 
-        def fill(rows: range) -> list[str]:
-            """Decode into these rows of `out` and return the error messages."""
-            failures = []
-            for row in rows:
-                i = chosen[row]
-                try:
-                    pixels[row] = decode(fetch(i), listing.members[i], size, channels, exact, crop)
-                except UserError as error:
-                    failures.append(str(error))
-            return failures
+        def fill(row: int) -> str | None:
+            """Decode into this row of `out`; return the message of an error."""
+            i = chosen[row]
+            try:
+                pixels[row] = decode(fetch(i), listing.members[i], size, channels, exact, crop)
+            except UserError as error:
+                return str(error)
+            return None
 
-        threads = min(16, os.cpu_count() or 1)
-        step = min(64, 1 + len(chosen) // (4 * threads))  # several images a job: small ones are decoded in 0.1 ms
-        parts = [range(len(chosen))[start : start + step] for start in range(0, len(chosen), step)]
-        failures: list[str] = []
-        with tqdm(total=len(chosen), desc="reading images", disable=len(chosen) <= 2000) as bar:
-            for part, failed in zip(parts, in_threads(fill, parts, threads), strict=True):
-                failures += failed
-                bar.update(len(part))
+        results = in_threads(fill, range(len(chosen)), min(16, os.cpu_count() or 1))
+        shown = tqdm(results, "reading images", len(chosen), disable=len(chosen) <= 2000)
+        failures = [failure for failure in shown if failure is not None]
     if failures:
         count = f"{len(failures)} of {len(chosen)} images cannot be read"
         raise UserError(f"{listing.path}: {count}; the first is {failures[0]}")

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.blocks import Gated, Pair, Pairs, Single, known_pairs
+from uvit_decay.decay.blocks import Gated, Pairs, Single, known_pairs
 from uvit_decay.decay.hooks import HookedBranches, HookedPair
 from uvit_decay.decay.schedule import (
     Branches,
@@ -130,7 +130,7 @@ def attach(
 
 def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     """Return the branches of each of `pairs`, without hooks yet; raise a UserError for names that do not exist."""
-    groups = [(pair if isinstance(pair, Gated | Single) else Pair(*pair)).hooked() for pair in pairs]
+    groups = [pair.hooked() if isinstance(pair, Gated | Single) else HookedPair(*pair) for pair in pairs]
     norms = [norm for group in groups for norm in group.norms]
     names = dict(model.named_modules(remove_duplicate=False))
     for name in (name for group in groups for name in group.modules):

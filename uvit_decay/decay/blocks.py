@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 from torch import nn
 
@@ -24,10 +23,6 @@ class Gated:
     block: str
     norms: tuple[str, ...]
 
-    def within(self, name: str) -> Gated:
-        """Return the same for names relative to the module `name`."""
-        return Gated(_join(name, self.block), self.norms)
-
     def hooked(self) -> HookedBranches:
         """Return its branches, without hooks yet."""
         return HookedGates([_join(self.block, norm) for norm in self.norms], self.block)
@@ -45,61 +40,43 @@ class Single:
     last: str
     projection: str | None = None
 
-    def within(self, name: str) -> Single:
-        """Return the same for names relative to the module `name`."""
-        projection = None if self.projection is None else _join(name, self.projection)
-        return Single(_join(name, self.first), _join(name, self.last), projection)
-
     def hooked(self) -> HookedBranches:
         """Return its branch, without hooks yet."""
         if self.projection is None:
-            return HookedPair([self.first], self.last)
+            return HookedPair(self.first, self.last)
         return HookedProjection(self.first, self.last, self.projection)
 
 
-class Pair(NamedTuple):
-    """Names of the modules that a branch calls first, with x, and last."""
-
-    norm: str
-    branch: str
-
-    def within(self, name: str) -> Pair:
-        """Return the same for names relative to the module `name`."""
-        return Pair(_join(name, self.norm), _join(name, self.branch))
-
-    def hooked(self) -> HookedBranches:
-        """Return its branch, without hooks yet."""
-        return HookedPair([self.norm], self.branch)
-
-
+# A pair names the modules that a branch calls first, with x, and last.
 Pairs = Sequence[tuple[str, str] | Gated | Single]
 
 
-def _timm_block(block: nn.Module) -> Pairs:
-    return [Pair("norm1", "drop_path1"), Pair("norm2", "drop_path2")]
+def _timm_block(name: str, block: nn.Module) -> Pairs:
+    return [(_join(name, f"norm{i}"), _join(name, f"drop_path{i}")) for i in (1, 2)]
 
 
-def _torch_layer(layer: nn.Module) -> Pairs:
+def _torch_layer(name: str, layer: nn.Module) -> Pairs:
     if not layer.norm_first:
         raise UserError("this TransformerEncoderLayer norms after the sum, which undoes a decay: build with norm_first")
-    return [Pair("norm1", "dropout1"), Pair("norm2", "dropout2")]
+    return [(_join(name, f"norm{i}"), _join(name, f"dropout{i}")) for i in (1, 2)]
 
 
-def _diffusers_block(block: nn.Module) -> Pairs:
+def _diffusers_block(name: str, block: nn.Module) -> Pairs:
     if block.norm_type != "ada_norm_zero" or block.attn2 is not None:
         raise UserError("of diffusers' BasicTransformerBlock only DiT's is known (ada_norm_zero): give `pairs`")
-    return [Gated("", ("norm1", "norm3"))]
+    return [Gated(name, ("norm1", "norm3"))]
 
 
-def _resnet_block(block: nn.Module, ends: tuple[str, ...]) -> Pairs:
+def _resnet_block(name: str, block: nn.Module, ends: tuple[str, ...]) -> Pairs:
     """Return the branch of a ResNet's block; it ends with the first of the modules `ends` that the block has."""
-    last = next(name for name in ends if getattr(block, name) is not None)
-    return [Single("conv1", last, None if block.downsample is None else "downsample")]
+    last = next(end for end in ends if getattr(block, end) is not None)
+    projection = None if block.downsample is None else _join(name, "downsample")
+    return [Single(_join(name, "conv1"), _join(name, last), projection)]
 
 
 # Classes by name, so that no library is imported. The names of a block's modules would not identify it: timm's
 # ResPostBlock has those of Block with another wiring.
-_KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
+_KNOWN: dict[str, Callable[[str, nn.Module], Pairs]] = {
     "timm.models.vision_transformer.Block": _timm_block,
     "torch.nn.modules.transformer.TransformerEncoderLayer": _torch_layer,
     "diffusers.models.attention.BasicTransformerBlock": _diffusers_block,
@@ -112,14 +89,13 @@ _KNOWN: dict[str, Callable[[nn.Module], Pairs]] = {
 
 def known_pairs(model: nn.Module) -> Pairs:
     """Return the branches of all supported blocks, in the order of the model's modules."""
-    pairs: list[Pair | Gated | Single] = []
+    pairs: list[tuple[str, str] | Gated | Single] = []
     for name, block in model.named_modules():
         for cls in type(block).__mro__:
             pairs_of = _KNOWN.get(f"{cls.__module__}.{cls.__qualname__}")
             # A subclass with another forward may wire its branches differently, so it is not supported.
-            if pairs_of is None or type(block).forward is not cls.forward:
-                continue
-            pairs += [pair.within(name) for pair in pairs_of(block)]
+            if pairs_of is not None and type(block).forward is cls.forward:
+                pairs += pairs_of(name, block)
     if not pairs:
         raise UserError(
             f"decay.attach knows no block of {type(model).__name__}: name its branches in execution order, "

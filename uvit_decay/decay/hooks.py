@@ -122,6 +122,9 @@ class HookedBranches:
 class HookedPair(HookedBranches):
     """A branch that the network adds to its input unscaled: y = x + f(norm(x))."""
 
+    def __init__(self, norm: str, branch: str) -> None:
+        super().__init__([norm], branch)
+
     def register(self, model: nn.Module, weights: WeightsOf, first: int) -> None:
         """Register the hooks, with a further one on the norm if its output is scaled."""
         super().register(model, weights, first)

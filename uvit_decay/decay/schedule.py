@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, weighted
-from uvit_decay.runtime.errors import UserError, check_choice
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
 # An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
 # number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record a function as what it gave.
@@ -90,10 +90,7 @@ def shortcuts(
         per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet, where `granularity` and `branches`
             have no meaning and must be left alone.
     """
-    if not 0.0 < alpha_min <= 1.0:
-        raise UserError(
-            f"alpha_min must lie in (0, 1], got {alpha_min}: 1 is the ordinary network, the paper uses 0.6 to 0.8"
-        )
+    check_numbers("(0, 1]", alpha_min=alpha_min)
     check_choice(Granularity, granularity=granularity)
     check_choice(Index, index=index)
     check_choice(Branches, branches=branches)
@@ -157,8 +154,7 @@ def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False
     The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12; raises a
     UserError for a target that no alpha_min in (0, 1] reaches.
     """
-    if not 0.0 < target <= 1.0:
-        raise UserError(f"the effective decay must lie in (0, 1], got {target}")
+    check_numbers("(0, 1]", target=target)
     if branches < 2 or branches % 2:
         raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
 

@@ -7,7 +7,7 @@ because it is DDIM with noise, and DiT's sampler because it is DDPM with a learn
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import accumulate, pairwise, repeat
 
 import torch
 from torch import Tensor
@@ -51,11 +51,8 @@ def ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:
 
 def respaced_levels(steps: int) -> list[int]:
     """Return `steps` >= 2 of the levels 1 .. LEVELS, rising, with both ends: improved-diffusion's `space_timesteps`."""
-    stride, place, levels = (LEVELS - 1) / (steps - 1), 0.0, []
-    for _ in range(steps):
-        levels.append(1 + round(place))
-        place += stride  # a sum, as there, since products round otherwise
-    return levels
+    strides = repeat((LEVELS - 1) / (steps - 1), steps - 1)
+    return [1 + round(place) for place in accumulate(strides, initial=0.0)]  # sums, as there: products round otherwise
 
 
 def dit_ddpm(denoiser: Denoiser, x: Tensor, steps: int, noise: Noise) -> Trajectory:

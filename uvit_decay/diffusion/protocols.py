@@ -19,14 +19,10 @@ UVIT_GUIDANCE = {(4, 32): 1.4, (4, 64): 1.7}  # by (channels, size) of latents: 
 
 @dataclass(frozen=True)
 class SamplingProtocol:
-    """Entry of the table of protocols: the noise paths that it is for, and the sampling of a network.
-
-    `learned_variance`: it is for networks that have one.
-    """
+    """Entry of the table of protocols: the noise paths that it is for, and the sampling of a network."""
 
     paths: tuple[type[NoisePath], ...]
     sampling: Callable[[DiffusionModel], Sampling]
-    learned_variance: bool = False
 
 
 def _uvit(model: DiffusionModel) -> Sampling:
@@ -44,7 +40,7 @@ SAMPLING_PROTOCOLS: dict[str, SamplingProtocol] = {
     ),
     "uvit": SamplingProtocol((VP, SDDiscrete), _uvit),
     "dit": SamplingProtocol(
-        (DDPMLinear,), lambda model: Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED), True
+        (DDPMLinear,), lambda model: Sampling("dit-ddpm", 250, 1.5, clip=False, guidance_channels=GUIDED)
     ),
 }
 
@@ -64,8 +60,6 @@ def protocol_sampling(name: str, model: DiffusionModel, guidance: float | None =
     if not isinstance(model.path, protocol.paths):
         known = " or ".join(path.__name__ for path in protocol.paths)
         raise UserError(f"protocol {name} samples networks on the path {known}, not on {type(model.path).__name__}")
-    if protocol.learned_variance and not model.learned_variance:
-        raise UserError(f"protocol {name} samples networks with a learned variance, this one has none")
     sampling = model.unguided(protocol.sampling(model))
     sampling = sampling if guidance is None else replace(sampling, guidance=guidance)
     if sampling.guidance == 1.0 or model.shape[0] <= GUIDED:

@@ -17,7 +17,7 @@ from uvit_decay.diffusion.noise_path import NoisePath
 from uvit_decay.diffusion.prediction import Network, Prediction, sampling_interval
 from uvit_decay.diffusion.samplers import SAMPLERS, Sampler, sde_sampler
 from uvit_decay.diffusion.sde import SDE, short_number
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 from uvit_decay.runtime.precision import Precision, chosen_precision, computing
 from uvit_decay.runtime.random import indices_on, normal
 
@@ -52,16 +52,12 @@ class Sampling:
     precision: Precision | None = None
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise UserError(f"unknown sampler {self.sampler!r}: one of {', '.join(SAMPLERS)}")
-        if self.steps is not None and not 1 <= self.steps <= 1000:
-            raise UserError(f"steps must lie between 1 and 1000, got {self.steps}")
-        if self.num_steps < SAMPLERS[self.sampler].fewest:
-            raise UserError(f"sampler {self.sampler} takes {SAMPLERS[self.sampler].fewest} steps or more")
-        if not 0.0 <= self.guidance <= 1e6:
-            raise UserError(f"guidance must be a number from 0 to a million (1 is none), got {self.guidance}")
-        if self.guidance_channels is not None and self.guidance_channels < 1:
-            raise UserError(f"guidance_channels must be at least 1, got {self.guidance_channels}")
+        check_choice(SAMPLERS, sampler=self.sampler)
+        if self.steps is not None:
+            check_whole(SAMPLERS[self.sampler].fewest, 1000, **{f"steps of {self.sampler}": self.steps})
+        check_numbers("[0, 1000000]", guidance=self.guidance)
+        if self.guidance_channels is not None:
+            check_whole(1, guidance_channels=self.guidance_channels)
         if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
             raise UserError(f"guidance_interval must be two times from 0 to 1, got {self.guidance_interval}")
         if self.sde and not SAMPLERS[self.sampler].sde:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
-from uvit_decay.runtime.errors import UserError, check_whole, explained
+from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explained
 
 
 class DataLayers(NamedTuple):
@@ -197,8 +197,7 @@ def check_sizes(config: Mapping[str, Any]) -> None:
     check_whole(1, 2**16, **{name: config[name] for name in names})
     check_whole(1, 1000, depth=config["depth"])
     check_whole(0, 2**24, num_classes=config["num_classes"])
-    if not 0.0 < config["mlp_ratio"] <= 1000.0:
-        raise UserError(f"mlp_ratio must be positive and at most 1000, got {config['mlp_ratio']}")
+    check_numbers("(0, 1000]", mlp_ratio=config["mlp_ratio"])
 
 
 def is_compiled(block: nn.Module) -> bool:

@@ -142,14 +142,11 @@ class PixelScale:
 
     def normalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of [-1, 1] in this scale."""
-        return self._map(x, [(0.5 / std, (0.5 - mean) / std) for mean, std in self._channels()])
+        return self._map(x, [(0.5 / std, (0.5 - mean) / std) for mean, std in zip(self.mean, self.std, strict=True)])
 
     def denormalise(self, x: Float[Tensor, "b c H W"]) -> Float[Tensor, "b c H W"]:
         """Return images of this scale in [-1, 1], the inverse of `normalise`."""
-        return self._map(x, [(2.0 * std, 2.0 * mean - 1.0) for mean, std in self._channels()])
-
-    def _channels(self) -> list[tuple[float, float]]:
-        return list(zip(self.mean, self.std, strict=True))
+        return self._map(x, [(2.0 * std, 2.0 * mean - 1.0) for mean, std in zip(self.mean, self.std, strict=True)])
 
     def _map(self, x: Tensor, factors: list[tuple[float, float]]) -> Tensor:
         """Return a x + b, with numbers a and b for each channel, and no copy of them to the device."""

@@ -26,7 +26,7 @@ from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
 from uvit_decay.nn.vit import EPS, Encoder, positions
-from uvit_decay.runtime.errors import UserError, check_choice, check_whole
+from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 
 Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
@@ -127,7 +127,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         norm_type: NormType = "layer",
     ) -> None:
         config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        config |= _decoder_options(wiring, skips, decoder_input, norm, zero_init)
+        config |= _options_of_wiring(config)
         _check_decoder(config)
         super().__init__(config)
         self.pos_embed.requires_grad_(False)
@@ -221,8 +221,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
 
 def visible_patches(patches: int, mask_ratio: float) -> int:
     """Return the number of patches that stay visible; raise a UserError unless there are visible and removed ones."""
-    if not 0.0 < mask_ratio < 1.0:
-        raise UserError(f"mask_ratio must lie in (0, 1), got {mask_ratio}: the paper removes 0.75")
+    check_numbers("(0, 1)", mask_ratio=mask_ratio)
     kept = int(patches * (1 - mask_ratio))
     if not 0 < kept < patches:
         raise UserError(f"mask_ratio {mask_ratio} of {patches} patches leaves {kept} visible: some must stay, not all")
@@ -244,16 +243,13 @@ def _moments(patches: Float[Tensor, "b n k"]) -> tuple[Float[Tensor, "b n 1"], F
     return mean, (variance + 1e-6).sqrt()
 
 
-def _decoder_options(
-    wiring: str, skips: bool | None, decoder_input: str | None, norm: bool | None, zero_init: bool | None
-) -> dict[str, Any]:
-    """Return the options of the decoder, those of the wiring in place of None."""
-    check_choice(Wiring, wiring=wiring)
-    decayed = wiring == "decayed"
-    given = {"skips": skips, "decoder_input": decoder_input, "norm": norm, "zero_init": zero_init}
+def _options_of_wiring(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are None in `config`, as its wiring has them."""
+    check_choice(Wiring, wiring=config["wiring"])
+    decayed = config["wiring"] == "decayed"
     usual = {"skips": decayed, "decoder_input": "positions" if decayed else "latent"}
     usual |= {"norm": not decayed, "zero_init": decayed}
-    return {name: usual[name] if value is None else value for name, value in given.items()}
+    return {name: value for name, value in usual.items() if config[name] is None}
 
 
 def _check_decoder(config: Mapping[str, Any]) -> None:

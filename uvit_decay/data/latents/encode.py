@@ -153,9 +153,8 @@ def _encode_shards(
     step = manifest.batch_size
     batches = [list(part[start : start + step]) for part in parts for start in range(0, len(part), step)]
     stream = iter(DataLoader(images, sampler=batches, batch_size=None, num_workers=workers))
-    rank = f" ({processes.rank + 1} of {processes.size})" if processes.size > 1 else ""
     total = sum(map(len, batches))
-    with tqdm(total=total, unit="image", desc=f"encoding{rank}", disable=not processes.is_main) as bar:
+    with tqdm(total=total, unit="image", desc="encoding", disable=not processes.is_main) as bar:
         for number, part in zip(numbers, parts, strict=True):
             shard_batches = islice(stream, -(-len(part) // step))
             write_shard(folder, manifest, number, *_encode_shard(shard_batches, part, manifest, autoencoder, bar))

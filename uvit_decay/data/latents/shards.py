@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 
 SUMS, OWNER = "sums", "whose"  # names in the header
 LABELS = "labels.safetensors"
-HINT = "the encode command, run again, makes it anew"
 
 
 def write_shard(
@@ -62,8 +60,8 @@ def _open(
     if metadata.get(OWNER, _owner(manifest, number)) != _owner(manifest, number):
         raise UserError(f"{folder / name} is a shard of other latents, or from another place among these")
     count = len(part)
-    expected = {"moments": (getattr(torch, manifest.dtype), (count, *manifest.row))}
-    expected |= {
+    expected = {
+        "moments": (getattr(torch, manifest.dtype), (count, *manifest.row)),
         "labels": (torch.int64, (count,)),
         "pixels": (torch.int64, (count,)),
         "rows": (torch.int64, (count, 2)),
@@ -99,14 +97,6 @@ def _sums(path: Path, manifest: Manifest, metadata: dict[str, str]) -> Sums:
         return Sums.from_json(metadata[SUMS], manifest.latents)
 
 
-@contextmanager
-def _with_hint() -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{error}: {HINT}") from error
-
-
 class LatentSet(ImageSet):
     """The moments in a folder of latents: stored dtype, (b, 2c, h, w), and int64 labels (b,). Rows are read on demand.
 
@@ -116,14 +106,13 @@ class LatentSet(ImageSet):
         verify: compare each row that is read with its checksum.
     """
 
-    @_with_hint()
     def __init__(self, folder: Path, manifest: Manifest, verify: bool = True) -> None:
         self.folder, self.manifest, self.verify = folder, manifest, verify
         self.labels = self._labels()
         for name, part in manifest.shards:
             path = folder / name
             if not path.is_file() or path.stat().st_size < 2 * len(part) * math.prod(manifest.row):  # 2 bytes each
-                raise UserError(f"{path} is missing or truncated")
+                raise UserError(f"{path} is missing or truncated: run the same encode command again")
         self._shards: dict[int, tuple[np.ndarray, np.ndarray | None]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -133,13 +122,11 @@ class LatentSet(ImageSet):
         """Return all labels (count,); raise a UserError unless the count of each class is that of the manifest."""
         path, manifest = self.folder / LABELS, self.manifest
         labels = load_tensors(path)[1].get("labels", torch.empty(0))
-        if labels.dtype != torch.int64 or labels.shape != (manifest.count,):
-            actual = f"{labels.dtype} {tuple(labels.shape)}"
-            raise UserError(f"{path} has labels {actual}, the manifest {manifest.count} images")
         counts = list(manifest.classes.values()) or [manifest.count]
-        inside = int(labels.min()) >= 0 and int(labels.max()) < len(counts)
+        whole = labels.dtype == torch.int64 and labels.shape == (manifest.count,)
+        inside = whole and int(labels.min()) >= 0 and int(labels.max()) < len(counts)
         if not inside or labels.bincount(minlength=len(counts)).tolist() != counts:
-            raise UserError(f"{path} has other labels than the manifest counts")
+            raise UserError(f"{path} has other labels than the manifest counts: run the same encode command again")
         return labels.clone()  # a copy, not a memory map of the file
 
     def _shard(self, number: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -153,7 +140,6 @@ class LatentSet(ImageSet):
             self._shards[number] = tensors["moments"].view(torch.uint8).flatten(2).numpy(), checksums
         return self._shards[number]
 
-    @_with_hint()
     def _rows(self, indices: list[int], sides: list[int]) -> Tensor:
         """Return the moments of these images, of the image itself (side 0) or its mirror image (side 1)."""
         rows = np.empty((len(indices), 2 * math.prod(self.manifest.row[1:])), np.uint8)
@@ -162,7 +148,8 @@ class LatentSet(ImageSet):
             moments, checksums = self._shard(number)
             row[:] = moments[i, side]
             if checksums is not None and zlib.crc32(row) != checksums[i, side]:
-                raise UserError(f"{self.folder / self.manifest.shards[number][0]} is damaged in row {i}")
+                name = self.manifest.shards[number][0]
+                raise UserError(f"{self.folder / name} is damaged in row {i}: run the same encode command again")
         return torch.from_numpy(rows).view(getattr(torch, self.manifest.dtype)).unflatten(1, self.manifest.row[1:])
 
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
