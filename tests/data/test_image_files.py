@@ -56,12 +56,12 @@ def test_nested_folders_and_links(tmp_path):
 
 @pytest.mark.parametrize("names", [["a.png", "cat/b.png"], ["w/a.png", "w/cat/b.png"], ["cat/a.png", "cat/x/y/b.png"]])
 def test_flat_and_foldered_do_not_mix(tmp_path, names):
-    fails(tree(tmp_path / "mixed", names), "classes are unclear", str(Path(names[1]).parent))
+    fails(tree(tmp_path / "mixed", names), "put all into class folders", str(Path(names[1]).parent))
 
 
 def test_two_folders_for_one_class(tmp_path):
     folder = tree(tmp_path / "split", ["test/cat/a.png", "train/cat/a.png", "train/dog/a.png"])
-    fails(folder, "test/cat", "train/cat", "point at one of them")
+    fails(folder, "test/cat", "train/cat", "point at one of the trees")
     fails(zipped(folder, tmp_path / "split.zip"), "test/cat", "train/cat")
     fails(tarred(folder, tmp_path / "split.tar"), "test/cat", "train/cat")
 

@@ -137,7 +137,7 @@ def test_missing_shards_are_made_again_and_half_written_ones_are_no_obstacle(enc
     for name in ("shard-00002-of-00006.safetensors", "shard-00005-of-00006.safetensors"):
         (again / name).rename(again / f".{name}.0123abcd.partial")
     replace(manifests.read(again), statistics=None).write(again)  # as it is until the end
-    with pytest.raises(UserError, match="4 of 6 shards are encoded; run the same encode command again"):
+    with pytest.raises(UserError, match="4 of 6 shards are encoded; run the same command again"):
         manifests.read(again)
     encode(image_dir, again, vae)
     assert contents(again) == contents(encoded)

@@ -80,5 +80,5 @@ def test_the_interval_and_the_channels_reach_the_images():
     assert calls == [2, 4, 4, 2]
     some = replace(sampling, guidance_channels=1, guidance_interval=None)
     assert not torch.allclose(images(some), images(replace(some, guidance_channels=None)), atol=1e-3)
-    with pytest.raises(UserError, match="^guidance_channels 3: this network has 2 channels"):
+    with pytest.raises(UserError, match="^guidance_channels 3: this network has 2$"):
         images(replace(some, guidance_channels=3))

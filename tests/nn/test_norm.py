@@ -10,7 +10,7 @@ from reference import random_values
 from torch.nn import functional
 
 from uvit_decay.nn import MAE, ViT
-from uvit_decay.nn.block import AdaLNBlock, Attention, Block
+from uvit_decay.nn.block import PLAIN, AdaLNBlock, Attention, Block
 from uvit_decay.tasks.optimization import Optimization
 
 both_types = pytest.mark.parametrize("norm_type", ["layer", "rms"])
@@ -71,7 +71,7 @@ def test_a_block_of_sit_is_its_formula(norm_type):
     f = attended(normed(x, {}, "", norm_type, 1e-6) * (1 + scale1) + shift1, w, 3, norm_type, 1e-6)
     h = 0.9 * x + gate1 * f
     h = 0.8 * h + gate2 * mlp(normed(h, {}, "", norm_type, 1e-6) * (1 + scale2) + shift2, w, "tanh")
-    torch.testing.assert_close(block(x, None, c, (0.9, 0.8)), h, rtol=0, atol=1e-12)
+    torch.testing.assert_close(block(x, None, c, (0.9, 0.8), PLAIN, PLAIN), h, rtol=0, atol=1e-12)
 
 
 def networks(**options):

@@ -133,7 +133,7 @@ def write_mask(folder, values):
         (lambda f: None, "no such folder"),
         (lambda f: f.mkdir(), "no mask of any of the images; the first would be masks/left/00.png"),
         (lambda f: write_mask(f, np.zeros((8, 8, 3), np.uint8)), "has colours (mode RGB)"),
-        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "is 9x8, its image 8x8: make them equal"),
+        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "has the size (9, 8), its image (8, 8): make"),
         (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), "the masks have no pixel that is not 255"),
         (
             lambda f: write_mask(f, np.zeros((8, 8), np.uint8)) or (f / "left" / "00.png").write_bytes(b"no"),

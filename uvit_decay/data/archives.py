@@ -150,8 +150,7 @@ def _scan(file: BinaryIO, where: Path, extensions: Collection[str], end: float =
             (found if kind in extensions else tars)[entry.name] = entry.offset_data, entry.size
         links += kind in extensions and (entry.issym() or entry.islnk())
     if links:
-        hint = "pack them with tar's --dereference --hard-dereference"
-        print(f"{where}: {links} links left out, only files in a tar are read; {hint}", file=sys.stderr)
+        print(f"{where}: {links} links left out: pack with --dereference --hard-dereference", file=sys.stderr)
     return found, tars
 
 

@@ -61,8 +61,7 @@ class Augment:
                 raise UserError(f"{name} is the least and the largest, got {low}, {high}")
         check_numbers("[0, 1]", erase=self.erase)
         if self.rand_augment is not None and not _RAND_AUGMENT.fullmatch(self.rand_augment):
-            hint = "use timm's names, such as rand-m9-mstd0.5-inc1"
-            raise UserError(f"rand_augment {self.rand_augment!r} is not known: {hint}")
+            raise UserError(f"rand_augment {self.rand_augment!r} is none of timm's, such as rand-m9-mstd0.5-inc1")
 
     def draws(self, seed: int, rows: Tensor) -> list[AugmentDraw]:
         """Return what is drawn for the images at these rows, int64 (b,) on the CPU."""
@@ -92,26 +91,19 @@ class AugmentDraw(NamedTuple):
         box = _first_fitting(self.attempts, scale, ratio, height, width)
         if box is not None:
             return box
-        w, h = width, height
-        if width < height * ratio[0]:
-            h = max(1, round(width / ratio[0]))
-        elif width > height * ratio[1]:
-            w = max(1, round(height * ratio[1]))
+        h = min(height, max(1, round(width / ratio[0])))
+        w = min(width, max(1, round(height * ratio[1])))
         return Box((height - h) // 2, (width - w) // 2, h, w)
 
 
-def _first_fitting(
-    attempts: Sequence[Sequence[float]],
-    scale: tuple[float, float],
-    ratio: tuple[float, float],
-    height: int,
-    width: int,
-    smaller: int = 0,
-) -> Box | None:
-    """Return the first box that is at least `smaller` pixels smaller than the image, None if there is none.
+Attempt = Sequence[float]  # four in [0, 1): share of the area, logarithm of the ratio, place from the top and the left
+Range = tuple[float, float]
 
-    An attempt is four numbers in [0, 1): share of the area, logarithm of the ratio, place from the top and the left.
-    """
+
+def _first_fitting(
+    attempts: Sequence[Attempt], scale: Range, ratio: Range, height: int, width: int, smaller: int = 0
+) -> Box | None:
+    """Return the first box that is at least `smaller` pixels smaller than the image, None if there is none."""
     for attempt in attempts:
         h, w = _size(attempt, scale, ratio, height * width)
         if 0 < w <= width - smaller and 0 < h <= height - smaller:
@@ -119,9 +111,7 @@ def _first_fitting(
     return None
 
 
-def _size(
-    attempt: Sequence[float], scale: tuple[float, float], ratio: tuple[float, float], pixels: int
-) -> tuple[int, int]:
+def _size(attempt: Attempt, scale: Range, ratio: Range, pixels: int) -> tuple[int, int]:
     """Return height and width of the box of an attempt in an image of so many pixels."""
     low, high = math.log(ratio[0]), math.log(ratio[1])
     area = pixels * (scale[0] + (scale[1] - scale[0]) * attempt[0])
@@ -129,7 +119,7 @@ def _size(
     return round(math.sqrt(area / wide)), round(math.sqrt(area * wide))
 
 
-def _placed(attempt: Sequence[float], h: int, w: int, height: int, width: int) -> Box:
+def _placed(attempt: Attempt, h: int, w: int, height: int, width: int) -> Box:
     """Return the box of height h and width w at the place of an attempt, in an image that it fits into."""
     return Box(int(attempt[2] * (height - h + 1)), int(attempt[3] * (width - w + 1)), h, w)
 

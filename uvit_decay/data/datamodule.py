@@ -104,10 +104,7 @@ class ImageData(LightningDataModule):
         """Let the trainer accumulate the micro-batches of a global batch, and print how it is divided."""
         configured, self.micro_batches = self.trainer.accumulate_grad_batches, sampler.micro_batches
         if configured != 1:
-            raise UserError(
-                f"--trainer.accumulate_grad_batches {configured} divides the last step of an epoch wrongly: leave it "
-                "out, and cut the global batch, --data.batch_size, into micro-batches with --data.device_batch_size"
-            )
+            raise UserError(f"--trainer.accumulate_grad_batches {configured}: set --data.device_batch_size instead")
         self.trainer.accumulate_grad_batches = sampler.micro_batches
         self._count_micro_batches(sampler)
         accumulated = f" x {sampler.micro_batches} accumulated" if sampler.micro_batches > 1 else ""

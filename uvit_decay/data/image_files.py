@@ -59,8 +59,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
     extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
     names, tars, spans = find(path, extensions, classes)
     if not names:
-        sought = "files ending in .png, .jpg, .jpeg, .webp or another extension of images, in any folder"
-        raise UserError(f"{path}: no images in it; looked for {sought}, hidden files left out")
+        raise UserError(f"{path}: no images in it, in any folder (.png, .jpg, .webp and others; no hidden files)")
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
     class_names = tuple(sorted(set(class_of.values()) - {""}))
@@ -98,12 +97,10 @@ def _check_folders(path: Path, folders: set[str]) -> None:
         outer = {str(parent) for parent in PurePosixPath(folder).parents}.intersection(folders)
         if outer:
             above = "at the top" if outer == {"."} else f"in {max(outer, key=len)}"
-            hint = "put every image into a class folder, or none"
-            raise UserError(f"{path}: images both {above} and in {folder} below it, so classes are unclear; {hint}")
+            raise UserError(f"{path}: images both {above} and in {folder} below it: put all into class folders or none")
         name = PurePosixPath(folder).name
         if name in seen:
-            hint = f"point at one of them, such as the tree that has {folder}"
-            raise UserError(f"{path}: two folders for one class name, {seen[name]} and {folder}; {hint}")
+            raise UserError(f"{path}: two folders for one class, {seen[name]} and {folder}; point at one of the trees")
         seen[name] = folder
 
 
@@ -122,15 +119,15 @@ def common_side(listing: Listing, indices: Sequence[int], most: int) -> int | No
 
     Only headers are read, up to the first image that differs.
     """
-    sizes: set[tuple[int, int]] = set()
+    side = None
     with listing.opened() as fetch:
         for i in indices:
             with open_image(fetch(i), listing.members[i]) as image:
-                sizes.add(image.size)
-            width, height = image.size
-            if len(sizes) > 1 or width != height or width > most:
+                width, height = image.size
+            side = side or width
+            if not width == height == side <= most:
                 return None
-    return width
+    return side
 
 
 def read(

@@ -59,11 +59,9 @@ class Masks:
             size = image.size
         with path.open("rb") as file, open_image(file, str(path)) as mask:
             if mask.mode not in MODES:
-                has = f"{path} has colours (mode {mask.mode})"
-                raise UserError(f"{has}: the values of a mask are classes, 255 is ignored")
+                raise UserError(f"{path} has colours (mode {mask.mode}): the values of a mask are classes")
             if mask.size != size:
-                sizes = f"{mask.width}x{mask.height}, its image {size[0]}x{size[1]}"
-                raise UserError(f"{path} is {sizes}: make them equal")
+                raise UserError(f"{path} has the size {mask.size}, its image {size}: make them equal")
             return torch.from_numpy(_cropped(mask, side))
 
 

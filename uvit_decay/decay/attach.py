@@ -103,7 +103,8 @@ def attach(
         UserError: a model that is attached already or has no supported block; in its forward, modules that are not
             called as named.
     """
-    if any(_is_hooked(module) for module in model.modules()):
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    if any(isinstance(getattr(hook, "__self__", None), HookedBranches) for hook in hooks):
         raise UserError("this model is attached already: call remove() of what attach returned, then attach it anew")
     named = known_pairs(model) if pairs is None else pairs
     groups = _hooked_branches(model, named)
@@ -145,17 +146,8 @@ def _per_block(pairs: Pairs) -> Literal[1, 2]:
     """Return the number of residual branches of a block; raise a UserError if they differ."""
     single = {isinstance(pair, Single) for pair in pairs}
     if len(single) == 2:
-        raise UserError(
-            "this model has transformer blocks and residual blocks of a ResNet: attach to one of the parts, or give "
-            "`pairs` of one kind"
-        )
+        raise UserError("this model has blocks of transformers and of ResNets: attach to one of the parts")
     return 1 if single == {True} else 2
-
-
-def _is_hooked(module: nn.Module) -> bool:
-    return any(
-        isinstance(getattr(hook, "__self__", None), HookedBranches) for hook in module._forward_pre_hooks.values()
-    )
 
 
 def _forget_graphs() -> None:

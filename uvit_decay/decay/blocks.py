@@ -97,10 +97,8 @@ def known_pairs(model: nn.Module) -> Pairs:
             if pairs_of is not None and type(block).forward is cls.forward:
                 pairs += pairs_of(name, block)
     if not pairs:
-        raise UserError(
-            f"decay.attach knows no block of {type(model).__name__}: name its branches in execution order, "
-            "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
-        )
+        example = "pairs=[('blocks.0.norm1', 'blocks.0.drop_path1'), ...]"
+        raise UserError(f"decay.attach knows no block of {type(model).__name__}: name its branches, {example}")
     return pairs
 
 

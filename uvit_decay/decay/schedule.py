@@ -98,9 +98,7 @@ def shortcuts(
     if blocks < 1:
         raise UserError(f"a schedule needs at least one block, got {blocks}")
     if per_block == 1 and (granularity, branches) != ("branch", "both"):
-        raise UserError(
-            "a ResNet's block has one residual branch, neither attention nor MLP: leave out granularity and branches"
-        )
+        raise UserError("a ResNet's block has one residual branch: leave out granularity and branches")
     named = isinstance(schedule, str)
     if named:
         check_choice(SHORTCUTS, schedule=schedule)

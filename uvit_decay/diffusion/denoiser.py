@@ -107,8 +107,6 @@ class Guided:
         cond, uncond = self.net(torch.cat([x, x]), torch.cat([t, t]), labels).to(x).chunk(2)
         guided = torch.lerp(uncond, cond, self.scale)
         channels = x.shape[1] if self.channels is None else self.channels
-        if channels >= guided.shape[1]:
-            return guided
         return torch.cat([guided[:, :channels], cond[:, channels:]], dim=1)
 
 

@@ -54,8 +54,8 @@ class Sampler:
 
     def check(self, path: NoisePath) -> None:
         """Raise a UserError if this sampler is not defined on `path`."""
-        if self.sde:
-            self.sde.check(path)
+        if self.sde and self.sde.form == "sbdm" and isinstance(path, Interpolant):
+            raise UserError(f"g^2 / 2 (sbdm) is infinite at t = 1 on the path {type(path).__name__}: use sit-sde")
         if self.noisy_start and isinstance(path, Interpolant):
             raise UserError(f"the log-SNR is infinite at t = 1 on the path {type(path).__name__}: use sampler dpm++")
         if self.learned_variance and not isinstance(path, DDPMLinear):

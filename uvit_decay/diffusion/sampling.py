@@ -61,8 +61,7 @@ class Sampling:
         if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
             raise UserError(f"guidance_interval must be two times from 0 to 1, got {self.guidance_interval}")
         if self.sde and not SAMPLERS[self.sampler].sde:
-            names = ", ".join(name for name, sampler in SAMPLERS.items() if sampler.sde)
-            raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use one of {names}")
+            raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use a sampler of one, as sit-sde")
 
     @property
     def method(self) -> Sampler:
@@ -155,9 +154,7 @@ class DiffusionModel:
         if not self.null_label:
             raise UserError("guidance needs a network that was trained with a null label, this one was not")
         if (sampling.guidance_channels or 1) > self.shape[0]:
-            raise UserError(
-                f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]} channels"
-            )
+            raise UserError(f"guidance_channels {sampling.guidance_channels}: this network has {self.shape[0]}")
 
     def denoiser(self, sampling: Sampling, labels: Sequence[int] | None) -> Denoiser:
         """Return the denoiser to integrate, guided if asked for, for a batch with these labels."""

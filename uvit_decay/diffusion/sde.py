@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from uvit_decay.diffusion.denoiser import Denoiser, Noise, Trajectory, linspace, times_like
-from uvit_decay.diffusion.noise_path import Interpolant, NoisePath, Times, expand
+from uvit_decay.diffusion.noise_path import NoisePath, Times, expand
 from uvit_decay.diffusion.prediction import T_EPS
 from uvit_decay.runtime.errors import UserError, check_numbers
 
@@ -64,14 +64,6 @@ class SDE:
         check_numbers("(0, inf)", norm=self.norm)
         check_numbers("(0, 1)", last_time=self.last_time)
 
-    def check(self, path: NoisePath) -> None:
-        """Raise a UserError if w is infinite at t = 1."""
-        if self.form == "sbdm" and isinstance(path, Interpolant):
-            name = type(path).__name__
-            raise UserError(
-                f"the diffusion g^2 / 2 (sbdm) is infinite at t = 1 on the path {name}: use sampler sit-sde"
-            )
-
     @property
     def name(self) -> str:
         """A short name for keys and files, such as `sigma1-mean0.04`."""
@@ -82,9 +74,8 @@ class SDE:
         """Yield the trajectory (t, x_t) of `steps` steps.
 
         Raises:
-            UserError: w is infinite on this path, or `last_time` is not below the time of the first step.
+            UserError: `last_time` is not below the time of the first step.
         """
-        self.check(denoiser.path)
         separate = self.last_step != "none"
         if separate and self.last_time >= denoiser.high:
             raise UserError(f"last_time {self.last_time} is not below {denoiser.high}, the first time of this network")

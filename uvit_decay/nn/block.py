@@ -24,6 +24,7 @@ NormType = Literal["layer", "rms"]
 Norm = nn.LayerNorm | nn.RMSNorm
 SkipMerge = Literal["add", "concat"]
 Factors = Sequence[float | Tensor]  # of the attention branch and of the MLP branch
+PLAIN: Factors = (1.0, 1.0)
 
 
 def attention(q: Heads, k: Heads, v: Heads) -> Heads:
@@ -125,12 +126,7 @@ class Block(nn.Module):
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
 
     def forward(
-        self,
-        x: Tokens,
-        skip: Tokens | None,
-        alphas: Factors = (1.0, 1.0),
-        betas: Factors = (1.0, 1.0),
-        scales: Factors = (1.0, 1.0),
+        self, x: Tokens, skip: Tokens | None, alphas: Factors = PLAIN, betas: Factors = PLAIN, scales: Factors = PLAIN
     ) -> Tokens:
         """Apply x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
 
@@ -181,10 +177,10 @@ class AdaLNBlock(nn.Module):
         self,
         x: Tokens,
         skip: Tokens | None,
-        c: Float[Tensor, "b d"],
+        c: Condition,
         alphas: Factors,
-        betas: Factors = (1.0, 1.0),
-        scales: Factors = (1.0, 1.0),
+        betas: Factors = PLAIN,
+        scales: Factors = PLAIN,
     ) -> Tokens:
         """Apply x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 

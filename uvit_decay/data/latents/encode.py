@@ -173,10 +173,8 @@ def _encode_shard(
         for side, oriented in enumerate((images, images.flip(-1))):
             moments[part, side] = autoencoder.encode(oriented).to("cpu", moments.dtype)
         if not torch.isfinite(moments[part]).all():
-            raise UserError(
-                f"latents of images {first + part.start} to {first + part.stop - 1} are not finite in "
-                f"{manifest.dtype}: try --dtype bfloat16, in another folder"
-            )
+            which = f"latents of images {first + part.start} to {first + part.stop - 1}"
+            raise UserError(f"{which} are not finite in {manifest.dtype}: try --dtype bfloat16, in another folder")
         labels[part], pixels[part] = batch_labels, crc32(images, 1)
         sums.update(moments[part, 0], images)
         bar.update(len(images))

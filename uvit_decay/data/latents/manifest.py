@@ -131,9 +131,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
     if values.get("version") != VERSION:
         raise UserError(f"{path} has layout version {values.get('version')}, this program reads {VERSION}")
     if CHECKSUM in values and values.pop(CHECKSUM) != _crc32(values):
-        raise UserError(
-            f"{path} is damaged: its contents differ from their {CHECKSUM}; only if you edited it, remove that field"
-        )
+        raise UserError(f"{path} is damaged: its {CHECKSUM} differs; only if you edited it, remove that field")
     manifest = typed(Manifest, values, str(path))
     if not 0 < manifest.count <= MOST_SHARDS * manifest.shard_size:
         raise UserError(f"{path}: its count and shard_size do not agree: the file is damaged")
@@ -141,9 +139,7 @@ def read(folder: Path, whole: bool = True) -> Manifest:
         raise UserError(f"{path}: its classes and class_hash do not agree: the file is damaged")
     if whole and manifest.statistics is None:
         done = sum((folder / name).exists() for name, _ in manifest.shards)
-        raise UserError(
-            f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same encode command again"
-        )
+        raise UserError(f"{folder}: {done} of {len(manifest.shards)} shards are encoded; run the same command again")
     return manifest
 
 
