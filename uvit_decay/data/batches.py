@@ -101,11 +101,7 @@ def _rows(number: int, first: int, total: int, count: int, device: torch.device 
     return torch.arange(start, start + count, device=device)
 
 
-class _Slice(NamedTuple):
-    indices: list[int]
-    number: int
-    first: int
-    total: int
+Slice = tuple[list[int], int, int, int]  # indices of images, and number, first and total of their Batch
 
 
 def micro_batches(share: int, limit: int | None) -> int:
@@ -156,7 +152,7 @@ class StepSampler(DistributedSampler):
     def __len__(self) -> int:
         return self.batches * self.micro_batches
 
-    def __iter__(self) -> Iterator[_Slice]:
+    def __iter__(self) -> Iterator[Slice]:
         batches, step = self.batches, self.share // self.micro_batches
         epoch, position = divmod(self.start, batches)
         order = torch.arange(self.size)
@@ -166,14 +162,14 @@ class StepSampler(DistributedSampler):
             for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
                 begin = k * self.batch_size + first
                 indices = order[torch.arange(begin, begin + step) % self.size].tolist()
-                yield _Slice(indices, epoch * batches + k, first, self.batch_size)
+                yield indices, epoch * batches + k, first, self.batch_size
 
 
 class _Batches(Dataset):
     def __init__(self, images: ImageSet, augment: Augmentation | None) -> None:
         self.images, self.augment = images, augment
 
-    def __getitem__(self, part: _Slice) -> Batch:
+    def __getitem__(self, part: Slice) -> Batch:
         indices, number, first, total = part
         if self.augment is None:
             return Batch(*self.images[indices], number, first, total)

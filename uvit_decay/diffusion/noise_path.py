@@ -185,16 +185,13 @@ class VP(VariancePreserving):
         if not 0 < self.beta_min <= self.beta_max < math.inf:
             raise UserError(f"VP needs 0 < beta_min <= beta_max, got {self.beta_min} and {self.beta_max}")
 
-    def beta(self, t: Times) -> Times:
-        """Return beta(t), the rate at which noise is added."""
-        return self.beta_min + (self.beta_max - self.beta_min) * t
-
     def log_alpha(self, t: Times) -> Times:
         """Return minus half the integral of beta from 0 to t."""
         return -0.5 * (self.beta_min * t + 0.5 * (self.beta_max - self.beta_min) * t.square())
 
     def drift(self, t: Times) -> Times:
-        return -0.5 * self.beta(t)
+        """Return -beta(t) / 2."""
+        return -0.5 * (self.beta_min + (self.beta_max - self.beta_min) * t)
 
 
 LEVELS = 1000  # noise levels of a discrete schedule, n = 1..LEVELS at t_n = n / LEVELS
