@@ -38,19 +38,19 @@ BUDGETS = {
     "checkpoint": 1_580,
     "commands": 1_340,
     "compare": 395,
-    "data": 2_500,
-    "decay": 900,
-    "diffusion": 1_495,
+    "data": 2_415,
+    "decay": 860,
+    "diffusion": 1_450,
     "doctor": 530,
     "evaluation": 1_600,
     "hub": 600,
     "metrics": 950,
-    "nn": 1_785,
+    "nn": 1_775,
     "representations": 2_555,
     "runtime": 1_900,
     "tasks": 1_880,
 }
-LINES, MODULES, ROOMS = 23_085, 172, 28  # of the whole library
+LINES, MODULES, ROOMS = 22_625, 172, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

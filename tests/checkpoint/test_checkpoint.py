@@ -171,7 +171,7 @@ CARDS = {
     "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
     "sampler": ((*SAMPLING, "sampler"), "magic", "sampler must be"),
     "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance must be float"),
-    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must be a number from 0"),
+    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must lie in"),
     "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),
     "sde": ((*SAMPLING, "sde"), {"form": 3}, "form must be"),
     "field": ((*SAMPLING, "colour"), 1, "has the unknown field colour"),

@@ -152,7 +152,7 @@ def alpha_min_for(target: float, branches: int, exclude_last_block: bool = False
     The paper's best runs have an effective decay of 1e-3 to 1e-2 (Table 2). Solved by bisection to 1e-12; raises a
     UserError for a target that no alpha_min in (0, 1] reaches.
     """
-    check_numbers("(0, 1]", target=target)
+    check_numbers("(0, 1]", **{"the effective decay": target})
     if branches < 2 or branches % 2:
         raise UserError(f"branches come in pairs (attention, MLP), got {branches}")
 
