@@ -180,7 +180,7 @@ def _entries(file: BinaryIO, where: Path, end: float) -> Iterator[tarfile.TarInf
 
 @contextmanager
 def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]]:
-    """Yield a thread-safe function that returns the contents of file i; its UserErrors start with the file's name."""
+    """Yield a thread-safe function that returns the contents of file i; its UserErrors begin with a name or path."""
     names, tars, spans = index
     zipped = _open_zip(path) if spans is None and not path.is_dir() else None
     # the tars of a folder are opened anew for each read: there may be more of them than files may be open
