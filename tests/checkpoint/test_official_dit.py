@@ -83,8 +83,8 @@ def test_the_published_file_is_recognised_by_its_name():
     card = model.card("DiT-XL-2-256x256.pt")
     assert model.net.config.items() >= dict(time="dit", learn_sigma=True, learned_variance=True).items()
     assert model.net.config.items() >= options.items()
-    assert "sit-xl/2 (16 heads, 675,129,632 parameters), eps for latents 32x32x4" in model.summary()
-    assert "path ddpm-linear, learned variance" in model.summary()
+    assert "sit-xl/2 (16 heads, 675,129,632 parameters), eps of latents, path ddpm-linear" in model.summary()
+    assert "learned_variance True" in model.summary()
     assert (card.path.class_path, card.prediction) == ("uvit_decay.diffusion.noise_path.DDPMLinear", "eps")
     assert (card.sampling, card.latents.scale) == (PUBLISHED, 0.18215)
     sit = recognise(state, ImportOptions(), HERE.with_name("SiT-XL-2-256x256.pt"))
@@ -117,10 +117,10 @@ def test_a_training_file_says_that_it_is_a_dit(tmp_path):
     parts = {"model": tiny_sit(seed=2), "ema": tiny_dit(), "opt": {}, "args": Namespace(model="DiT-XL/2", vae="ema")}
     source = saved(parts, tmp_path / "0400000.pt")
     text = import_official(source, tmp_path / "ours.safetensors", None, TINY)
-    assert "path ddpm-linear, learned variance" in text
+    assert "learned_variance True" in text
     assert "step 400000" in text
     text = import_official(source, tmp_path / "sit.safetensors", None, ImportOptions(heads=2, path="linear"))
-    assert "velocity for latents" in text
+    assert "velocity of latents" in text
 
 
 def test_it_goes_back_with_the_name_of_a_dit_or_a_note(tmp_path):

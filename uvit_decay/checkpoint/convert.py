@@ -46,13 +46,13 @@ class Family(NamedTuple):
     entry: str | None = None
 
 
-ENCODER = ("heads", "alpha_min", "pixels", "decoder_heads", "norm_pix")
+ENCODER = ("heads", "alpha_min", "pixels")
 DENOISER = ("heads", "num_classes", "path", "prediction", "alpha_min", "vae", "classes")
 FAMILIES = {  # by `looks_like`
     UVIT: Family("U-ViT", UViT, uvit.recognise, DENOISER),
     SIT: Family("SiT", SiT, sit.recognise, DENOISER),
     DIFFUSERS_DIT: Family("DiT of diffusers", SiT, diffusers_dit.recognise, DENOISER),
-    MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, ENCODER, mae.ENTRY),
+    MAE_FILE: Family("masked autoencoder", MAE, mae.recognise, (*ENCODER, "decoder_heads", "norm_pix"), mae.ENTRY),
     VIT_FILE: Family("vision transformer", ViT, mae.recognise_encoder, (*ENCODER, "num_classes", "classes"), mae.ENTRY),
 }
 OFFICIAL_FILES: dict[Weights, str] = {"ema": "nnet_ema.pth", "raw": "nnet.pth"}

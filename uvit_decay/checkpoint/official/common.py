@@ -108,25 +108,14 @@ class RecognisedModel:
         )
 
     def summary(self) -> str:
-        """Return a one-line summary for the user to verify."""
+        """Return one line for the user to verify: size, prediction and path, and all arguments of the network."""
         config = self.net.config
         size = f"{self.size or type(self.net).__name__.lower()}/{config['patch_size']}"
         count = sum(value.numel() for value in self.state.values())
-        return (
-            f"{size} ({config['heads']} heads, {count:,} parameters), {self.function()}, "
-            f"alpha_min {config['alpha_min']:g}{', decayed wiring' if config.get('wiring') == 'decayed' else ''}"
-        )
-
-    def function(self) -> str:
-        """Describe what the network computes, for the summary."""
-        net = self.net
         kind = "latents" if self.latents else "pixels"
-        classes = f"{net.num_classes} classes {'and' if net.null_label else 'without'} a null label"
-        return (
-            f"{self.prediction} for {kind} {net.image_size}x{net.image_size}x{net.channels}, "
-            f"{classes if net.num_classes else 'unconditional'}, path {self.path}"
-            f"{', learned variance' if net.config.get('learned_variance') else ''}"
-        )
+        trained = f"{self.prediction} of {kind}, path {self.path}, " if self.path else ""
+        arguments = ", ".join(f"{name} {value}" for name, value in config.items())
+        return f"{size} ({config['heads']} heads, {count:,} parameters), {trained}{arguments}"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ are ours, except for the buffer `alphas`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,25 +37,6 @@ DECAY, NORMALISED = "min_decay", "norm_pix_loss"  # arguments of a training run:
 UNNORMALISED = "mae_visualize"  # beginning of the names of released files that predict plain pixels
 DECODER_HEADS = {512: 16}  # published: of the only width of a decoder
 LICENCE = "MAE's released weights and what is made from them are under CC-BY-NC 4.0: not for commercial use"
-FULL = "mae_pretrain_vit_base_full.pth or mae_visualize_vit_base.pth"
-
-
-@dataclass(frozen=True)
-class RecognisedEncoder(RecognisedModel):
-    """A recognised MAE or ViT."""
-
-    def function(self) -> str:
-        """Describe what the network computes, for the summary."""
-        net, config = self.net, self.net.config
-        pixels = f"{net.image_size}x{net.image_size}x{net.channels} ({config['pixels']})"
-        if isinstance(net, MAE):
-            patches = "normalised patches" if config["norm_pix"] else "patches"
-            return f"masked autoencoder of pixels {pixels} that predicts {patches}"
-        if not net.num_classes:
-            return f"encoder of pixels {pixels}"
-        probe = ", batch norm" if config["batch_norm"] else ""
-        pooled = "class token" if net.pool == "cls" else "mean of the patches"
-        return f"classifier of pixels {pixels}, {net.num_classes} classes from the {pooled}{probe}"
 
 
 def opened(contents: Any, options: ImportOptions, where: Path) -> tuple[Any, ImportOptions]:
@@ -82,25 +63,20 @@ def recognise(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
 
 def recognise_encoder(loaded: StateDict, options: ImportOptions) -> RecognisedModel:
     """Return the ViT of a file without a decoder; raise a UserError if file or options do not fit."""
-    if (options.norm_pix, options.decoder_heads) != (None, None):
-        raise UserError(
-            f"{loaded.where} has an encoder but no decoder: import a file that has one, such as {FULL}, or leave out "
-            "--norm-pix and --decoder-heads"
-        )
     found = _found(ViT, _encoder(loaded, options) | _head(loaded, options.num_classes), loaded, options)
     return replace(found, state=loaded.fitting(found.net))
 
 
 def _found(
     kind: type[MAE] | type[ViT], config: dict[str, Any], loaded: StateDict, options: ImportOptions
-) -> RecognisedEncoder:
+) -> RecognisedModel:
     """Return the network with these arguments, its heads and alpha_min, without weights yet."""
     sizes = {f"{kind.__name__.lower()}-{name}": size for name, size in VIT_SIZES.items()}
     size, heads = loaded.size(config, options.heads, sizes)
     decayed = not config["norm"] or config.get("wiring") == "decayed"  # the authors' have no last norm
     alpha_min = loaded.alpha_min(options.alpha_min, decayed, "the paper has 0.6, its code 0.7")
     net = on_meta(kind, **config, heads=heads, alpha_min=alpha_min)
-    return RecognisedEncoder(net, {}, size, decayed=decayed, weights="raw", notes=(LICENCE,))
+    return RecognisedModel(net, {}, size, decayed=decayed, weights="raw", notes=(LICENCE,))
 
 
 def _encoder(loaded: StateDict, options: ImportOptions) -> dict[str, Any]:
