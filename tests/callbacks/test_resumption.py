@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.resumption import names, newest, newest_whole, rotate, run_folders
+from uvit_decay.callbacks.resumption import names, newest, rotate
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
 
@@ -110,18 +110,17 @@ def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
         torch.save(contents, path)
         return path
 
-    newest = put("version_10", "step_00000600.ckpt", 600)
+    first = put("version_10", "step_00000600.ckpt", 600)
     second = put("version_10", "last.ckpt", 500)
     third = put("version_10", "previous.ckpt", 400)
     fourth = put("version_9", "next.ckpt", 9000)
     fifth = put("version_9", "last.ckpt", 8000)
     (tmp_path / "version_11").mkdir()
     (tmp_path / "version_x").mkdir()
-    for expected in (newest, second, third, fourth, fifth):
-        found = newest_whole(run_folders(tmp_path), lambda _: True)
-        assert (found.path, found.damaged) == (expected, ())
-        expected.unlink()
-    assert newest_whole(run_folders(tmp_path), lambda _: True) is None
+    for expected in (first, second, third, fourth, fifth, None):
+        assert newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path) == expected
+        if expected:
+            expected.unlink()
 
 
 @pytest.mark.parametrize("keep", [1, 2, 4])

@@ -112,11 +112,9 @@ class LinearProbes(Periodic):
         grid.save(self.folder, f"step {trainer.global_step}")
         log_picture(trainer, self.folder / "probes.png")
         record(trainer, self.folder / PROBES, values, metadata, logged)
-        others = {name: value for name, value in tracked.items() if name not in ("accuracy", "knn")}
-        over = "" if task.path is None else "mean over t: "
+        shown = ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in tracked.items())
         rank_zero_info(
             f"LinearProbes at step {trainer.global_step}: best cell {best['name']} at t = {best['t']:g}: test accuracy "
-            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}, "
-            f"{over}accuracy {tracked['accuracy']:.3f}, "
-            + ", ".join(f"{name.replace('_', ' ')} {value:.2f}" for name, value in others.items())
+            f"{best['test_accuracy']:.3f}, nearest neighbours {best['knn_accuracy']:.3f}; {grid.layers[number].name}: "
+            f"{shown}"
         )

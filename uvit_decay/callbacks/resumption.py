@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -26,15 +25,6 @@ AUTO = "auto"
 NAMES = ("last", AUTO)  # what --ckpt_path may be in place of a file
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
 RUN = re.compile(r"version_(\d+)")
-
-
-@dataclass(frozen=True)
-class Newest:
-    """A checkpoint that is whole, its step, and what is wrong with others, each a line that names its file."""
-
-    path: Path
-    step: int
-    damaged: tuple[str, ...]
 
 
 def makes_folders(logger: object) -> TypeGuard[TensorBoardLogger | CSVLogger]:
@@ -78,44 +68,28 @@ def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Setting
 def newest(
     name: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
 ) -> Path | None:
-    """Return the checkpoint that `last` or `auto` means, and say which it is; None if `auto` finds none."""
-    where, runs = runs_of(loggers, root)
-    try:
-        found = newest_whole(runs, partial(may_resume, name, now, allowed))
-    except UserError as error:
-        raise UserError(f"--ckpt_path {name}: {error}") from error
-    if found is None and name != AUTO:
-        reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
-        raise UserError(f"--ckpt_path last: {reason}")
-    if found is None:
-        said = f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}"
-    else:
-        said = f"--ckpt_path {name}: resuming from {found.path} (step {found.step})"
-        if found.damaged:
-            said = f"warning: {'; '.join(found.damaged)}: {said}"
-    rank_zero_info(said)
-    return found.path if found else None
-
-
-def newest_whole(runs: Iterable[Path], fits: Callable[[Settings], bool]) -> Newest | None:
-    """Return the newest checkpoint in the first of these run folders that has a whole one; None without checkpoints.
-
-    Args:
-        runs: run folders, the newest first.
-        fits: whether a run may be resumed from a checkpoint of these settings; others are left out.
+    """Return the checkpoint that `last` or `auto` means, and say which it is; None if `auto` finds none.
 
     Raises:
-        UserError: there are checkpoints, but those that fit are all damaged.
+        UserError: `last` finds none, or there are checkpoints, but those that fit are all damaged.
     """
+    where, runs = runs_of(loggers, root)
     damaged: list[str] = []
-    for path, step, _ in _fitting(runs, fits, damaged):
+    for path, step, _ in _fitting(runs, partial(may_resume, name, now, allowed), damaged):
         try:
             read_training_checkpoint(path)  # all of it, compared with its checksums
-            return Newest(path, step, tuple(damaged))
         except UserError as error:
             damaged.append(str(error))
+        else:
+            said = f"--ckpt_path {name}: resuming from {path} (step {step})"
+            rank_zero_info(f"warning: {'; '.join(damaged)}: {said}" if damaged else said)
+            return path
     if damaged:
-        raise UserError(f"no checkpoint of this experiment is whole: {'; '.join(damaged)}")
+        raise UserError(f"--ckpt_path {name}: no checkpoint of this experiment is whole: {'; '.join(damaged)}")
+    if name != AUTO:
+        reason = f"there is no checkpoint of a run in {where}: leave it out to start a new run"
+        raise UserError(f"--ckpt_path {name}: {reason}")
+    rank_zero_info(f"--ckpt_path {name}: a new run starts: there is no checkpoint of these settings in {where}")
     return None
 
 

@@ -26,18 +26,6 @@ from uvit_decay.tasks.base import Task
 
 CONFIG = "config.yaml"
 HELD = (CHECKPOINTS, CONFIG, METRICS, PROBES, GENERATION)  # what shows that a folder holds a run
-CONTENTS = {
-    "checkpoints/last.ckpt": "the checkpoint: weights, and all that resuming needs",
-    CONFIG: "the whole configuration",
-    METRICS: "all logged numbers, also as TensorBoard events",
-    "samples.png": "samples",
-    "reconstructions.png": "images, masked images and their reconstructions",
-    GENERATION: "metrics of samples, such as FID or FD, and how they were measured, a line each time",
-    PROBES: "linear probes: the best cell and how it was measured, a line each time",
-    "probes.png": "the newest linear probes, layer x noise level",
-    "probes.csv": "the same as numbers, with effective ranks",
-    "branches.png": "norms and updates of the residual branches over training, of branches.jsonl",
-}
 
 
 def run_folder(trainer: Trainer) -> Path:
@@ -215,8 +203,7 @@ class Summary(Callback):
             return
         speed = trainer.callback_metrics.get("train/images_per_second")
         lines = [f"\n{trainer.global_step} steps" + (f", {float(speed):.1f} images/s" if speed is not None else "")]
-        lines += [f"run folder: {folder}"]
-        lines += [f"  {name:22} {what}" for name, what in CONTENTS.items() if (folder / name).exists()]
+        lines += [f"run folder: {folder}, with {', '.join(sorted(path.name for path in folder.iterdir()))}"]
         checkpoint = folder / "checkpoints" / "last.ckpt"
         if checkpoint.exists():
             lines += [_use(folder, checkpoint, task)]

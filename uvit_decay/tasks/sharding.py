@@ -88,7 +88,7 @@ class Sharded(Replicated):
     """
 
     def setup(self, trainer: Trainer) -> None:
-        if trainer.state.fn == TrainerFn.FITTING or not is_sharded(self.lightning_module.net):
+        if trainer.state.fn == TrainerFn.FITTING or not isinstance(self.lightning_module.net, FSDPModule):
             super().setup(trainer)
         else:  # validation after training: the network is sharded already
             self.accelerator.setup(trainer)
@@ -129,7 +129,7 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     under autocast to bfloat16, blocks whose parameters are all of linear maps are gathered in bfloat16. The values are
     those of autocast, which would gather twice the bytes and keep its copies of all blocks until the end of the step.
     """
-    if is_sharded(net):
+    if isinstance(net, FSDPModule):
         return
     for value in net.state_dict().values():
         distributed.broadcast(value, 0)
@@ -168,11 +168,6 @@ def _is_linear(module: nn.Module) -> bool:
     """Return whether all parameters are those of linear maps; norms are kept in float32."""
     owners = [part for part in module.modules() if next(part.parameters(recurse=False), None) is not None]
     return all(isinstance(part, nn.Linear) for part in owners)
-
-
-def is_sharded(net: nn.Module) -> bool:
-    """Return whether `shard` has sharded the network."""
-    return isinstance(net, FSDPModule)
 
 
 def original_class(net: nn.Module) -> type[nn.Module]:
@@ -223,7 +218,7 @@ def whole(task: LightningModule) -> Iterator[None]:
     equally often.
     """
     sharded = task.net
-    if not is_sharded(sharded):
+    if not isinstance(sharded, FSDPModule):
         yield
         return
     net = skeleton(sharded)

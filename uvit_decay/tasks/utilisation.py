@@ -18,8 +18,6 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
 from uvit_decay.tasks.sharding import skeleton
 
-SIDES = {"cuda": 4096}  # side of the square product that is timed
-SIDE = 1024  # with which CPUs reach their rate
 SECONDS = 0.1  # time of the products that are timed
 
 
@@ -95,7 +93,7 @@ def counted_flops(work: Callable[[], object]) -> int:
 @functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
     """Return the FLOP/s of a square product in this dtype, with so many threads on a CPU; it takes 0.2 s once."""
-    side = SIDES.get(device.type, SIDE)
+    side = 4096 if device.type == "cuda" else 1024  # with which each reaches its rate
     a, b = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
     timer = Timer(
         "torch.mm(a, b, out=out)", globals={"torch": torch, "a": a, "b": b, "out": a @ b}, num_threads=threads
