@@ -145,8 +145,7 @@ class ArrayImages(ImageSource):
         n, expected = len(self.array), f"labels, whole numbers from 0, ({len(self.array)},)"
         labels = npz.read(path, "arr_1", expected, lambda shape, dtype: shape == (n,) and dtype.kind in "iu")
         if labels.min() < 0 or labels.max() >= MOST_CLASSES:
-            between = f"they are from {labels.min()} to {labels.max()}"
-            raise UserError(f"{self.path}: arr_1 must be {expected}, below {MOST_CLASSES}; {between}")
+            raise UserError(f"{path}: arr_1 must be {expected}, below {MOST_CLASSES}")
         self.labels = torch.from_numpy(labels.astype(np.int64))
         self.class_names = tuple(str(i) for i in range(int(labels.max()) + 1))
 

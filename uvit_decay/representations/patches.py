@@ -29,8 +29,6 @@ FLOOR = 0.1  # patches with a cosine similarity up to this are not neighbours
 DENSE = 1500  # up to this number of patches all eigenvectors are computed: exact, and faster than Lanczos
 IGNORED = 255  # label of masks that is left out
 
-Matching = Literal["hungarian", "greedy"]
-
 
 @dataclass(frozen=True)
 class Colours:
@@ -130,7 +128,7 @@ class Segmentation(NamedTuple):
 
 
 def segmentation_miou(
-    predicted: Int64[Tensor, "*q"], masks: Int64[Tensor, "*q"], matching: Matching = "hungarian"
+    predicted: Int64[Tensor, "*q"], masks: Int64[Tensor, "*q"], matching: Literal["hungarian", "greedy"] = "hungarian"
 ) -> Segmentation:
     """Return IoU_c = |P_c and M_c| / |P_c or M_c| over the pixels of all images, without those with mask 255.
 

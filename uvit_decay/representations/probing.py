@@ -53,10 +53,8 @@ def check_network(net: object, path: NoisePath | None) -> None:
     if not isinstance(net, HasIntermediates):
         raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
     if path is not None and net.num_classes and not net.null_label:
-        raise UserError(
-            "features are read under the null label, which this network was trained without: set null_label to true, "
-            "or remove LinearProbes from the callbacks"
-        )
+        mend = "set null_label to true, or remove LinearProbes from the callbacks"
+        raise UserError(f"features are read under the null label, which this network was trained without: {mend}")
 
 
 def check_labelled(data: ImageData) -> None:

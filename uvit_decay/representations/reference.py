@@ -62,9 +62,7 @@ class ReferenceNetwork:
 
     def __post_init__(self) -> None:
         if not self.judged.is_encoder or self.judged.latents is not None:
-            raise UserError(
-                f"--reference {self.judged.title}: encoders of clean pictures are references, this is not one"
-            )
+            raise UserError(f"--reference {self.judged.title}: only encoders of clean pictures are references")
 
     def features(self, data: ImageData, chosen: list[int], limit: int, processes: Processes) -> Reference:
         """Extract features of at most `limit` of the `chosen` test images, a fixed random choice, on all processes."""
