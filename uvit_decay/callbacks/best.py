@@ -14,12 +14,11 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay import history
-from uvit_decay.callbacks.checkpoint import LastCheckpoint, write_atomically
+from uvit_decay.callbacks.checkpoint import write_atomically
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import duplicate
 
 VALIDATION = "val/"  # how names of values of validation begin
 
@@ -101,12 +100,7 @@ class BestCheckpoint(Checkpoint):
         if math.isfinite(value) and (better or math.isnan(self.value)) and not trainer.fast_dev_run:
             path = run_folder(trainer) / CHECKPOINTS / f"best_{self.metric.replace('/', '_')}.ckpt"
             self.value, self.step, self.path = value, trainer.global_step, str(path)
-            same = (c.newest(trainer) for c in trainer.callbacks if isinstance(c, LastCheckpoint))
-            whole = next((file for file in same if file is not None), None)
-            if whole is None:
-                trainer.save_checkpoint(path, weights_only=False)
-            elif trainer.is_global_zero:
-                duplicate(whole, path)
+            trainer.save_checkpoint(path, weights_only=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"value": self.value, "step": self.step, "path": self.path}

@@ -65,7 +65,6 @@ class LastCheckpoint(Checkpoint):
         self.every_n_steps, self.keep_every_n_steps, self.keep_last = every_n_steps, keep_every_n_steps, keep_last
         self._seen_step = self._saved_step = -1  # _saved_step: of last.ckpt, or at the start of the run
         self._signals: StopSignals | None = None
-        self._wrote = False  # whether last.ckpt is that of this run, at _saved_step
 
     def setup(self, trainer: Trainer, task: LightningModule, stage: str) -> None:
         known = StopSignals.of(trainer)
@@ -84,7 +83,6 @@ class LastCheckpoint(Checkpoint):
 
     def on_train_start(self, trainer: Trainer, task: LightningModule) -> None:
         self._seen_step = self._saved_step = trainer.global_step
-        self._wrote = False
 
     def _save(self, trainer: Trainer, name: str = NEXT) -> None:
         """Save a checkpoint, by default last.ckpt; a fast_dev_run saves nothing. All ranks must call this."""
@@ -93,14 +91,9 @@ class LastCheckpoint(Checkpoint):
         folder = run_folder(trainer) / CHECKPOINTS
         trainer.save_checkpoint(folder / name, weights_only=False)
         if name == NEXT:
-            self._saved_step, self._wrote = trainer.global_step, True
+            self._saved_step = trainer.global_step
             if trainer.is_global_zero:
                 rotate(folder, self.keep_last)
-
-    def newest(self, trainer: Trainer) -> Path | None:
-        """Return last.ckpt if this run has saved it at its present step; all ranks must call this."""
-        path = run_folder(trainer) / CHECKPOINTS / LAST
-        return path if self._wrote and self._saved_step == trainer.global_step else None
 
     def on_train_batch_end(
         self, trainer: Trainer, task: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -103,18 +103,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def duplicate(source: Path, target: Path) -> None:
-    """Give a file that is never changed in place a second name, or copy it where a file system has no hard links."""
-    partial = _partial(target)
-    try:
-        os.link(source, partial)
-    except OSError:
-        with replacing(target) as file, source.open("rb") as content:
-            shutil.copyfileobj(content, file)
-    else:
-        partial.replace(target)
-
-
 @contextmanager
 def claimed(*paths: Path, first: bool = True) -> Iterator[None]:
     """Hold exclusive locks on writing files or folders; raise a UserError if another program holds one.
