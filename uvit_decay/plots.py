@@ -118,21 +118,17 @@ def final_values(
 
 
 def _final_curve(
-    axes: Axes,
-    runs_at: Mapping[float | str, Sequence[Mapping[str, float]]],
-    key: str,
-    colour: tuple[float, ...],
+    axes: Axes, runs_at: Mapping[float | str, Sequence[Mapping[str, float]]], key: str, colour: tuple[float, ...]
 ) -> ErrorbarContainer:
     """Draw a point for each run, and a curve through the means with bars of their spread; unknown values are left out.
 
     Return the curve for the legend.
     """
-    known = {
-        place: [run[key] for run in runs if math.isfinite(run.get(key, math.nan))] for place, runs in runs_at.items()
-    }
-    known = {place: values for place, values in known.items() if values}
-    for place, values in known.items():
-        axes.scatter([place] * len(values), values, s=10, color=colour, alpha=0.5, edgecolors="none")
+    known = {}
+    for place, runs in runs_at.items():
+        if values := [run[key] for run in runs if math.isfinite(run.get(key, math.nan))]:
+            known[place] = values
+            axes.scatter([place] * len(values), values, s=10, color=colour, alpha=0.5, edgecolors="none")
     means = [fmean(values) for values in known.values()]
     spread = [stdev(values) if len(values) > 1 else 0.0 for values in known.values()]
     return axes.errorbar(list(known), means, spread, color=colour, marker="o", markersize=4, capsize=3)
@@ -205,14 +201,8 @@ def scatter(
     colours = distinct(len(names)) / 255
     for axes, (heading, points) in zip(row, panels.items(), strict=True):
         for label, name in enumerate(names):
-            axes.scatter(
-                *points[labels == label].T.numpy(),
-                s=20,
-                color=colours[label].numpy(),
-                marker=SHAPES[label],
-                lw=0,
-                label=name,
-            )
+            x, y = points[labels == label].T.numpy()
+            axes.scatter(x, y, s=20, color=colours[label].numpy(), marker=SHAPES[label], lw=0, label=name)
         axes.set(xticks=[], yticks=[], title=heading)
     figure.legend(*row[0].get_legend_handles_labels(), loc="outside center right", markerscale=1.6)
     figure.suptitle(title, fontsize=10)

@@ -52,7 +52,7 @@ def test_the_command_writes_what_diffusers_loads(tmp_path, capsys):
     folder = tmp_path / "new" / "folder"
     main(["export", str(BUNDLED), str(folder), "--to", "diffusers"])
     lines = capsys.readouterr().out.splitlines()
-    assert lines[-1] == f"wrote {folder} ({sum(p.stat().st_size for p in folder.rglob('*')) / 2**20:.1f} MiB)"
+    assert lines[-1] == f"wrote {folder}"
     scope = {}
     exec("\n".join(lines[1:-1]), scope)  # the lines that the command prints
     assert stacked([scope["image"]]).shape == (1, 8, 8, 1)

@@ -78,6 +78,4 @@ def main(args: Sequence[str]) -> None:
         call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM, DROPPED)
         if note := call():
             print(note)
-        target = call.keywords["target"]
-        files = target.rglob("*") if target.is_dir() else [target]
-        print(f"wrote {target} ({sum(path.stat().st_size for path in files) / 2**20:.1f} MiB)")
+        print(f"wrote {call.keywords['target']}")

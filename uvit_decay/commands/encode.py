@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from uvit_decay.runtime.command_line import Bounds, run
-from uvit_decay.runtime.program import PROGRAM, localised
+from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.sampling_options import Count
 
 SHARES = timedelta(days=1)  # how long a process waits until the slowest one has encoded its share of the shards
@@ -62,14 +62,7 @@ def encode_images(
         done = encode(listing, manifest, autoencoder, target, min(workers, os.cpu_count() or 1), processes)
     if processes.is_main:
         size = sum((target / name).stat().st_size for name, _ in done.shards) / 2**30
-        channels = zip(done.statistics.mean, done.statistics.std, strict=True)
-        shown = ", ".join(f"{mean:.3f} +- {std:.3f}" for mean, std in channels)
         print(f"{target}: {done.count} images, {len(done.class_names)} classes, {size:.2f} GiB")
-        print(f"channels as networks see them: {shown}")
-        flags = f"--config configs/imagenet100_uvit_m.yaml --data.path {target}"
-        flags += "" if classes == "imagenet-100/cmc" else f" --data.classes {classes or 'null'}"
-        flags += "" if done.size == 32 else f" --model.net.image_size {done.size}"
-        print(f"train on them: {localised('python train.py')} fit {flags}")
 
 
 COMMANDS = {"encode": encode_images}

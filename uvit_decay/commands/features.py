@@ -24,7 +24,6 @@ from uvit_decay.sampling_options import LoadingOptions, PrecisionOption
 if TYPE_CHECKING:
     import torch
 
-    from uvit_decay.data.masks import Masks
     from uvit_decay.evaluation.image_sources import ImageSource
     from uvit_decay.representations.networks import ProbedNetwork
     from uvit_decay.representations.visualize import PatchFeatures
@@ -126,6 +125,8 @@ def classify(
 def features(options: Visualization) -> None:
     """Patch features as colours, clusters, t-SNE."""
     from uvit_decay.commands.opened import opened, writing_to
+    from uvit_decay.data.masks import Masks
+    from uvit_decay.evaluation.image_sources import FileImages
     from uvit_decay.nn.intermediates import layer_indices
     from uvit_decay.representations.networks import open_network
     from uvit_decay.representations.probing import default_layer
@@ -139,7 +140,9 @@ def features(options: Visualization) -> None:
         patches = open_patch_features(judged, options, device)
         layers, usual = judged.net.layers, str(default_layer(judged.net, judged.path))
         chosen = {i: layers[i] for i in layer_indices(layers, options.layer or (usual,))}
-        masks = _open_masks(options.masks, patches.images) if options.masks else None
+        if options.masks and not isinstance(patches.images, FileImages):
+            raise UserError("--masks needs images with names: a folder, zip or tar of them")
+        masks = Masks.of(options.masks, patches.images.listing) if options.masks else None
         points = choose_points(options, patches.images) if "tsne" in options.views else None
         if set(options.views) != {"tsne"}:
             draw_patches(options, patches, chosen, masks)
@@ -203,15 +206,6 @@ def check_shape(name: str, images: ImageSource, channels: int, side: int) -> Non
 
 def _unusual(probing: Probing, precision: Precision) -> list[str]:
     """Return what is not the default and makes other numbers, for the names of results."""
-    draws = "1" if probing.draws == 1 else f"draws{probing.draws}"
-    pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "1"), (precision, "float32"))
+    draws = f"draws{probing.draws}"
+    pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "draws1"), (precision, "float32"))
     return [kind for kind, usual in pairs if kind != usual]
-
-
-def _open_masks(folder: Path, images: ImageSource) -> Masks:
-    from uvit_decay.data.masks import Masks
-    from uvit_decay.evaluation.image_sources import FileImages
-
-    if not isinstance(images, FileImages):
-        raise UserError("--masks needs images with names: a folder, zip or tar of them")
-    return Masks.of(folder, images.listing)

@@ -34,11 +34,7 @@ KINDS: dict[type, type[DecayedDenoiser]] = {denoiser.kind: denoiser for denoiser
 
 
 def export_folder(
-    source: Path,
-    target: Path,
-    weights: Weights | None = None,
-    vae: str | None = None,
-    license: str | None = None,
+    source: Path, target: Path, weights: Weights | None = None, vae: str | None = None, license: str | None = None
 ) -> str:
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 

@@ -142,8 +142,7 @@ class DecayPipeline(DiffusionPipeline):
         """Return the number of the class with this name, or with this one among its names, in any case."""
         labels = {int(number): label.casefold() for number, label in self.config.id2label.items()}
         name = name.casefold()
-        found = [number for number, label in labels.items() if label == name]
-        found = found or [number for number, label in labels.items() if name in label.split(", ")]
+        found = [number for number, label in labels.items() if name in (label, *label.split(", "))]
         if len(found) > 1:
             raise ValueError(f"class_labels: {name!r} is the name of the classes {found}, give a number")
         if not found:
