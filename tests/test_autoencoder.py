@@ -186,7 +186,7 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
         (changed(vae, tmp_path / "none", block_out_channels=[]), "cannot be loaded"),
         (changed(vae, tmp_path / "mean", latents_mean=[0.0] * 4), "a mean and deviation for each channel"),
         (vae / "config.json", "cannot be loaded"),
-        (tmp_path / "missing", "cannot be fetched"),
+        (tmp_path / "missing", "cannot be loaded"),
         (half, "lacks 1 of its weights, the first is decoder.conv_out.bias"),
         (unet, "is a UNet2DModel, not one of AutoencoderKL, AutoencoderTiny"),
         (cut, "cut"),

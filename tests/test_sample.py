@@ -27,7 +27,7 @@ def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatc
         (["--device", "hpu"], "--device hpu"),  # whose package is not installed
         (["--out", "/proc/no/where.png"], "cannot write"),
         (["--ckpt", "missing.ckpt"], "does not exist"),
-        (["--vae", "somewhere"], "this checkpoint makes pixels"),
+        (["--vae", "somewhere"], "is one of pixels"),
     ],
 )
 def test_a_wrong_option_is_one_line_and_exit_code_2(trained, tmp_path, monkeypatch, capsys, args, message):

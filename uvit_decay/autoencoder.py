@@ -163,12 +163,16 @@ def decoded(net: nn.Module, space: LatentSpace, x: Tensor, dtype: torch.dtype) -
         yield net.decode(z).sample
 
 
-def decoder(space: LatentSpace, vae: str | None, device: torch.device | str) -> Autoencoder:
-    """Return the autoencoder that decodes these latents: the one that encoded them, or `vae` if it is given.
+def decoder(space: LatentSpace | None, vae: str | None, device: torch.device | str) -> Autoencoder | None:
+    """Return the autoencoder of these latents: the one that encoded them, or `vae` if it is given; None for pixels.
 
     Raises:
-        UserError: `vae` has another latent space, or the weights of the encoder have changed.
+        UserError: `vae` has another latent space, the weights of the encoder have changed, or it is given for pixels.
     """
+    if space is None:
+        if vae is not None:
+            raise UserError("--vae: the network of this checkpoint is one of pixels, leave it out")
+        return None
     autoencoder = Autoencoder(vae or space.vae, device)
     sha256 = autoencoder.space.sha256
     if vae is None and space.sha256 not in ("", sha256):
@@ -187,10 +191,9 @@ def _load(vae: str) -> nn.Module:
     from diffusers import AutoencoderKL, AutoencoderTiny
 
     kinds = {kind.__name__: kind for kind in (AutoencoderKL, AutoencoderTiny)}
-    problem = "cannot be loaded" if Path(vae).exists() else "is no folder and cannot be fetched"
     hint = "name a folder of diffusers' with --vae, or fetch it where there is a network"
     # Any error is explained: a damaged configuration can make diffusers raise anything.
-    with explained(f"the autoencoder {vae} {problem}", Exception, hint=hint):
+    with explained(f"the autoencoder {vae} cannot be loaded", Exception, hint=hint):
         config = AutoencoderKL.load_config(vae)
         kind = kinds.get(config.get("_class_name"))
         if kind is None:

@@ -57,8 +57,7 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     if not processes.is_main:
         list(parts)  # yields nothing on this rank, but does its share of the work
         return
-    title = f"{samples.sampling.name}, {samples.weights} weights"
-    images = tqdm(parts, title, len(jobs), unit="batch")
+    images = tqdm(parts, f"{samples.sampling.name}, {samples.weights} weights", len(jobs), unit="batch")
     if not out.suffix:
         image_io.save_pngs(out, images, numbers)
     elif out.suffix.lower() == ".npz":

@@ -19,7 +19,6 @@ from uvit_decay.diffusion.protocols import marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, generate_uint8
 from uvit_decay.image_io import to_uint8
 from uvit_decay.runtime.distributed import cpu_threads, pick_device
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
 from uvit_decay.sampling_options import SamplingOptions
 
@@ -86,11 +85,9 @@ class Samples:
         at_random = by_paper if options.labels is None else options.labels == "random"
         samples = cls(model, sampling, checkpoint.card.weights, classes, at_random, options.seed)
         samples = replace(samples, checkpoint=checkpoint, file=weights_file(file), protocol=protocol)
-        if not checkpoint.card.latents:
-            if options.vae is not None:
-                raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-            return samples
         autoencoder = decoder(checkpoint.card.latents, options.vae, model.device)
+        if autoencoder is None:
+            return samples
         shape = (3, *(side * autoencoder.space.factor for side in model.shape[1:]))
         return replace(samples, decode=autoencoder.decode, shape=shape, vae=autoencoder.space.vae)
 

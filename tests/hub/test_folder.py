@@ -208,7 +208,7 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
     encoder = write_denoiser(tmp_path / "mae.safetensors", small_mae())
     for file, target, options, message in (
         (encoder, tmp_path / "folder", {}, "which makes no images"),
-        (BUNDLED, tmp_path / "folder", {"vae": "x"}, "nothing to decode"),
+        (BUNDLED, tmp_path / "folder", {"vae": "x"}, "is one of pixels"),
         (BUNDLED, tmp_path, {}, "is not empty, and no earlier export"),
     ):
         with pytest.raises(UserError, match=message):

@@ -157,7 +157,7 @@ def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypat
         (["--clusters", "200"], "200 spectral clusters need more than 200 patches, got 128"),
         (["--views", "tsne", "--points", "4"], "t-SNE needs 5 images or more, got 4"),
         (["--masks", "x"], "--masks needs images with names"),
-        (["--vae", "x"], "this checkpoint sees pixels"),
+        (["--vae", "x"], "is one of pixels"),
         (["--out", "folder"], "it is a folder"),
     ],
 )

@@ -88,9 +88,8 @@ def probe(
             grid = prober.grid(processes, True)
             if grid is not None:
                 grid.save(out, judged.title, about)
-    if grid is not None:
-        print(grid.text(judged.about["weights"]))
-        print(f"wrote {out}")
+                print(grid.text(judged.about["weights"]))
+                print(f"wrote {out}")
 
 
 def classify(
@@ -117,9 +116,8 @@ def classify(
             report = classifying.report(device, chosen_precision(judging.precision, device), processes)
             if report is not None:
                 write_json(out, report)
-    if report is not None:
-        print(table(report))
-        print(f"wrote {out}")
+                print(table(report))
+                print(f"wrote {out}")
 
 
 def features(options: Visualization) -> None:
@@ -184,9 +182,7 @@ def open_patch_features(judged: ProbedNetwork, options: Visualization, device: t
 
     net = judged.net
     check_network(net, judged.path)
-    if options.vae is not None and judged.latents is None:
-        raise UserError("--vae: this checkpoint sees pixels, there is nothing to encode")
-    autoencoder = decoder(judged.latents, options.vae, device) if judged.latents else None
+    autoencoder = decoder(judged.latents, options.vae, device)
     side = net.image_size * (autoencoder.space.factor if autoencoder else 1)
     channels = 3 if autoencoder else net.channels
     images = open_images(options.images, channels, side)

@@ -49,9 +49,7 @@ def export_folder(
         raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
-    if vae is not None and not checkpoint.card.latents:
-        raise UserError("--vae: this checkpoint makes pixels, there is nothing to decode")
-    autoencoder = checkpoint.card.latents and decoder(checkpoint.card.latents, vae, "cpu")
+    autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
     with claimed(target), refilling(target, INDEX, stale=(f"*{HOME}_*.py", AUTOENCODER)) as folder, full:

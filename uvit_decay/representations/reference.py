@@ -110,7 +110,7 @@ def open_reference(
         UserError: a reference that cannot be one.
     """
     network = open_network(alignment.reference, LoadingOptions(trust=trust), alignment.reference_size)
-    autoencoder = decoder(judged.latents, None, device) if judged.latents else None
+    autoencoder = decoder(judged.latents, None, device)
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)
 
 
