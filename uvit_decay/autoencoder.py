@@ -174,12 +174,8 @@ def decoder(space: LatentSpace | None, vae: str | None, device: torch.device | s
             raise UserError("--vae: the network of this checkpoint is one of pixels, leave it out")
         return None
     autoencoder = Autoencoder(vae or space.vae, device)
-    sha256 = autoencoder.space.sha256
-    if vae is None and space.sha256 not in ("", sha256):
-        raise UserError(
-            f"the weights of {space.vae} have sha256 {sha256[:12]}, those that made the latents "
-            f"{space.sha256[:12]}: --vae {space.vae} decodes with them all the same"
-        )
+    if vae is None and space.sha256 not in ("", autoencoder.space.sha256):
+        raise UserError(f"the weights of {space.vae} are not those of the latents: --vae {space.vae} uses them")
     # AutoencoderTiny decodes x itself, whatever the scale of the AutoencoderKL that it imitates.
     keys = ("channels", "factor") if autoencoder.is_tiny else ("channels", "factor", "scale", "shift")
     space.check_same(autoencoder.space, "the checkpoint", "--vae" if vae else "its autoencoder now", keys)
@@ -208,7 +204,5 @@ def _load(vae: str) -> nn.Module:
         with safe_open(file, "pt") as stored:
             kinds = {stored.get_slice(name).get_dtype() for name in stored.keys()} - {"F16", "BF16", "F32", "F64"}  # noqa: SIM118
         if kinds:
-            raise UserError(
-                f"{file} has weights of the type {min(kinds)}: the autoencoder must have floating-point ones"
-            )
+            raise UserError(f"{file} has weights of the type {min(kinds)}: they must be floating-point")
     return net

@@ -55,9 +55,7 @@ def read(path: Path) -> list[Measurement]:
     for number, line in enumerate(lines, 1):
         measurement = _measurement(line, f"{path}, line {number}")
         if found.setdefault(measurement.step, measurement) is not measurement:
-            raise UserError(
-                f"{path}, line {number}: a second measurement of step {measurement.step}; remove one of them"
-            )
+            raise UserError(f"{path}, line {number}: a second measurement of step {measurement.step}; remove one")
     return [found[step] for step in sorted(found)]
 
 

@@ -32,10 +32,7 @@ def to_float(images: Tensor) -> Tensor:
 def to_uint8(images: Tensor) -> Tensor:
     """Convert float, about [-1, 1], to uint8, clamped and rounded; raise a UserError at a NaN, which would be black."""
     if not images.isfinite().all():
-        raise UserError(
-            "the images hold NaN or infinite values: the network or the sampler has diverged, take more steps, less "
-            "guidance or another checkpoint"
-        )
+        raise UserError("the images hold NaN or infinite values: take more steps, less guidance or another checkpoint")
     return ((images.float() + 1.0) * 127.5).clamp(0, 255).round().to(torch.uint8)
 
 

@@ -35,9 +35,8 @@ def heat_map(
     marked: tuple[int, int],
 ) -> None:
     """Save an annotated heat map of `values` (rows, columns), with axis `labels` (x, y) and a frame around `marked`."""
-    figure = Figure(
-        figsize=(max(3.2, 1.8 + 0.75 * len(columns)), 1.4 + 0.42 * len(rows)), layout="constrained", dpi=120
-    )
+    size = (max(3.2, 1.8 + 0.75 * len(columns)), 1.4 + 0.42 * len(rows))
+    figure = Figure(figsize=size, layout="constrained", dpi=120)
     axes = figure.add_subplot()
     image = axes.imshow(values.numpy(), aspect="auto", cmap="viridis")
     axes.set_xticks(range(len(columns)), columns)

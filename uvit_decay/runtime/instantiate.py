@@ -105,9 +105,7 @@ def build(spec: Spec, base: type, home: str, trusted: Sequence[str] = (), where:
         allowing = localised("sample.py --trust")
         raise UserError(f"{where} names {name}, which is not part of uvit_decay: {allowing} {name} allows it")
     module, _, attribute = name.rpartition(".")
-    with explained(
-        f"{where} names the class {name}, which cannot be imported", ImportError, AttributeError, ValueError
-    ):
+    with explained(f"{where} names {name}, which cannot be imported", ImportError, AttributeError, ValueError):
         kind = getattr(importlib.import_module(module), attribute)
     if not (isinstance(kind, type) and issubclass(kind, base)):
         raise UserError(f"{where} names {name}, which is no {base.__name__}")
