@@ -36,8 +36,8 @@ def check_output(out: Path, num: int | None) -> None:
     if form == ".png" and (num or 0) > LARGEST_GRID:
         raise UserError(f"--out {out}: a grid takes at most {LARGEST_GRID} images; name an .npz or a folder")
     check_writable(out, folder=not form)
-    if not form:
-        _check_folder(out)
+    if not form and not (out / METADATA).exists() and any(not path.name.startswith(".") for path in out.iterdir()):
+        raise UserError(f"--out {out}: the folder is not empty, and its files would be mixed with the new ones")
 
 
 def write_samples(samples: Samples, num: int, out: Path, batch_size: int, processes: Processes) -> None:
@@ -75,11 +75,6 @@ def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:
     labels = [] if samples.at_random else samples.labels(range(columns)) or []
     words = in_words(samples.checkpoint.card.class_names) if labels else ()
     return image_io.labelled_grid(images, columns, [words[label] for label in labels])
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / METADATA).exists() and any(not path.name.startswith(".") for path in folder.iterdir()):
-        raise UserError(f"--out {folder}: the folder is not empty, and its files would be mixed with the new ones")
 
 
 def missing(folder: Path, samples: Samples, num: int) -> list[int]:
