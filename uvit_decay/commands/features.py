@@ -200,7 +200,7 @@ def check_shape(name: str, images: ImageSource, channels: int, side: int) -> Non
         raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
 
 
-def _unusual(probing: Probing, precision: Precision) -> list[str]:
+def _unusual(probing: Probing, precision: PrecisionOption) -> list[str]:
     """Return what is not the default and makes other numbers, for the names of results."""
     draws = f"draws{probing.draws}"
     pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "draws1"), (precision, "float32"))
