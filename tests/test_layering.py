@@ -33,24 +33,24 @@ DOORS = {PACKAGE / "checkpoint" / "__main__.py", PACKAGE / "data" / "latents" / 
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "tasks"}
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_320,
+    ".": 1_230,
     "callbacks": 1_760,
     "checkpoint": 1_500,
-    "commands": 1_340,
+    "commands": 1_280,
     "compare": 395,
     "data": 2_415,
     "decay": 860,
     "diffusion": 1_450,
     "doctor": 460,
     "evaluation": 1_600,
-    "hub": 600,
+    "hub": 590,
     "metrics": 950,
     "nn": 1_775,
     "representations": 2_555,
-    "runtime": 1_900,
+    "runtime": 1_840,
     "tasks": 1_870,
 }
-LINES, MODULES, ROOMS = 22_540, 171, 28  # of the whole library
+LINES, MODULES, ROOMS = 22_450, 171, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 
