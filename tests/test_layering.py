@@ -47,10 +47,10 @@ BUDGETS = {
     "metrics": 950,
     "nn": 1_775,
     "representations": 2_555,
-    "runtime": 1_840,
+    "runtime": 1_850,
     "tasks": 1_870,
 }
-LINES, MODULES, ROOMS = 22_450, 171, 28  # of the whole library
+LINES, MODULES, ROOMS = 22_500, 171, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

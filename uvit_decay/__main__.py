@@ -16,6 +16,7 @@ and evaluate.py are the commands of these names.
 import sys
 from importlib import import_module
 
+from uvit_decay.runtime.command_line import did_you_mean
 from uvit_decay.runtime.errors import UserError, user_errors
 
 COMMANDS = {  # the module in `commands` that runs it
@@ -44,7 +45,8 @@ def main() -> None:
 
             print(f"uvit_decay {uvit_decay.__version__}")
         else:
-            raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}")
+            hint = did_you_mean(words[0], COMMANDS)
+            raise UserError(f"{words[0]} is no command of uvit-decay, which are {', '.join(COMMANDS)}{hint}")
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
     ("words", "message"),
     [
         (["fit", "--trust"], "--trust: expected one argument"),
-        (["fti"], "fti is no subcommand of train.py, which are fit, validate, doctor"),
+        (["fti"], "fti is no subcommand of train.py, which are fit, validate, doctor; did you mean fit?"),
         ([], "subcommand"),
     ],
 )

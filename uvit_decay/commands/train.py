@@ -24,7 +24,7 @@ of configs, with underscores; hyphens in their place are accepted.
 
 from collections.abc import Sequence
 
-from uvit_decay.runtime.command_line import respelled
+from uvit_decay.runtime.command_line import did_you_mean, respelled
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import bundled, localised
 from uvit_decay.runtime.signals import stoppable
@@ -48,7 +48,8 @@ def _run(words: Sequence[str]) -> None:
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
     known = (*CLI.subcommands(), COMMAND)
     if args and not args[0].startswith("-") and args[0] not in known:
-        raise UserError(f"{args[0]} is no subcommand of train.py, which are {', '.join(known)}")
+        hint = did_you_mean(args[0], known)
+        raise UserError(f"{args[0]} is no subcommand of train.py, which are {', '.join(known)}{hint}")
     if args and args[0] in known and not named:
         args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
     (Doctor if args[:1] == [COMMAND] else CLI).run(args)

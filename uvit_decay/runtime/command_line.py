@@ -48,7 +48,10 @@ class Bounds:
     most: int
 
 
-UNKNOWN = re.compile(r"unrecognized arguments: (\S+)|Option '([^']+)' is not accepted")
+UNKNOWN = re.compile(
+    r"unrecognized arguments: (\S+)|invalid choice: '([^']*)' \(choose|Option '([^']+)' is not accepted"
+)
+CHOICES = re.compile(r"choose from (.*)\)")
 
 
 class Advanced:
@@ -62,13 +65,20 @@ class Parser(argparse.ArgumentParser):
         raise UserError(with_hint(message.removeprefix("argument "), self._option_string_actions))
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return a hint on the known word that is most like this one, empty if none is like it."""
+    names = {name.lstrip("-"): name for name in known}
+    close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], names, 1)
+    return f"; did you mean {names[close[0]] if word.startswith('-') else close[0]}?" if close else ""
+
+
 def with_hint(message: str, options: Iterable[str]) -> str:
-    """Return the message of a parser with these options; of an option that it does not know, with the one like it."""
+    """Return the message of a parser with these options; of a word that it does not know, with the one like it."""
     if not (found := UNKNOWN.search(message)):
         return message
-    word, names = found[1] or found[2], {name.lstrip("-"): name for name in options}
-    close = difflib.get_close_matches(word.lstrip("-").partition("=")[0], names, 1)
-    return message + (f"; did you mean {names[close[0]] if word.startswith('-') else close[0]}?" if close else "")
+    choices = CHOICES.search(message)
+    known = [choice.strip("'") for choice in choices[1].split(", ")] if choices else options
+    return message + did_you_mean(next(filter(None, found.groups()), ""), known)
 
 
 def run(

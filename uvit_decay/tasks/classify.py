@@ -101,9 +101,17 @@ class ClassifyTask(Task):
         if self.mixing and images % 2:
             flags = "change --data.batch_size or --data.device_batch_size"
             raise UserError(f"mixup and cutmix mix neighbours, and a micro-batch of {images} images is odd: {flags}")
-        if stage == "fit" and self.frozen and self._fresh and self.trainer.ckpt_path is None:
-            text = "a frozen encoder without --model.init_from: it has random weights, unless you loaded others"
-            rank_zero_info(text)
+        if stage == "fit":
+            self._remark()
+
+    def _remark(self) -> None:
+        """Say what a run will lack: weights that its recipe supposes, or images to measure accuracy on."""
+        supposed = self.frozen or self.optim.layer_decay < 1
+        if supposed and self._fresh and self.trainer.ckpt_path is None:
+            recipe = "a frozen encoder" if self.frozen else "layer decay"
+            rank_zero_info(f"{recipe} without --model.init_from: it has random weights, unless you loaded others")
+        if self.trainer.datamodule.test is None:
+            rank_zero_info("no test images, so no accuracy is measured: --data.test_path, or --data.holdout 0.1")
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Keep a frozen encoder in evaluation mode, whatever callbacks did."""
