@@ -37,7 +37,7 @@ from benchmarks.measuring import added_memory
 from benchmarks.scaling import Row, markdown, seconds
 from benchmarks.training import OurStep, flops, held_bytes, images, task_of
 from uvit_decay.callbacks import EMA
-from uvit_decay.callbacks.resumption import Newest, newest_whole
+from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.data import Images
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
@@ -192,15 +192,15 @@ def killed_and_resumed(flags: list[str], runs: Path, pause: float) -> Row:
     process.kill()
     if (code := process.wait()) >= 0:
         raise UserError(f"training ended with exit code {code} before it was killed")
-    saved = whole(first)
+    saved = newest_step(first)
     if code := subprocess.run(command).returncode:
         raise UserError(f"the resumed training ended with exit code {code}")
-    ended = whole(second)
+    ended = newest_step(second)
     rows = [(number, row) for number, row in read_rows(second / METRICS) if "train/loss" in row]
     logged = [number for number, _ in rows]  # a step is logged under the number of those before it
-    if logged != [*range(logged[0], ended.step, logged[0] + 1)] or not saved.step < ended.step:
-        raise UserError(f"{second / METRICS} has other steps than a run to step {ended.step} that nobody killed")
-    found: Row = {"resumed at step": saved.step, "last step": ended.step}
+    if logged != [*range(logged[0], ended, logged[0] + 1)] or not saved < ended:
+        raise UserError(f"{second / METRICS} has other steps than a run to step {ended} that nobody killed")
+    found: Row = {"resumed at step": saved, "last step": ended}
     found |= {"first loss": float(rows[0][1]["train/loss"]), "last loss": float(rows[-1][1]["train/loss"])}
     for name in ("images_per_second", "mfu", "memory_gib"):
         values = [float(row[f"train/{name}"]) for _, row in rows if f"train/{name}" in row]
@@ -208,12 +208,9 @@ def killed_and_resumed(flags: list[str], runs: Path, pause: float) -> Row:
     return found
 
 
-def whole(run: Path) -> Newest:
-    """Return the newest whole checkpoint of a run."""
-    found = newest_whole([run], lambda settings: True)
-    if found is None:
-        raise UserError(f"{run} has no whole checkpoint")
-    return found
+def newest_step(run: Path) -> int:
+    """Return the step of a run's newest checkpoint; all are read whole."""
+    return max(read_training_checkpoint(path)["global_step"] for path in (run / "checkpoints").glob("*.ckpt"))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -33,7 +33,7 @@ DOORS = {PACKAGE / "checkpoint" / "__main__.py", PACKAGE / "data" / "latents" / 
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "tasks"}
 # Lines of a room at most, little above what it had when this was written: it shrinks freely, and grows by decision.
 BUDGETS = {
-    ".": 1_230,
+    ".": 1_240,
     "callbacks": 1_760,
     "checkpoint": 1_500,
     "commands": 1_280,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -57,15 +57,24 @@ def write_samples(samples: Samples, num: int, out: Path, batch_size: int, proces
     if not processes.is_main:
         list(parts)  # yields nothing on this rank, but does its share of the work
         return
-    images = tqdm(parts, f"{samples.sampling.name}, {samples.weights} weights", len(jobs), unit="batch")
-    if not out.suffix:
-        image_io.save_pngs(out, images, numbers)
-    elif out.suffix.lower() == ".npz":
-        image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
-    else:
-        image_io.save_image(out, grid(samples, images))
+    title = f"{samples.sampling.name}, {samples.weights} weights"
+    with tqdm(total=num, initial=num - len(numbers), unit="image", desc=title) as bar:  # closed before an error is said
+        images = _counted(parts, bar)
+        if not out.suffix:
+            image_io.save_pngs(out, images, numbers)
+        elif out.suffix.lower() == ".npz":
+            image_io.save_npz(out, images, len(numbers), samples.labels(numbers))
+        else:
+            image_io.save_image(out, grid(samples, images))
     existing = "" if len(numbers) == num else f", {num - len(numbers)} were there"
     print(f"wrote {out}: {len(numbers)} images{existing}, step {samples.checkpoint.card.step} of {samples.file}")
+
+
+def _counted(parts: Iterable[Tensor], bar: tqdm) -> Iterator[Tensor]:
+    """Yield the same batches, and count their images in a progress bar."""
+    for part in parts:
+        yield part
+        bar.update(len(part))
 
 
 def grid(samples: Samples, batches: Iterable[Tensor]) -> Image:

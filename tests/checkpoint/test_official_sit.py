@@ -169,7 +169,7 @@ def test_the_command_line_imports_and_exports(tmp_path, capsys):
     for part in ("score of latents, path gvp", "num_classes 4", "alpha_min 0.8", "wiring decayed", ", raw weights"):
         assert part in recognised
     assert recognised.endswith("of step 50")
-    assert wrote.startswith(f"wrote {ours} (")
+    assert wrote == f"wrote {ours}"
     checkpoint = load(Path(ours))
     card = checkpoint.card
     assert (card.weights, checkpoint.path, card.prediction, card.step) == ("raw", GVP(), "score", 50)

@@ -105,7 +105,7 @@ def make_config(folder: Path, sources: Sources) -> None:
 
 def read_config(folder: Path, file: Path) -> Any:
     sys.argv = ["train.py", "fit", "--config", str(file)]
-    Parsed.run()
+    Parsed.run(sys.argv[1:])
     return PARSED.pop()["fit"]
 
 
