@@ -106,6 +106,7 @@ def test_runs_without_a_logger_that_makes_folders_have_folders_of_their_own(tmp_
 
 
 def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # RunLogger makes its folder when it is built
     logger = Foreign()
     fit(monkeypatch, tmp_path, logger, RunLogger("x", "mine"))
     assert (tmp_path / "mine" / "x" / "version_0" / "checkpoints" / "last.ckpt").exists()
