@@ -38,7 +38,7 @@ def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, 
 CHANGES = {
     "dpm++2_w9": [],
     "dpm++2_w9_noclip": ["--no-clip"],
-    "dpm++2_w9_t0.3-0.7": ["--guidance-interval", "0.3,0.7"],
+    "dpm++2_w9_t0.8-1": ["--guidance-interval", "0.8,1"],
     "dpm++2_w9_bf16": ["--precision", "bf16"],
 }
 
