@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Pictures with and without the decay: a small class-conditional U-ViT on CIFAR-10 for 16 epochs, alpha_min 1.0 and 0.8,
-# of the same start and seed: losses, distances, probes over layers and times after 10 and 16 epochs, a grid of 100 samples each.
+# Pictures with and without the decay: a small class-conditional U-ViT on CIFAR-10 for 14 epochs, alpha_min 1.0 and 0.8,
+# of the same start and seed: losses, distances, probes over layers, a grid of 100 samples each.
 #
 #     nice -n 19 benchmarks/studies/pictures.sh TRAIN TEST      # class folders or zips of class folders
 #
