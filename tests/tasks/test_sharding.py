@@ -46,6 +46,7 @@ VARIANTS = {
     "fine-tuning": ([fine_tuning], {}),
     "sit-compiled": ([partial(sit_task, "aot_eager"), sit_task], {}),
 }
+EXHAUSTIVE = {"sit-bf16", "sit-compiled"}
 
 
 class Held(Callback):
@@ -103,7 +104,7 @@ def work(folder: Path, exhaustive: bool, rank: int) -> dict[str, dict]:
         found[place] = fit(folder / place, task, *callbacks, devices=2, strategy=kind, **options)
 
     for name, (makers, options) in VARIANTS.items():
-        if name == "sit-bf16" and not exhaustive:
+        if name in EXHAUSTIVE and not exhaustive:
             continue
         run(name, makers[0](), **options)
         run(name, makers[-1](), strategy="ddp", **options)
@@ -151,7 +152,7 @@ def assert_close(found, wanted, atol):
 @pytest.fixture(params=VARIANTS)
 def name(request, exhaustive) -> str:
     """One of the variants that were run."""
-    if request.param == "sit-bf16" and not exhaustive:
+    if request.param in EXHAUSTIVE and not exhaustive:
         pytest.skip("with --exhaustive")
     return request.param
 
