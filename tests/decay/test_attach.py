@@ -144,7 +144,7 @@ def test_learned_alphas_get_gradients_that_finite_differences_confirm(case):
         torch.testing.assert_close(gradient[k], slope, rtol=1e-5, atol=1e-8)
 
 
-@pytest.mark.parametrize("case", ["diffusers", "torch"], indirect=True)
+@transformers
 def test_a_model_that_was_compiled_is_compiled_anew_with_and_without_the_decay(case):
     compiled = torch.compile(case.model, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
