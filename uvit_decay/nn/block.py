@@ -177,7 +177,7 @@ class AdaLNBlock(nn.Module):
         self,
         x: Tokens,
         skip: Tokens | None,
-        c: Condition,
+        c: Float[Tensor, "b d"],
         alphas: Factors,
         betas: Factors = PLAIN,
         scales: Factors = PLAIN,
