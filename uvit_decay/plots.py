@@ -153,7 +153,9 @@ def _curves(axes: Axes, runs: Sequence[History], x: str, key: str, colour: tuple
     """Draw a thin line for each run and a thick one for their mean, labelled so; a single run is its mean."""
     runs = [[point for point in run if key in point] for run in runs]
     for run in runs if len(runs) > 1 else ():
-        axes.plot([point[x] for point in run], [point[key] for point in run], color=colour, alpha=0.4, linewidth=0.8)
+        line = [point[x] for point in run], [point[key] for point in run]
+        dot = "o" if len(run) == 1 else None  # else nothing of it would be seen
+        axes.plot(*line, color=colour, alpha=0.4, linewidth=0.8, marker=dot, markersize=3)
     points_at: dict[float, list[Mapping[str, float]]] = {}
     for run in runs:
         for point in run:

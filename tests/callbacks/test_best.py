@@ -9,6 +9,7 @@ from uvit_decay import history
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
 from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
+from uvit_decay.data import Digits
 from uvit_decay.history import GENERATION
 from uvit_decay.runtime.errors import UserError
 
@@ -67,6 +68,12 @@ def test_what_nothing_measures_is_refused(tmp_path):
         fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
     with pytest.raises(UserError, match="of BestCheckpoint is"):
         BestCheckpoint("a b")
+
+
+def test_an_evaluation_is_judged_once_whatever_the_micro_batches(tmp_path, caplog):
+    fit(tmp_path, Measured(2), BestCheckpoint("nonsense"), max_steps=5, data=Digits(32, device_batch_size=8))
+    lines = [line for line in caplog.messages if line.startswith("BestCheckpoint: no nonsense is among fd")]
+    assert len(lines) == 3  # at steps 2 and 4, and at the end
 
 
 def test_an_evaluation_in_which_a_run_was_stopped_is_made_up_for(tmp_path):

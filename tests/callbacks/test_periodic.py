@@ -62,6 +62,15 @@ def test_evaluations_change_no_loss_and_no_weight(tmp_path):
 def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
     previews = [Preview(at_end=False) for _ in range(2)]
     probes = [LinearProbes(times=(0.1,), at_end=False) for _ in range(3)]
-    tiny_trainer(tmp_path, *previews, *probes, max_steps=1).fit(tiny_task(), Digits(32))
-    (warning,) = [text for text in caplog.messages if "replaces" in text]
-    assert warning.endswith("at the same step, the second replaces the first in probes.jsonl")
+    metrics = [GenerationMetrics(SmallClassifier(steps=1), num=20, allow_few=True) for _ in range(2)]
+
+    def stop(trainer, task):
+        raise RuntimeError("before training")
+
+    callbacks = (*previews, *probes, *metrics, LambdaCallback(on_fit_start=stop))
+    trainer = tiny_trainer(tmp_path, *callbacks, max_steps=1)
+    with pytest.raises(RuntimeError, match="before training"):
+        trainer.fit(tiny_task(), Digits(32))
+    warnings = [text for text in caplog.messages if "replaces" in text]
+    assert [warning.split()[-1] for warning in warnings] == ["probes.jsonl", "generation.jsonl"]
+    assert all("is there twice: at the same step, the second replaces the first in " in text for text in warnings)

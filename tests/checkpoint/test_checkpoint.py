@@ -85,7 +85,7 @@ def test_missing_ema_weights_are_said(trained, tmp_path):
 def test_a_card_is_the_same_after_a_file_of_either_format(trained, exported):
     values = read_training_checkpoint(trained)["uvit_decay"]
     card = ModelCard.from_dict(values, trained)
-    assert (card.step, card.weighting, card.pieces, card.weights, card.noise_path()) == (12, "none", 1, None, VP())
+    assert (card.step, card.weighting, card.weights, card.noise_path()) == (12, "none", None, VP())
     assert ModelCard.from_dict(json.loads(json.dumps(card.to_dict())), "x") == card
     assert read(exported, None).card == replace(card, weights="ema") == read(trained, "ema").card
     assert ModelCard.from_dict(values | {"colour": "blue"}, "x") == card, "what is no field is ignored"
@@ -216,7 +216,7 @@ def test_a_card_of_more_than_plain_values_or_without_end_is_refused(trained, tmp
     grown = ["x"]
     for _ in range(40):
         grown = [grown, grown]
-    for more in ({"more": grown}, {"pieces": torch.zeros(2)}):
+    for more in ({"more": grown}, {"step": torch.zeros(2)}):
         path = changed_training(trained, tmp_path, lambda contents, more=more: contents["uvit_decay"].update(more))
         for use in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
             with pytest.raises(UserError, match="its model card holds more than names and plain values, or has no end"):

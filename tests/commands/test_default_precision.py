@@ -38,11 +38,13 @@ def test_a_cpu_that_is_fast_in_bfloat16_uses_it_and_another_one_says_that_it_doe
     assert "trainer.precision nothing (was bf16-mixed)" in line
 
 
-def test_a_run_that_began_in_float32_goes_on_in_it(monkeypatch, caplog, tmp_path):
-    *began, checkpoint = run(monkeypatch, caplog, tmp_path / "a", False, "--trainer.max_steps=1")
+@pytest.mark.parametrize(("flags", "precision"), [([], None), (["--trainer.precision=32-true"], "32-true")])
+def test_a_run_that_began_in_float32_goes_on_in_it(flags, precision, monkeypatch, caplog, tmp_path):
+    *began, checkpoint = run(monkeypatch, caplog, tmp_path / "a", False, "--trainer.max_steps=1", *flags)
     more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
     *resumed, _ = run(monkeypatch, caplog, tmp_path / "b", True, *more)
-    assert began == resumed == [None, []]
+    assert (began, resumed) == ([precision, []], [None, resumed[1]])
+    assert not any("bf16" in line for line in resumed[1])
 
 
 @pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])

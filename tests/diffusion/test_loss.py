@@ -156,11 +156,18 @@ def test_times_out_of_range_are_a_user_error(options, monkeypatch):
         TrainingTimes(**options)
 
 
-@pytest.mark.parametrize("prediction", ["velocity", "x"])
-def test_a_loss_that_is_none_is_a_user_error(prediction):
-    reason = f"weighting 'likelihood' is for the predictions eps and score, not {prediction}"
+@pytest.mark.parametrize(
+    ("prediction", "weighting", "known"),
+    [
+        ("velocity", "likelihood", "eps and score"),
+        ("x", "likelihood", "eps and score"),
+        ("velocity", "velocity", "eps, score and x"),
+    ],
+)
+def test_a_loss_that_is_none_is_a_user_error(prediction, weighting, known):
+    reason = f"weighting '{weighting}' is for the predictions {known}, not {prediction}"
     with pytest.raises(UserError, match=f"^{reason}"):
-        check_loss(prediction, "likelihood")
+        check_loss(prediction, weighting)
 
 
 @pytest.mark.parametrize("path", PATHS)

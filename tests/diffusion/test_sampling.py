@@ -136,8 +136,14 @@ def test_each_step_of_each_seed_has_noise_of_its_own(monkeypatch):
         (dict(guidance=float("nan")), "guidance must lie in .*, got nan"),
         (dict(guidance=float("inf")), "guidance must lie in .*, got inf"),
         (dict(guidance_channels=0), "guidance_channels must be at least 1 .*, got 0"),
-        (dict(guidance_interval=(0.8, 0.2)), r"guidance_interval must be two times from 0 to 1, got \(0.8, 0.2\)"),
-        (dict(guidance_interval=(0.2, 1.2)), r"guidance_interval must be two times from 0 to 1, got \(0.2, 1.2\)"),
+        (
+            dict(guidance_interval=(0.8, 0.2)),
+            r"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got \(0.8, 0.2\)",
+        ),
+        (
+            dict(guidance_interval=(0.2, 1.2)),
+            r"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got \(0.2, 1.2\)",
+        ),
         (dict(sde=SDE()), "sampler dpm.. integrates no sde: remove it, .* sit-sde"),
     ],
 )

@@ -131,8 +131,9 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
     assert opened(tmp_path / "folder").vae.config.latent_channels == 4
 
 
-def test_an_unconditional_network(tmp_path):
-    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, alpha_min=0.7)
+@pytest.mark.parametrize("decay", [{"alpha_min": 0.7}, {"schedule": "depth_scaled"}, {"schedule": "layerscale"}])
+def test_an_unconditional_network_of_any_shortcuts(decay, tmp_path):
+    net = UViT(8, 2, 1, dim=16, depth=2, heads=2, **decay)
     file = write_denoiser(tmp_path / "net.safetensors", net, VP(0.2, 15.0), "x", Sampling("euler", 3))
     pipeline = opened(export(file, tmp_path / "folder"))
     assert (stacked(pipeline(num_images=3, generator=seeded(1)).images) == sampled(file, range(3), seed=1)).all()

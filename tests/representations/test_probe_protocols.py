@@ -108,7 +108,8 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
     options = ["--times", "0.05,0.3", "--max-train", 100, "--max-test", 60, "--layers", "1,2", "--epochs", 2]
     options += ["--protocol", "repa", "--reference", encoder, "--alignment-images", 40, "--draws", 2]
     evaluate(monkeypatch, tmp_path, "probe", "--ckpt", trained, *options)
-    folder = tmp_path / "probes" / "last-step12-ema-digits-repa-draws2"
+    changed = "max_train-100-max_test-60-draws-2-times-0.05+0.3-layers-1+2-protocol-repa-epochs-2"
+    folder = tmp_path / "probes" / f"last-step12-ema-digits-{changed}"
     report = json.loads((folder / "probes.json").read_text())
     about = report["protocol"]["reference"]
     assert (about["checkpoint"], about["images"], about["neighbours"]) == (str(encoder), 40, 10)
@@ -127,6 +128,7 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
         (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
         (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
         (["--max-train", "7"], "20 training images or more are needed, as many as neighbours, got 7"),
+        (["--max-train", "4", "--neighbours", "3"], "5 training images or more are needed, got 4"),
         (["--protocol", "repa", "--reference", "itself"], "encoders of clean pictures are references"),
         (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
         (["--epochs", "3"], "--epochs are of the protocols ddae and repa"),

@@ -150,7 +150,7 @@ DAMAGE = {  # a place, what becomes of the value there (None: it is gone), and w
     "a negative count": ((*PLACE, 0, "start"), lambda v: -v, "one of its counts"),
     "an endless count": ((*PLACE, 0, "start"), lambda v: 10**30, "one of its counts"),
     "no place in the data": (PLACE, None, "'combined_loader'"),
-    "no pieces": (("uvit_decay", "pieces"), lambda v: 0, "pieces must be at least 1 .* got 0"),
+    "a negative step": (("uvit_decay", "step"), lambda v: -1, "step must be at least 0 .* got -1"),
     "tensors as words": (("uvit_decay", "prediction"), lambda v: torch.zeros(2), "more than names and plain values"),
     "words without end": (("uvit_decay",), lambda v: {**v, "more": GROWN}, "more than names and plain values"),
     "settings without end": (("settings",), lambda v: {**v, "more": GROWN}, "more than names and plain values"),

@@ -44,6 +44,7 @@ class BestCheckpoint(Checkpoint):
             raise UserError(f"metric of BestCheckpoint is a name such as val/loss or fid, got {metric!r}")
         self.metric, self.mode = metric, mode
         self.value, self.step, self.path = math.nan, -1, ""  # the best so far
+        self.judged = -1  # step of the measurements that were judged last
 
     @property
     def state_key(self) -> str:
@@ -71,7 +72,8 @@ class BestCheckpoint(Checkpoint):
         self._judge_measured(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._judge_measured(trainer)
+        if trainer.global_step != self.judged:  # not again at each micro-batch of the next step
+            self._judge_measured(trainer)
 
     def on_train_end(self, trainer: Trainer, task: LightningModule) -> None:
         self._judge_measured(trainer)
@@ -84,6 +86,7 @@ class BestCheckpoint(Checkpoint):
         names = [c.history_file for c in callbacks if c.history_file and c.evaluated == trainer.global_step]
         if not names or self.metric.startswith(VALIDATION) or self.step == trainer.global_step:
             return
+        self.judged = trainer.global_step
         folder, values = run_folder(trainer), {}
         for name in names if trainer.is_global_zero else ():
             for measurement in history.read(folder / name):

@@ -171,4 +171,5 @@ class PeriodicSampling(Periodic):
         if not isinstance(task, DiffusionTask):
             name, kind = type(self).__name__, type(task).__name__
             raise UserError(f"{name} samples images, which a {kind} does not make: remove it from the callbacks")
+        super().setup(trainer, task, stage)
         task.source().check(self.sampling_for(task))

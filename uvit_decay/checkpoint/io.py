@@ -51,7 +51,6 @@ class ModelCard:
         latents: latent space of the data; None for pixels.
         weighting: weighting of the loss; None if it is not known, as for imported files.
         class_hash: sha256 of the class names of the data; None if it is not known.
-        pieces: micro-batches into which the run divides a global batch.
         data_hash: fingerprint of the training data, which is that of the same list of images in any folder; None if it
             is not known.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
@@ -71,7 +70,6 @@ class ModelCard:
     latents: LatentSpace | None = None
     weighting: Weighting | None = None
     class_hash: str | None = None
-    pieces: int = 1
     data_hash: str | None = None
     weights: Weights | None = None
 
@@ -81,7 +79,6 @@ class ModelCard:
                 f"its model card has version {self.version}, known are those up to {VERSION}: update uvit_decay"
             )
         check_whole(0, 2**63 - 1, step=self.step)
-        check_whole(1, 2**48, pieces=self.pieces)
         absent = [name for name in ("path", "prediction", "sampling") if getattr(self, name) is None]
         if len(absent) in (1, 2):
             raise UserError(f"its model card lacks {absent[0]}, a denoiser has path, prediction and sampling")

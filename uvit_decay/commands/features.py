@@ -76,7 +76,8 @@ def probe(
         check_probed(judged.net, judged.path, images, probing)
         precision = chosen_precision(judging.precision, device)
         reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
-        out = out or Path("probes") / "-".join([judged.name, images.name, *_unusual(probing, precision)])
+        computed = f"-{precision}" if precision != "float32" else ""
+        out = out or Path("probes") / f"{judged.name}-{images.name}{probing.name}{computed}"
         about = {**judged.about, "pictures": picture_protocol(images)}
         with writing_to(out, processes=processes, folder=True):
             if processes.is_main:
@@ -198,10 +199,3 @@ def check_shape(name: str, images: ImageSource, channels: int, side: int) -> Non
     if images.shape != (channels, side, side):
         c, h, w = images.shape
         raise UserError(f"{name} has {w}x{h}x{c}, the network takes {side}x{side}x{channels}")
-
-
-def _unusual(probing: Probing, precision: PrecisionOption) -> list[str]:
-    """Return what is not the default and makes other numbers, for the names of results."""
-    draws = f"draws{probing.draws}"
-    pairs = ((probing.protocol, "paper"), (probing.pool, "mean"), (draws, "draws1"), (precision, "float32"))
-    return [kind for kind, usual in pairs if kind != usual]

@@ -223,5 +223,5 @@ def _differing(what: str, values: Mapping[Run, Any]) -> Iterator[str]:
         yield f"{what} differs: {'; '.join(f'{value} in {_names(runs)}' for value, runs in groups.items())}"
 
 
-def _names(runs: Sequence[Run], most: int = 3) -> str:
-    return ", ".join(str(run.folder) for run in runs) if len(runs) <= most else f"{len(runs)} runs"
+def _names(runs: Sequence[Run]) -> str:
+    return ", ".join(str(run.folder) for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"

@@ -53,7 +53,7 @@ class Run:
         options = dict(flat(read_yaml(config)))
         probes, generation = _history(folder / PROBES), _history(folder / GENERATION)
         if not (probes or generation):
-            mend = "wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
+            mend = "leave it out, wait for its first evaluation, or add the callback LinearProbes or GenerationMetrics"
             raise UserError(f"{folder} has no measurement in {PROBES} or {GENERATION}: {mend}")
         last = generation[-1] if generation else None
         points = [_point(measurement) for measurement in probes or generation]

@@ -78,7 +78,8 @@ class Kind:
         formula: what a branch computes, where it is not x <- alpha x + f(norm(x)), and its numbers.
         source: where it comes from.
         weights: the weights of branches at the depths u_k, with `alpha_min`.
-        falls: whether alpha_min, granularity, index and branches change it; else they must be left alone.
+        falls: whether alpha_min, granularity, index and branches change it; else alpha_min and branches must be left
+            alone, and the others change nothing.
         blocks: whether it counts blocks of two branches or weights channels, which a ResNet's stages do not have.
     """
 

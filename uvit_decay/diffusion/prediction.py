@@ -118,7 +118,8 @@ def sampling_interval(path: NoisePath, prediction: Prediction, clip: bool) -> tu
 def check_loss(prediction: Prediction, weighting: Weighting = "none") -> None:
     """Raise a UserError if the prediction does not have this weighting."""
     if weighting != "none" and prediction == "velocity" or (prediction, weighting) == ("x", "likelihood"):
-        raise UserError(f"weighting {weighting!r} is for the predictions eps and score, not {prediction}: use 'none'")
+        meant = "eps, score and x" if weighting == "velocity" else "eps and score"
+        raise UserError(f"weighting {weighting!r} is for the predictions {meant}, not {prediction}: use 'none'")
 
 
 def stratified_times(uniform: Times, first: int, total: int) -> Times:

@@ -59,7 +59,9 @@ class Sampling:
         if self.guidance_channels is not None:
             check_whole(1, guidance_channels=self.guidance_channels)
         if self.guidance_interval and not 0 <= self.guidance_interval[0] < self.guidance_interval[1] <= 1:
-            raise UserError(f"guidance_interval must be two times from 0 to 1, got {self.guidance_interval}")
+            raise UserError(
+                f"guidance_interval must be LOW,HIGH with 0 <= LOW < HIGH <= 1, got {self.guidance_interval}"
+            )
         if self.sde and not SAMPLERS[self.sampler].sde:
             raise UserError(f"sampler {self.sampler} integrates no sde: remove it, or use a sampler of one, as sit-sde")
 

@@ -127,7 +127,6 @@ def rehearse(run: Run, practice: Practice, failed: bool = False) -> Measured:
     left_out = (Periodic, Checkpoint, Summary, ModelSummary, ProgressBar, Timer)
     rehearsal = Rehearsal(run, failed)
     trainer = practice([*(own for own in run.trainer.callbacks if not isinstance(own, left_out)), rehearsal])
-    run.task.init_from = None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a loader, a logger or a limit that the run will not have
         trainer.fit(run.task, run.data)

@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from uvit_decay.autoencoder import LatentSpace, decoded
+from uvit_decay.decay.table import NAMES
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.prediction import Prediction
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling, decoding_precision, trajectory
@@ -29,7 +30,6 @@ from uvit_decay.runtime.precision import computing
 from uvit_decay.runtime.random import indices_on, normal
 
 PATHS = {path.__name__: path for path in (Linear, GVP, VP, SDDiscrete, DDPMLinear)}
-DECAY = ("alphas", "betas")  # of the state_dict of a network
 
 
 class DecayedDenoiser(ModelMixin, ConfigMixin):
@@ -66,7 +66,7 @@ class DecayedDenoiser(ModelMixin, ConfigMixin):
                 raise UserError(f"{pretrained_model_name_or_path} does not fit its configuration: {what} {names[0]}")
         # diffusers copies tensors past the networks' own check of the decay.
         state = model.net.state_dict()
-        model.net.load_state_dict({name: state[name] for name in DECAY if name in state}, strict=False)
+        model.net.load_state_dict({name: state[name] for name in NAMES if name in state}, strict=False)
         return (model, info) if wanted else model
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor | None = None) -> Tensor:

@@ -73,17 +73,16 @@ def timestep_embedding(t: Float[Tensor, " b"], dim: int) -> Float[Tensor, "b d"]
 
 
 class TimestepEmbedder(nn.Module):
-    """Sinusoidal embedding of t with `channels` values, then an MLP to width d; float32 under autocast too."""
+    """Sinusoidal embedding of t with 256 values, then an MLP to width d; float32 under autocast too."""
 
-    def __init__(self, dim: int, channels: int = 256) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.channels = channels
-        self.mlp = nn.Sequential(nn.Linear(channels, dim), nn.SiLU(), nn.Linear(dim, dim))
+        self.mlp = nn.Sequential(nn.Linear(256, dim), nn.SiLU(), nn.Linear(dim, dim))
 
     def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         # bfloat16 rounds neighbouring times to one number, and the MLP is too small for its speed to matter.
         with without_autocast(t):
-            return self.mlp(timestep_embedding(t, self.channels).to(self.mlp[0].weight.dtype))
+            return self.mlp(timestep_embedding(t, 256).to(self.mlp[0].weight.dtype))
 
 
 class LabelEmbedder(nn.Module):

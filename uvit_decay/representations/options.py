@@ -42,6 +42,13 @@ class ProtocolOptions:
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
 
+    @property
+    def name(self) -> str:
+        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
+        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
+        return "".join(f"-{k}-{'+'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in changed.items())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Probing(ProtocolOptions):
@@ -107,6 +114,13 @@ class Alignment:
 
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
+
+    @property
+    def name(self) -> str:
+        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
+        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
+        return "".join(f"-{k}-{'+'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in changed.items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,13 +196,6 @@ class Classification(ProtocolOptions):
         if not self.temperature > 0:
             raise UserError(f"--temperature must be positive, got {self.temperature:g}")
         super().__post_init__()
-
-    @property
-    def name(self) -> str:
-        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
-        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
-        return "".join(f"-{k}-{'+'.join(v) if isinstance(v, tuple) else v}" for k, v in changed.items())
 
 
 @dataclass(frozen=True, kw_only=True)

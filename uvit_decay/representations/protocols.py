@@ -90,9 +90,9 @@ class Protocol:
 
     def check(self, labels: Int64[Tensor, " n"], names: Sequence[str], options: Classification | Probing) -> None:
         """Raise a UserError unless there are training images enough, of classes with these names."""
-        least = options.neighbours if self.votes else 5  # of which a fifth is held out
+        least = max(5, options.neighbours if self.votes else 0)  # of which a fifth is held out
         if len(labels) < least:
-            many = ", as many as neighbours" if self.votes else ""
+            many = ", as many as neighbours" if least > 5 else ""
             raise UserError(f"{least} training images or more are needed{many}, got {len(labels)}")
         for count, name in zip(labels.bincount(minlength=len(names)).tolist(), names, strict=True):
             if count < self.shots:
@@ -139,7 +139,7 @@ def ddae(cells: Cells, options: Probing) -> Outcome:
 
 
 def repa(cells: Cells, options: Probing) -> Outcome:
-    """Judge by a linear classifier and by CKNNA with a reference, see `alignment`.
+    """Judge by a linear classifier and by CKNNA with a reference, see `cknna`.
 
     Yu et al. 2025, "Representation Alignment for Generation": linear probes and CKNNA by layer and noise level. The
     classifier sees features of un-augmented images with one noise each, extracted once.

@@ -114,6 +114,19 @@ def open_reference(
     return ReferenceNetwork(network, device, precision, probing.batch_size, autoencoder)
 
 
+# Mutual nearest-neighbour kernel alignment of two networks' features of the same images:
+#
+#     CKNNA(K, L) = Align(K, L) / sqrt(Align(K, K) Align(L, L)),    Align(K, L) = HSIC(a K, a L),
+#     a_ij = 1 if j is among the k nearest neighbours of i in both features, else 0; i is no neighbour of itself,
+#
+# for the kernels K = A A' and L = B B' of features of unit length (Huh, Cheung, Wang, Isola 2024, "The Platonic
+# Representation Hypothesis", App. A; REPA, Yu et al. 2025, reports it with k = 10 for 10,000 images). HSIC is the
+# unbiased estimate of Song et al. (2012, "Feature Selection via Dependence Maximization", Eq. 5): with zero diagonals,
+#
+#     HSIC(K, L) = [tr(K L) + (1'K 1)(1'L 1) / ((n - 1)(n - 2)) - 2 (1'K L 1) / (n - 2)] / (n (n - 3)).
+#
+# Written from the publications and from memory of the authors' code (`cknna`, unbiased, which adds 1e-6 to the
+# denominator): neither their code nor their numbers were at hand to compare with. Nothing of size n x n is held.
 NEIGHBOURS = 10  # k of REPA and of the paper that defines CKNNA
 SIMILARITIES = 2**24  # entries of K that are held at once: 64 MiB
 ADDED = 1e-6  # to the denominator
@@ -137,7 +150,7 @@ class Neighbourhood:
         return cls(torch.cat([part.indices for part in found]), torch.cat([part.values for part in found]).double())
 
     def alignment(self, other: Neighbourhood) -> Float64[Tensor, ""]:
-        """Return Align(K, L)."""
+        """Return Align(K, L) of this one, K, and of the other, L."""
         # The entries of a K and of a L at the places `index` of this one, (n, k), 0 where a is 0.
         n, same = len(self.index), self.index[:, :, None] == other.index[:, None]
         ours, theirs = self.similar * same.any(dim=2), (same * other.similar[:, None]).sum(dim=2)

@@ -52,9 +52,9 @@ ENDS: dict[type[KeyboardInterrupt], tuple[str, int]] = {  # last line and exit c
 }
 
 
-def one_line(error: BaseException, limit: int = 200) -> str:
-    """Return the message of an error as one line of at most `limit` characters, or its type if it has none."""
-    return " ".join(str(error).split())[:limit] or type(error).__name__
+def one_line(error: BaseException) -> str:
+    """Return the message of an error as one line of at most 200 characters, or its type if it has none."""
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 @contextmanager

@@ -158,7 +158,6 @@ class Task(LightningModule):
             data=data.name,
             latents=data.latents,
             step=self.trainer.global_step,
-            pieces=data.micro_batches,
             data_hash=data.fingerprint,
         )
 

@@ -16,6 +16,7 @@ from uvit_decay.checkpoint.detect import ThirdParty
 from uvit_decay.checkpoint.io import StoredModel, is_folder, read
 from uvit_decay.class_names import synonyms
 from uvit_decay.data.datamodule import ImageData
+from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
@@ -27,7 +28,6 @@ SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width
 SHARED += ("alpha_min", "schedule", "granularity", "index", "branches", "qk_norm", "norm_type")
 BEFORE = {"qk_norm": False, "norm_type": "layer"}  # of transformers whose files do not record them
 NORMS = ("norm", "fc_norm")  # between encoder and head: new ones only standardise
-CONSTANTS = ("alphas", "betas")  # which `load_state_dict` compares
 ADAPTED = ("net.image_size", "net.channels", "net.num_classes", "net.null_label")  # of denoisers, which may differ
 ADAPTED += ("net.learned_variance",)  # which only says what of the output is returned, and which no loss trains
 State = Mapping[str, Tensor]
@@ -97,7 +97,7 @@ def _encoder_differences(stored: StoredModel, net: nn.Module) -> Iterator[tuple[
 
 def _check_encoder(stored: StoredModel, net: Classifier) -> None:
     """Raise a UserError unless the file has the encoder of a classifier."""
-    own, new = net.state_dict(), (head_module(net), *NORMS, *CONSTANTS)
+    own, new = net.state_dict(), (head_module(net), *NORMS, *NAMES)
     encoder = {name: value for name, value in own.items() if name.partition(".")[0] not in new}
     absent = [name for name in encoder if name not in stored.state]
     # positions of an image size are interpolated
@@ -138,7 +138,7 @@ def adapt(net: nn.Module, stored: StoredModel, function: Mapping[str, Any], data
     card, kind = stored.card, stored.card.net.class_path.rpartition(".")[2]
     weights = f"{kind}, {card.weights} weights of step {card.step}"
     parts = [f"{len(taken)} tensors from {stored.where} ({weights})", *map(" ".join, notes.items())]
-    new = [name for name in own if name not in (*taken, *notes, *CONSTANTS)]
+    new = [name for name in own if name not in (*taken, *notes, *NAMES)]
     parts.append(f"new: {', '.join(new) or 'nothing'}")
     if left_out := sorted({name.partition(".")[0] for name in stored.state.keys() - own.keys()}):
         parts.append(f"left out: {', '.join(left_out)}")
