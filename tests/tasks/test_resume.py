@@ -9,6 +9,7 @@ from conftest import leaves, refused, same, tiny_net, tiny_task, tiny_trainer, t
 from lightning.pytorch.loggers import CSVLogger
 from official_files import changed_training
 from runs import StopAt, fit
+from small_mae import mae_task
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import VP, Linear
@@ -97,6 +98,19 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
 def test_another_function_is_refused_with_the_flag(trained, task, message):
     with pytest.raises(UserError, match=f"^x was trained {message}"):
         check(torch.load(trained, weights_only=True), task(), "x")
+
+
+def test_another_task_is_refused_without_a_list_of_its_options(trained):
+    task, contents = mae_task(), torch.load(trained, weights_only=True)
+    kinds = (
+        {"model.class_path": "tasks.MAETask"},
+        {"model.class_path": "tasks.DiffusionTask", "model.label_dropout": 0.1},
+    )
+    task.settings, contents["settings"] = kinds
+    with pytest.raises(
+        UserError, match="^x was trained with the task tasks.DiffusionTask, this run has tasks.MAETask$"
+    ):
+        check(contents, task, "x", trains=True)
 
 
 @pytest.mark.parametrize("command", ["fit", "validate"])

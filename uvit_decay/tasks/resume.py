@@ -79,6 +79,8 @@ def _check_settings(
         known = tuple(change.flag for change in function)
         allowable += [c for c in changes if effect(c.name) == DECIDES and not allows(known, c.name)]
     refused = [change for change in allowable if not allows(task.allowed, change.flag or change.name)]
+    if kind := [Change("the task", c.before, c.now, "") for c in changes if fixed and c.name == "model.class_path"]:
+        raise UserError(refusal(where, kind, ()))  # its options are others: their list would fill a page
     if fixed or refused:
         raise UserError(refusal(where, fixed, refused))
 
