@@ -78,4 +78,4 @@ def test_a_configuration_trains_and_resumes_from_the_command_line(tmp_path, monk
     }
     assert load(tmp_path / "runs/mae/version_1/checkpoints/last.ckpt").card.step == 8  # two epochs of this run
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", f"--ckpt_path={path}")  # the default, a denoiser
-    assert "was trained with net uvit_decay.nn.mae.MAE, this run has uvit_decay.nn.uvit.UViT" in line
+    assert "was trained with the task uvit_decay.tasks.MAETask, this run has uvit_decay.tasks.DiffusionTask" in line
