@@ -183,8 +183,9 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
     ("words", "message"),
     [
         (["fit", "--trust"], "--trust: expected one argument"),
-        (["fti"], "fti is no subcommand of train.py, which are fit, validate, doctor; did you mean fit?"),
-        ([], "subcommand"),
+        (["fti"], "subcommands of train.py are fit, validate, doctor: got fti; did you mean fit?"),
+        ([], "subcommands of train.py are fit, validate, doctor: got nothing"),
+        (["--trainer.max_steps", "3"], "subcommands of train.py are fit, validate, doctor: got --trainer.max_steps"),
     ],
 )
 def test_what_is_no_whole_command_is_one_line(tmp_path, monkeypatch, capsys, words, message):

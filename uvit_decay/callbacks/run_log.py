@@ -52,7 +52,7 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: Trainer, task: Task, stage: str) -> None:
         for logger in trainer.loggers:
             logger.log_hyperparams(task.settings)
-        self.parser.save(self.config, str(self._folder / CONFIG), skip_none=False, overwrite=True)
+        self.parser.save(self.config, str(self._folder / CONFIG), skip_unset=False, overwrite=True)
 
 
 def continued_folder(trainer: Trainer) -> Path | None:

@@ -47,9 +47,9 @@ def _run(words: Sequence[str]) -> None:
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
     known = (*CLI.subcommands(), COMMAND)
-    if args and not args[0].startswith("-") and args[0] not in known:
-        hint = did_you_mean(args[0], known)
-        raise UserError(f"{args[0]} is no subcommand of train.py, which are {', '.join(known)}{hint}")
-    if args and args[0] in known and not named:
+    if not set(known) & set(args):
+        word = args[0] if args else "nothing"
+        raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{did_you_mean(word, known)}")
+    if args[0] in known and not named:
         args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
     (Doctor if args[:1] == [COMMAND] else CLI).run(args)

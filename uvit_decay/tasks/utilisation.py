@@ -11,7 +11,6 @@ from collections.abc import Callable
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
-from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.data.batches import Batch
@@ -93,6 +92,8 @@ def counted_flops(work: Callable[[], object]) -> int:
 @functools.cache
 def matrix_rate(device: torch.device, dtype: torch.dtype, threads: int) -> float:
     """Return the FLOP/s of a square product in this dtype, with so many threads on a CPU; it takes 0.2 s once."""
+    from torch.utils.benchmark import Timer  # warns of CUDA toolkits without a GPU, of which most commands know nothing
+
     side = 4096 if device.type == "cuda" else 1024  # with which each reaches its rate
     a, b = (torch.full((side, side), 0.5, dtype=dtype, device=device) for _ in range(2))
     timer = Timer(
