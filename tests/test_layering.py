@@ -36,21 +36,21 @@ BUDGETS = {
     ".": 1_240,
     "callbacks": 1_760,
     "checkpoint": 1_500,
-    "commands": 1_280,
+    "commands": 1_290,
     "compare": 395,
     "data": 2_415,
-    "decay": 860,
-    "diffusion": 1_450,
+    "decay": 870,
+    "diffusion": 1_460,
     "doctor": 460,
-    "evaluation": 1_600,
+    "evaluation": 1_610,
     "hub": 590,
     "metrics": 950,
     "nn": 1_775,
     "representations": 2_570,
     "runtime": 1_850,
-    "tasks": 1_870,
+    "tasks": 1_880,
 }
-LINES, MODULES, ROOMS = 22_500, 171, 28  # of the whole library
+LINES, MODULES, ROOMS = 22_540, 171, 28  # of the whole library
 LONGEST_FUNCTION, LONGEST_FILE = 60, 300
 
 

@@ -149,10 +149,12 @@ def test_uniform_times_are_untouched():
     assert TrainingTimes().of(u := draws(10)) is u
 
 
-@pytest.mark.parametrize("options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan)])
+@pytest.mark.parametrize(
+    "options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan), dict(mean=1)]
+)
 def test_times_out_of_range_are_a_user_error(options, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
-    with pytest.raises(UserError, match="kind must be uniform or logit-normal|std and shift are positive"):
+    with pytest.raises(UserError, match="kind must be uniform or logit|std and shift are positive|of the kind logit"):
         TrainingTimes(**options)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import refused, train
+from conftest import refused, same, train
 from lightning.pytorch.callbacks import LambdaCallback
 from runs import configuration, fit
 from small_mae import mae_task
@@ -12,6 +12,7 @@ from uvit_decay.data import Digits
 from uvit_decay.evaluation.open_by_name import open_data
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import uniform
+from uvit_decay.tasks import MAETask
 
 
 def test_a_mask_is_a_function_of_seed_step_and_place_in_any_pieces(tmp_path):
@@ -47,6 +48,9 @@ def test_its_checkpoint_is_of_an_encoder(tmp_path):
     assert (card.data, card.step, card.weights, type(loaded.net).__name__) == ("digits", 2, "ema", "MAE")
     with pytest.raises(UserError, match=r"is of an encoder \(MAE\), which makes no images: evaluate.py probe"):
         loaded.source(torch.device("cpu"))
+    task = MAETask.load_from_checkpoint(tmp_path / "checkpoints" / "last.ckpt", mask_ratio=0.5)
+    assert (task.mask_ratio, task.training) == (0.5, False)
+    assert same(task.net.state_dict(), loaded.net.state_dict())
 
 
 @pytest.mark.parametrize(

@@ -92,6 +92,10 @@ def test_last_layers_of_branches_have_the_rate_over_their_gain(options):
     assert Optimization(rate_over_gain=True).groups(net, 1.0)[0]["lr"] == 1.0  # the one that is logged
     with pytest.raises(UserError, match="rate_over_gain: this MAE has no fixed shortcuts"):
         Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero", alpha_min=1.0), 1.0)
+    for weights in (0.0, -0.9, (1.0, 0.0), (1.0, -1.0)):
+        net = small_mae(schedule=[1.0, 1.0, 1.0, weights], alpha_min=1.0)
+        with pytest.raises(UserError, match="need alphas and betas above 0: see gain and rate_over_gain"):
+            Optimization(rate_over_gain=True).groups(net, 1.0)
 
 
 def test_a_network_without_layers_has_no_layer_decay():

@@ -192,6 +192,13 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(trained, name):
         check(contents, tiny_task(), "x")
 
 
+def test_a_checkpoint_of_another_program_is_refused_in_one_line(trained):
+    contents = torch.load(trained, weights_only=True)
+    del contents["uvit_decay"]
+    with pytest.raises(UserError, match="^x was not written by this project$"):
+        check(contents, tiny_task(), "x")
+
+
 IGNORED = ("loops", "uvit_decay.sampling", "uvit_decay.class_", "uvit_decay.latents")
 IGNORED += ("uvit_decay.step", "uvit_decay.data", "uvit_decay.net.init_args.init", "uvit_decay.net.init_args.zero_init")
 IGNORED += ("uvit_decay.net.init_args.checkpointing", "optimizer_states.0.param_groups", "lr_schedulers.0")

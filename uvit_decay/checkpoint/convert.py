@@ -94,7 +94,11 @@ def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[s
         state |= mae.unread_skips(net, state)
     entry = _family(net, stored.where).entry
     _save(target, {entry: state} if entry else state)
-    return [f"an official file does not record {', '.join(missing)}: pass them on with it"] if missing else []
+    if not missing:
+        return []
+    unknown = [name for name in DECAY[1:] if any(entry.startswith(f"{name} ") for entry in missing)]
+    more = f"; uvit-decay import takes no {' and no '.join(unknown)}, keep a .safetensors" if unknown else ""
+    return [f"an official file does not record {', '.join(missing)}: pass them on with it{more}"]
 
 
 def _save(target: Path, contents: Mapping[str, Any]) -> None:
@@ -191,7 +195,8 @@ def recognise(contents: Any, options: ImportOptions, where: Path) -> RecognisedM
 def official_state(net: nn.Module, state: Mapping[str, Tensor], where: Path) -> dict[str, Tensor]:
     """Return the official state_dict of `net`, a network of this project, with these weights of the file `where`."""
     family = _family(net, where)
-    if net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):
+    listed = not isinstance(net.config["schedule"], str)
+    if listed or net.shortcuts.learned or net.shortcuts.recorded != ("alphas",):
         raise UserError(
             f"{where} has the schedule {net.config['schedule']!r}, whose weights the official layout has no place for: "
             "export .safetensors"

@@ -24,9 +24,10 @@ NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages th
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
 DENIED = re.compile(r"Importing '([\w.]+)' is not allowed")  # in messages of jsonargparse
 FORMS = re.compile(
-    r"'NoneType'|abc.Sequence'|dot import path|Given value|Not a valid subclass of|Subclass types expect|"
-    r"^a class path|^a dict with"
+    r"'NoneType'|abc.Sequence'|dot import path|import path format|Given value|Not a valid subclass of|"
+    r"Subclass types expect|^a class path|^a dict with"
 )
+CHOICES = re.compile(r"Expected a typing\.Literal\[(.*?)\]")
 LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everything
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
@@ -74,7 +75,7 @@ def _gist(message: str) -> str:
     reasons = [line for line in lines[tried + 1 :] if line]
     where = lines[0].partition(":")[0] + ": " if tried > 0 else ""
     gist = where + " ".join([line for line in reasons if not FORMS.search(line)] or reasons)
-    return LINKED.sub("--seed_everything", gist)
+    return LINKED.sub("--seed_everything", CHOICES.sub(r"expected one of \1", gist))
 
 
 def _load(text: str) -> Any:

@@ -47,6 +47,11 @@ class JudgingOptions:
     test: str | None = None
     precision: PrecisionOption | None = None
 
+    @property
+    def tested(self) -> str:
+        """The test images, for names of files: "-te" of --test te.zip."""
+        return f"-{Path(self.test).stem}" if self.test else ""
+
 
 def probe(
     *, judging: JudgingOptions, out: Path | None = None, loading: LoadingOptions, probing: Probing, alignment: Alignment
@@ -57,7 +62,7 @@ def probe(
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opened import opened, writing_to
-    from uvit_decay.evaluation.open_by_name import picture_protocol
+    from uvit_decay.evaluation.open_by_name import picture_protocol, test_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
     from uvit_decay.representations.protocols import PROTOCOLS
@@ -77,8 +82,9 @@ def probe(
         precision = chosen_precision(judging.precision, device)
         reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
         computed = f"-{precision}" if precision != "float32" else ""
-        out = out or Path("probes") / f"{judged.name}-{images.name}{probing.name}{computed}"
-        about = {**judged.about, "pictures": picture_protocol(images)}
+        computed += f"-{reference.judged.name}" if reference else ""
+        out = out or Path("probes") / f"{judged.name}-{images.name}{judging.tested}{probing.name}{computed}"
+        about = {**judged.about, "pictures": picture_protocol(images), "test images": test_protocol(images)}
         with writing_to(out, processes=processes, folder=True):
             if processes.is_main:
                 remove_remains(out, "probes.*")
@@ -111,8 +117,9 @@ def classify(
 
     with opened(judging.ckpt, loading.device) as (processes, device):
         judged = open_network(judging.ckpt, loading)
-        classifying = Classifying(judged, open_judging_data(judged, judging.data, judging.test), classification)
-        out = out or Path("classify") / f"{judged.name}-{classifying.data.name}{classification.name}.json"
+        images = open_judging_data(judged, judging.data, judging.test)
+        classifying = Classifying(judged, images, classification)
+        out = out or Path("classify") / f"{judged.name}-{images.name}{judging.tested}{classification.name}.json"
         with writing_to(out, processes=processes):
             report = classifying.report(device, chosen_precision(judging.precision, device), processes)
             if report is not None:

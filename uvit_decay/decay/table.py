@@ -18,6 +18,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from uvit_decay.runtime.errors import UserError
+
 SQRT_HALF = math.sqrt(0.5)
 MP_SUM = 0.3  # EDM2's t, the share of the branch
 NAMES = ("alphas", "betas", "scales")
@@ -56,7 +58,13 @@ class Shortcuts:
 
     @property
     def gains(self) -> tuple[float, ...]:
-        """beta_k / P_{k+1}: the factor of branch k in the network of plain shortcuts that is the same function."""
+        """beta_k / P_{k+1}: the factor of branch k in the network of plain shortcuts that is the same function.
+
+        Raises:
+            UserError: numbers that are not positive, for which there is no such network, or no step of the same sign.
+        """
+        if not min(*self.alphas, *self.betas) > 0:
+            raise UserError("the gains beta / P of branches need alphas and betas above 0: see gain and rate_over_gain")
         return tuple(beta / product for beta, product in zip(self.betas, accumulate(self.alphas, mul), strict=True))
 
     def tensor(self, name: str, dim: int) -> Tensor:

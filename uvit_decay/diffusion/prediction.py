@@ -84,6 +84,8 @@ class TrainingTimes:
         check_choice(Literal["uniform", "logit-normal"], kind=self.kind)
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf and 0 < self.shift < math.inf):
             raise UserError(f"times: mean is finite, std and shift are positive; got {self}")
+        if self.kind == "uniform" and (self.mean, self.std) != (0.0, 1.0):
+            raise UserError(f"times: mean and std are of the kind logit-normal, got {self}")
 
     def of(self, uniform: Times) -> Times:
         """Map numbers uniform on [0, 1) to numbers of this distribution in [0, 1], strata to strata."""

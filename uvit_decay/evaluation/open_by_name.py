@@ -81,6 +81,14 @@ def picture_protocol(data: ImageData) -> str:
     return f"crop of ADM, {size}" if isinstance(data, Images) else f"as stored, {size}"
 
 
+def test_protocol(data: ImageData) -> str:
+    """Return which images are the test images, for reports."""
+    if isinstance(data, Images) and data.test_path:
+        return data.test_path
+    held_out = isinstance(data, Images) and data.holdout
+    return f"{data.holdout:.0%} of these data, which training on them has seen" if held_out else "those of the data"
+
+
 def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
     if split not in ("train", "test"):
         raise UserError(f"{stem}:{split}: the split is train or test")

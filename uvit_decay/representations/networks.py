@@ -74,7 +74,7 @@ def open_network(ckpt: Path, loading: LoadingOptions, size: int | None = None) -
         raise UserError(f"--weights are of checkpoints of this project, {ckpt} has no such choice")
     if name.startswith(PIXELS):
         about = {"checkpoint": name, "weights": "none"}
-        return ProbedNetwork(Pixels(name.removeprefix(PIXELS)), "pixels", "raw pixels", about)
+        return ProbedNetwork(Pixels(name.removeprefix(PIXELS)), name.replace(":", "-"), "raw pixels", about)
     model, _, file = name.removeprefix(TIMM).partition("=")
     about = {"checkpoint": name, "weights": file or "pretrained", "model": f"timm {model}"}
     net = timm_vit(model, at_home(file) if file else None, size)

@@ -115,13 +115,6 @@ class Alignment:
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
 
-    @property
-    def name(self) -> str:
-        """The options that are not the defaults and change results, for names of files: "-pool-cls-layer-3"."""
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "batch_size"}
-        changed = {name: value for name, value in values.items() if value != getattr(type(self), name)}
-        return "".join(f"-{k}-{'+'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in changed.items())
-
 
 @dataclass(frozen=True, kw_only=True)
 class Visualization(LoadingOptions):

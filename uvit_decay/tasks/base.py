@@ -27,7 +27,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -35,7 +35,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType, rank_zero_info
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel
+from uvit_decay.checkpoint.io import KEY, ModelCard, StoredModel, load
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.batches import Batch
 from uvit_decay.data.datamodule import ImageData
@@ -44,6 +44,7 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.resume import check, check_data, other_settings, restore_counters
@@ -90,6 +91,17 @@ class Task(LightningModule):
         self._initial: StoredModel | None = None  # read, and not yet loaded
         self._before = 0, 0  # step of the checkpoint, and images until then
         self._utilisation = Utilisation()
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: str | Path, weights: Weights | None = None, trusted: Sequence[str] = (), **given: Any
+    ) -> Self:
+        """Return a task with the network of a checkpoint, in eval mode.
+
+        `weights` and `trusted` are those of `uvit_decay.checkpoint.load`; `given` are further arguments, as `optim`. To
+        resume the run of a checkpoint, give it to `Trainer.fit` as `ckpt_path`.
+        """
+        return cls(load(Path(checkpoint_path), weights, trusted).net, **given).eval()
 
     def configure_model(self) -> None:
         """Compile the network, once for all fits; only here are its device and whether it will be sharded known."""

@@ -91,11 +91,7 @@ class DiffusionTask(Task):
     def load_from_checkpoint(
         cls, checkpoint_path: str | Path, weights: Weights | None = None, trusted: Sequence[str] = (), **given: Any
     ) -> Self:
-        """Return a task with the network of a checkpoint and all that sampling from it needs.
-
-        `weights` and `trusted` are those of `uvit_decay.checkpoint.load`; `given` are further arguments, as `optim`. To
-        resume the run of a checkpoint, give it to `Trainer.fit` as `ckpt_path`.
-        """
+        """Return a task with the network of a checkpoint and all that sampling from it needs; see `Task`."""
         found = load(Path(checkpoint_path), weights, trusted)
         found.check_denoiser()
         card = found.card

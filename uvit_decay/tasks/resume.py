@@ -55,6 +55,8 @@ def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains
         where: name of the checkpoint in errors.
         trains: whether the run trains, and does not only validate.
     """
+    if KEY not in contents:
+        raise UserError(f"{where} was not written by this project")
     with explained(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         _check_settings(contents, card, task, where, trains)
