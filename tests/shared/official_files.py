@@ -72,8 +72,10 @@ def is_close(a, b):
     return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
 
 
-def unrecorded(what):
-    return f"an official file does not record {what}: pass them on with it"
+def unrecorded(what, *refused):
+    """The note of an export, which names what import does not take."""
+    more = f"; uvit-decay import takes no {' and no '.join(refused)}, keep a .safetensors" if refused else ""
+    return f"an official file does not record {what}: pass them on with it{more}"
 
 
 def redescribe(file, **values):
