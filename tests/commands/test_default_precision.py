@@ -43,8 +43,7 @@ def test_a_run_that_began_in_float32_goes_on_in_it(flags, precision, monkeypatch
     *began, checkpoint = run(monkeypatch, caplog, tmp_path / "a", False, "--trainer.max_steps=1", *flags)
     more = ["--trainer.max_steps=2", f"--ckpt_path={checkpoint}"]
     *resumed, _ = run(monkeypatch, caplog, tmp_path / "b", True, *more)
-    assert (began, resumed) == ([precision, []], [None, resumed[1]])
-    assert not any("bf16" in line for line in resumed[1])
+    assert (began, resumed) == ([precision, []], [None, []])
 
 
 @pytest.mark.parametrize("flag", ["--trainer.precision=32-true", "--model.net.dim=64"])

@@ -177,7 +177,8 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
         tmp_path / "nowhere": "has no config.yaml: name a run folder, such as runs/digits/version_0",
         good / "config.yaml": "has no config.yaml",
         good.parent: "has no config.yaml",
-        early: "has no measurement in probes.jsonl or generation.jsonl: leave it out, wait for its first",
+        early: "has no measurement in probes.jsonl or generation.jsonl: "
+        "leave it out, wait for its first evaluation, or add",
     }
     for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)

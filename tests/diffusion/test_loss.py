@@ -149,13 +149,17 @@ def test_uniform_times_are_untouched():
     assert TrainingTimes().of(u := draws(10)) is u
 
 
-@pytest.mark.parametrize(
-    "options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan), dict(mean=1)]
-)
+@pytest.mark.parametrize("options", [dict(kind="normal"), dict(std=0.0), dict(shift=-1.0), dict(mean=math.nan)])
 def test_times_out_of_range_are_a_user_error(options, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
-    with pytest.raises(UserError, match="kind must be uniform or logit|std and shift are positive|of the kind logit"):
+    with pytest.raises(UserError, match="kind must be uniform or logit-normal|std and shift are positive"):
         TrainingTimes(**options)
+
+
+def test_uniform_times_have_no_mean_and_no_std():
+    for options in (dict(mean=0.8), dict(std=0.8)):
+        with pytest.raises(UserError, match="^times: mean and std are of the kind logit-normal, got "):
+            TrainingTimes(**options)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 from uvit_decay.data import Images
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
-from uvit_decay.evaluation.open_by_name import open_data, open_images
+from uvit_decay.evaluation.open_by_name import judged_on, open_data, open_images
 from uvit_decay.image_io import save_npz, save_pngs
 from uvit_decay.runtime.errors import UserError
 
@@ -134,6 +134,17 @@ def test_sets_read_from_disk_are_told_apart_by_size_and_part(forms, images):
             DatasetImages("own", data.train if split == "train" else data.test, 3, data.class_names).fingerprint()
         )
     assert fingerprints[0] != fingerprints[1] != fingerprints[2] != fingerprints[0]
+
+
+def test_reports_say_which_images_were_the_test_images(forms, images):
+    for name in "ab":
+        (forms / "labelled" / name).mkdir(parents=True)
+        save_pngs(forms / "labelled" / name, [images[:6]])
+    path = str(forms / "labelled")
+    assert judged_on(open_data("digits", None, 8, 1)) == "those of the data"
+    assert judged_on(open_data(path, path, 16, 3)) == path
+    held_out = "10% of these data, held out; a training that did not has seen them"
+    assert judged_on(open_data(path, None, 16, 3)) == held_out
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])

@@ -96,7 +96,7 @@ def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[s
     _save(target, {entry: state} if entry else state)
     if not missing:
         return []
-    unknown = [name for name in DECAY[1:] if any(entry.startswith(f"{name} ") for entry in missing)]
+    unknown = [name for name in DECAY[1:] if f"{name} {net.config[name]}" in missing]
     more = f"; uvit-decay import takes no {' and no '.join(unknown)}, keep a .safetensors" if unknown else ""
     return [f"an official file does not record {', '.join(missing)}: pass them on with it{more}"]
 

@@ -269,9 +269,14 @@ def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
     contents = load_pickle(path, whole)
-    if not isinstance(contents, dict) or KEY not in contents:
-        raise ThirdParty(f"{path} was not written by this project, it looks like {looks_like(contents)}")
+    check_ours(contents, path)
     return contents
+
+
+def check_ours(contents: object, where: Path | str) -> None:
+    """Raise ThirdParty unless these are the contents of a .ckpt of this project."""
+    if not isinstance(contents, dict) or KEY not in contents:
+        raise ThirdParty(f"{where} was not written by this project, it looks like {looks_like(contents)}")
 
 
 def read_third_party(path: Path) -> Any:

@@ -140,7 +140,7 @@ class CLI(LightningCLI):
         """Return whether this run resumes from a checkpoint of a run in float32."""
         path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
         before = path and settings_before(path, self._settings(), self._allowed(), loggers, root or ".")
-        return before is not None and before.get("trainer.precision") in (None, 32, "32", "32-true")
+        return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
     def instantiate_classes(self) -> None:
         """Turn a constructor's error into a UserError with its cause, which jsonargparse hides among other attempts."""

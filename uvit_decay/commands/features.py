@@ -62,7 +62,7 @@ def probe(
         out: folder for probes.csv, .json, .png and cknna.png; default: in probes/, a telling name.
     """
     from uvit_decay.commands.opened import opened, writing_to
-    from uvit_decay.evaluation.open_by_name import picture_protocol, test_protocol
+    from uvit_decay.evaluation.open_by_name import judged_on, picture_protocol
     from uvit_decay.representations.networks import open_judging_data, open_network
     from uvit_decay.representations.probing import Prober, check_probed, probed_images
     from uvit_decay.representations.protocols import PROTOCOLS
@@ -84,7 +84,7 @@ def probe(
         computed = f"-{precision}" if precision != "float32" else ""
         computed += f"-{reference.judged.name}" if reference else ""
         out = out or Path("probes") / f"{judged.name}-{images.name}{judging.tested}{probing.name}{computed}"
-        about = {**judged.about, "pictures": picture_protocol(images), "test images": test_protocol(images)}
+        about = {**judged.about, "pictures": picture_protocol(images), "test images": judged_on(images)}
         with writing_to(out, processes=processes, folder=True):
             if processes.is_main:
                 remove_remains(out, "probes.*")

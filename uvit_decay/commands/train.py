@@ -52,4 +52,4 @@ def _run(words: Sequence[str]) -> None:
         raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{did_you_mean(word, known)}")
     if args[0] in known and not named:
         args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
-    (Doctor if args[:1] == [COMMAND] else CLI).run(args)
+    (Doctor if args[0] == COMMAND else CLI).run(args)

@@ -63,7 +63,7 @@ class Shortcuts:
         Raises:
             UserError: numbers that are not positive, for which there is no such network, or no step of the same sign.
         """
-        if not min(*self.alphas, *self.betas) > 0:
+        if min(*self.alphas, *self.betas) <= 0:
             raise UserError("the gains beta / P of branches need alphas and betas above 0: see gain and rate_over_gain")
         return tuple(beta / product for beta, product in zip(self.betas, accumulate(self.alphas, mul), strict=True))
 

@@ -81,12 +81,11 @@ def picture_protocol(data: ImageData) -> str:
     return f"crop of ADM, {size}" if isinstance(data, Images) else f"as stored, {size}"
 
 
-def test_protocol(data: ImageData) -> str:
+def judged_on(data: ImageData) -> str:
     """Return which images are the test images, for reports."""
-    if isinstance(data, Images) and data.test_path:
-        return data.test_path
-    held_out = isinstance(data, Images) and data.holdout
-    return f"{data.holdout:.0%} of these data, which training on them has seen" if held_out else "those of the data"
+    if not isinstance(data, Images):
+        return "those of the data"
+    return data.test_path or f"{data.holdout:.0%} of these data, held out; a training that did not has seen them"
 
 
 def _of_set(stem: str, split: str, channels: int) -> DatasetImages:

@@ -82,7 +82,7 @@ class TimestepEmbedder(nn.Module):
     def forward(self, t: Float[Tensor, " b"]) -> Float[Tensor, "b d"]:
         # bfloat16 rounds neighbouring times to one number, and the MLP is too small for its speed to matter.
         with without_autocast(t):
-            return self.mlp(timestep_embedding(t, 256).to(self.mlp[0].weight.dtype))
+            return self.mlp(timestep_embedding(t, self.mlp[0].in_features).to(self.mlp[0].weight.dtype))
 
 
 class LabelEmbedder(nn.Module):

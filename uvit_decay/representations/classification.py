@@ -74,7 +74,7 @@ class Classifying:
 
     def report(self, device: torch.device, precision: Precision, processes: Processes) -> dict[str, Any] | None:
         """Compute all protocols; return values and all choices as plain values, None but on the first rank."""
-        from uvit_decay.evaluation.open_by_name import picture_protocol, test_protocol
+        from uvit_decay.evaluation.open_by_name import judged_on, picture_protocol
 
         cells = self.cells(device, precision, processes)
         if not processes.is_main:
@@ -91,7 +91,7 @@ class Classifying:
             "test": len(test),
             "classes": len(self.data.class_names),
             "pictures": picture_protocol(self.data),
-            "test images": test_protocol(self.data),
+            "test images": judged_on(self.data),
             "layer": self.layer,
             "name": self.judged.net.layers[self.layer].name,
             "norm": "the network's final layer norm" if self.options.norm else "none",

@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from uvit_decay.checkpoint.io import KEY, ModelCard, average
+from uvit_decay.checkpoint.io import KEY, ModelCard, average, check_ours
 from uvit_decay.class_names import class_hash
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.errors import UserError, explained
@@ -55,8 +55,7 @@ def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains
         where: name of the checkpoint in errors.
         trains: whether the run trains, and does not only validate.
     """
-    if KEY not in contents:
-        raise UserError(f"{where} was not written by this project")
+    check_ours(contents, where)
     with explained(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         _check_settings(contents, card, task, where, trains)
