@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Does the decay help a small SiT with long skips on CIFAR-10, and which part of it: the learning rate, the gains of the
+# branches, or the scale of the skips? Each arm is trained to STEPS steps (default 2000) with each of SEEDS (default
+# "0") and probed at all blocks; docs/results.md has the results.
+#
+#     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3 0.8=1e-3 1.0=2e-3 0.8=2e-3 ...   # the map
+#     SEEDS="1 2" nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 1.0=1e-3 0.8=1e-3             # the best again
+#     nice -n 19 benchmarks/studies/small_sit.sh TRAIN TEST 0.8=1e-3=gain 0.8=1e-3=over_gain          # the controls
+#
+# TRAIN and TEST are class folders or zips of class folders. An arm is ALPHA_MIN=RATE[=CONTROL]. Run again to continue
+# after an interruption.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+train=$1 test=$2 steps=${STEPS:-2000}
+shift 2
+export OMP_NUM_THREADS=1
+
+for arm in "$@"; do
+    IFS='=' read -r alpha_min rate control <<<"$arm"
+    case "$control" in
+        "") flags=() ;;
+        gain) flags=(--model.net.schedule gain) ;;
+        over_gain) flags=(--model.optim.rate_over_gain true) ;;
+        no_skips) flags=(--model.net.wiring official) ;;
+        *) echo "$control: expected gain, over_gain or no_skips" >&2 && exit 2 ;;
+    esac
+    for seed in ${SEEDS:-0}; do
+        name="small_sit_${alpha_min}_${rate}_s$seed${control:+_$control}"
+        last=$(ls -d "runs/$name"/version_* 2>/dev/null | tail -1 || true)
+        [ -n "$last" ] && [ -e "$last/probes_$steps/probes.csv" ] && continue
+        python train.py fit --config benchmarks/studies/small_sit.yaml --data.path "$train" --trainer.max_steps "$steps" \
+            --model.net.alpha_min "$alpha_min" --model.optim.lr "$rate" --seed_everything "$seed" ${flags+"${flags[@]}"} \
+            --trainer.logger.experiment "$name" --ckpt_path auto
+        folder=$(ls -d "runs/$name"/version_* | tail -1)
+        python evaluate.py probe --data "$train" --test "$test" --max-train 8000 --max-test 5000 --times 0.1,0.3 \
+            --ckpt "$folder/checkpoints/last.ckpt" --out "$folder/probes_$steps"
+    done
+done
