@@ -6,6 +6,7 @@ import functools
 import pytest
 import torch
 from conftest import leaves, refused, same, tiny_net, tiny_task, tiny_trainer, train
+from image_noise import tree, turn, zipped
 from lightning.pytorch.loggers import CSVLogger
 from official_files import changed_training
 from runs import StopAt, fit
@@ -80,6 +81,41 @@ def test_every_other_difference_is_said_in_one_line(tmp_path, monkeypatch, caplo
     for change in (*changed, "model.optim.betas [0.8, 0.9] (was [0.9, 0.99])", "trainer.max_steps 3 (was 2)"):
         assert change in line
     assert line.count("was") == 5
+
+
+def test_other_images_of_the_same_counts_are_refused_unless_data_is_allowed(tmp_path, monkeypatch, caplog, capsys):
+    names = [f"{kind}/{i}.png" for kind in ("cat", "dog") for i in range(4)]
+    folder = tree(tmp_path / "images", names)
+    zipped(folder, tmp_path / "images.zip")
+    flags = ["--data=Images", f"--data.path={tmp_path / 'images.zip'}", "--data.image_size=8", "--data.batch_size=4"]
+    flags += ["--data.channels=1", "--model.net.num_classes=2", *TINY]
+    flags += ["--trainer.callbacks+=uvit_decay.callbacks.LastCheckpoint"]
+    train(monkeypatch, tmp_path, "fit", *flags, "--trainer.max_steps=2")
+    (path,) = (tmp_path / "runs").rglob("last.ckpt")
+    flags += [f"--ckpt_path={path}", "--trainer.max_steps=3"]
+    turn(folder / "cat" / "1.png")
+    zipped(folder, tmp_path / "images.zip")
+    assert "--resume.allow '[data]'" in refused(capsys, train, monkeypatch, tmp_path, "fit", *flags)
+    train(monkeypatch, tmp_path, "fit", *flags, "--resume.allow=data")
+    assert len(said(caplog)) == 1
+
+
+def test_a_run_with_the_former_fingerprint_resumes_and_stores_the_new_one(trained, tmp_path, digits):
+    def age(contents):
+        contents["uvit_decay"]["data_hash"] = digits.former_fingerprint
+
+    def replace(contents):
+        contents["uvit_decay"]["data_hash"] = "0" * 64
+
+    task = tiny_task()
+    task.settings = torch.load(trained, weights_only=True).get("settings") or {"seed_everything": 0}
+    path = changed_training(trained, tmp_path, age)
+    fit(tmp_path / "run", max_steps=13, ckpt_path=path, task=task)
+    stored = torch.load(tmp_path / "run" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert stored["uvit_decay"]["data_hash"] == digits.fingerprint
+    other = changed_training(trained, tmp_path, replace)
+    with pytest.raises(UserError, match="00000000.*--resume.allow"):
+        fit(tmp_path / "other", max_steps=13, ckpt_path=other, task=task)
 
 
 @pytest.mark.parametrize(

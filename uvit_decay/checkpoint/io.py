@@ -51,8 +51,7 @@ class ModelCard:
         latents: latent space of the data; None for pixels.
         weighting: weighting of the loss; None if it is not known, as for imported files.
         class_hash: sha256 of the class names of the data; None if it is not known.
-        data_hash: fingerprint of the training data, which is that of the same list of images in any folder; None if it
-            is not known.
+        data_hash: `ImageData.fingerprint` of the training data, the same in any folder; None if it is not known.
         weights: set of weights in an exported file; None for a .ckpt, which may have both.
 
     Raises:

@@ -204,6 +204,22 @@ def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]
         yield fetch
 
 
+def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[tuple[int, ...]]:
+    """Return the size in bytes of each file at the indices `chosen`, in a zip also its CRC-32; no file is read.
+
+    Raises:
+        UserError: a file of a folder is gone, or the zip cannot be opened.
+    """
+    if index.spans is not None:
+        return [(size,) for size in index.spans[list(chosen), 2].tolist()]
+    if path.is_dir():
+        with explained(f"{path} has changed", OSError):
+            return [(os.stat(path / index.names[i]).st_size,) for i in chosen]
+    archive, _ = _open_zip(path)
+    members = (archive.getinfo(index.names[i]) for i in chosen)
+    return [(member.file_size, member.CRC) for member in members]
+
+
 def _read_span(source: Path | BinaryIO, offset: int = 0, size: int | None = None) -> bytes:
     with open_file(source) if isinstance(source, Path) else nullcontext(source) as file:
         size = os.fstat(file.fileno()).st_size if size is None else size

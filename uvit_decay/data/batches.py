@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from uvit_decay.data.decoding import Crop
+from uvit_decay.data.fingerprint import SPREAD_IMAGES, hash_array, spread
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator, uniform
 
@@ -40,6 +41,10 @@ class ImageSet(ABC):
         """Return the images of `self[indices]`."""
         return self[indices][0]
 
+    def content_hash(self) -> str:
+        """Return the SHA-256 of 64 stored images, spread evenly; sets that know their files or bytes hash all."""
+        return hash_array(self.stored(spread(len(self), SPREAD_IMAGES)))
+
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
         """Return `self[indices]` with images mirrored (left to right) where the bool tensor `mirror` (b,) is True."""
         images, labels = self[indices]
@@ -56,6 +61,10 @@ class InMemory(ImageSet):
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         chosen = torch.tensor(indices, dtype=torch.int64)  # the dtype is needed for an empty list
         return self.images[chosen.to(self.images.device, non_blocking=True)], self.labels[chosen]
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of all images."""
+        return hash_array(self.images)
 
     def to(self, device: torch.device) -> InMemory:
         """Return this set with its images on `device`."""

@@ -56,6 +56,7 @@ class ImageData(LightningDataModule):
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
+        self._fingerprint: str | None = None
         self.latents: LatentSpace | None = None  # None for pixels
         self.micro_batches = 1  # accumulated on each device for a global batch
         self._in_steps: dict[str, Any] = {}  # settings of the trainer as they were given
@@ -68,9 +69,26 @@ class ImageData(LightningDataModule):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the number, classes and labels of the training images in their order; needs `setup`."""
+        """SHA-256 of the training images, their classes and labels, in their order; needs `setup`.
+
+        It is computed once, so that all checkpoints of a run have the same one.
+        """
+        if self._fingerprint is None:
+            self._fingerprint = sha256((self.former_fingerprint + self.content_hash()).encode()).hexdigest()
+        return self._fingerprint
+
+    @property
+    def former_fingerprint(self) -> str:
+        """SHA-256 of the number, classes and labels of the training images, without the images; needs `setup`.
+
+        Checkpoints of 0.2.0 before its release have this fingerprint, and are resumed if it is equal.
+        """
         labels = sha256(self.train.labels.numpy().tobytes())
         return sha256((class_hash(self.class_names) + labels.hexdigest()).encode()).hexdigest()
+
+    def content_hash(self) -> str:
+        """Return a SHA-256 that identifies the stored training images; no image file is decoded."""
+        return self.train.content_hash()
 
     @abstractmethod
     def load(self) -> None:
@@ -91,6 +109,7 @@ class ImageData(LightningDataModule):
             raise UserError("validate needs test data: set --data.test_path or, where the data have it, --data.holdout")
         sampler = self._train_sampler()  # checks the batch size before any slow work
         if stage == "fit" and self.trainer is not None:
+            _ = self.fingerprint  # of the images as they are now, not at the first checkpoint
             self._accumulate(sampler)
 
     def teardown(self, stage: str) -> None:

@@ -13,6 +13,7 @@ from uvit_decay.class_names import class_list
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.decoding import Crop, centre_crop
+from uvit_decay.data.fingerprint import hash_files
 from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
@@ -75,6 +76,7 @@ class Images(ImageData):
         check_numbers("[0, inf)", memory_gb=memory_gb)
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
         self.classes = classes
+        self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
 
     @property
@@ -89,6 +91,7 @@ class Images(ImageData):
         listing = list_images(self.path, classes)
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
+        self._training_files = listing, training
         self.train = self._train_set(listing, training)
         if self.test_path is not None:
             test = list_images(self.test_path, classes)
@@ -99,6 +102,11 @@ class Images(ImageData):
             self.test = self._set(listing, held_out)
         if isinstance(self.train, InMemory):
             self.num_workers = 0
+
+    def content_hash(self) -> str:
+        """Return the SHA-256 of names and sizes of the training files; it does not depend on `memory_gb`."""
+        listing, chosen = self._training_files
+        return hash_files(listing, chosen)
 
     def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
         """Return sorted indices for training and held-out ones, the same share of every class."""

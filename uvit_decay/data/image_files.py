@@ -20,7 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from uvit_decay.class_names import class_hash
-from uvit_decay.data.archives import ArchiveIndex, find, opened
+from uvit_decay.data.archives import ArchiveIndex, file_states, find, opened
 from uvit_decay.data.decoding import Crop, centre_crop, check_shape, decode, formats, open_image
 from uvit_decay.runtime.concurrency import in_threads
 from uvit_decay.runtime.errors import UserError
@@ -44,7 +44,20 @@ class Listing:
 
     def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
         """Open the files; see `archives.opened`."""
-        return opened(self.path, ArchiveIndex(self.members, self.tars, self.spans))
+        return opened(self.path, self._index)
+
+    @property
+    def in_archive(self) -> bool:
+        """Whether the images are members of a zip or tar, whose sizes are known without touching each file."""
+        return self.spans is not None or not self.path.is_dir()
+
+    def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the size in bytes of each image file at the indices `chosen`, in a zip also its CRC-32."""
+        return file_states(self.path, self._index, chosen)
+
+    @property
+    def _index(self) -> ArchiveIndex:
+        return ArchiveIndex(self.members, self.tars, self.spans)
 
 
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:

@@ -104,7 +104,8 @@ def other_settings(contents: Mapping[str, Any], card: ModelCard, task: Lightning
         UserError: a run of train.py has other data, and `task.allowed` does not name them.
     """
     found = differences(contents.get("settings") or {}, task.settings)
-    if card.data_hash == data.fingerprint:  # the same images, in another place
+    # A run of commit afd6c43 stored the former fingerprint, of classes and labels alone; it resumes, too.
+    if card.data_hash in (data.fingerprint, data.former_fingerprint):  # the same images, in another place
         found = [change for change in found if change.name != "data.path"]
     elif card.data_hash is not None:
         other = Change("data", f"{card.data} ({card.data_hash[:8]})", f"{data.name} ({data.fingerprint[:8]})", "")

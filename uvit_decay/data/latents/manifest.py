@@ -93,6 +93,12 @@ class Manifest:
         """SHA-256 of the settings and the image names, stored in each shard."""
         return hashlib.sha256(json.dumps(dict(_settings(self))).encode()).hexdigest()
 
+    @property
+    def content_hash(self) -> str:
+        """SHA-256 of `fingerprint` and of the statistics, which other images of the same names would change."""
+        statistics = None if self.statistics is None else asdict(self.statistics)
+        return hashlib.sha256(json.dumps([self.fingerprint, statistics]).encode()).hexdigest()
+
     def write(self, folder: Path) -> None:
         """Replace the folder's manifest atomically."""
         values = asdict(self)

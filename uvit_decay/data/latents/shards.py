@@ -155,6 +155,10 @@ class LatentSet(ImageSet):
     def __getitem__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return self._rows(indices, [0] * len(indices)), self.labels[indices]
 
+    def content_hash(self) -> str:
+        """Return the SHA-256 of the manifest's settings, image names and statistics, in any folder."""
+        return self.manifest.content_hash
+
     def mirrored(self, indices: list[int], mirror: Tensor) -> tuple[Tensor, Tensor]:
         """Return the mirror images' moments where `mirror` is True; flipped latents would decode to other images."""
         return self._rows(indices, mirror.long().tolist()), self.labels[indices]

@@ -1,0 +1,113 @@
+"""Fingerprints of training images: equal for the same images anywhere, different for others of the same counts."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from image_noise import tarred, tree, turn, zipped
+
+from uvit_decay.data import AugmentedImages, Digits, Images, Latents
+from uvit_decay.data import fingerprint as module
+from uvit_decay.data.archives import ArchiveIndex, file_states
+from uvit_decay.data.batches import ImageSet, InMemory
+from uvit_decay.data.fingerprint import hash_files, spread
+from uvit_decay.data.image_files import list_images
+
+NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
+
+
+def print_of(path, **options):
+    data = Images(str(path), image_size=8, batch_size=2, **options)
+    data.setup()
+    return data.fingerprint, data.former_fingerprint
+
+
+def test_another_zip_of_the_same_names_and_sizes_has_another_fingerprint(tmp_path):
+    folder = tree(tmp_path / "one", NAMES)
+    before = print_of(zipped(folder, tmp_path / "one.zip"))
+    shutil.copy(tmp_path / "one.zip", tmp_path / "moved.zip")
+    assert print_of(tmp_path / "moved.zip") == before
+    turn(folder / "cat" / "2.bmp")
+    after = print_of(zipped(folder, tmp_path / "two.zip"))
+    assert after[0] != before[0]
+    assert after[1] == before[1]  # the fingerprint of commit afd6c43
+
+
+@pytest.mark.parametrize("pack", [lambda folder, file: folder, tarred, zipped])
+def test_names_and_sizes_count_and_places_do_not(tmp_path, pack):
+    folder = tree(tmp_path / "one", NAMES)
+    before = print_of(pack(folder, tmp_path / "one.archive"))[0]
+    shutil.copytree(folder, tmp_path / "copy" / "deeper")
+    assert print_of(pack(tmp_path / "copy", tmp_path / "copy.archive"))[0] == before
+    larger = tree(tmp_path / "larger", NAMES)
+    tree(larger, NAMES[-1:], size=9)
+    assert print_of(pack(larger, tmp_path / "larger.archive"))[0] != before
+    (folder / "cat" / "2.bmp").rename(folder / "cat" / "2b.bmp")
+    assert print_of(pack(folder, tmp_path / "renamed.archive"))[0] != before
+
+
+def test_the_held_out_images_do_not_count_and_memory_and_crops_do_not_matter(tmp_path):
+    folder = tree(tmp_path / "one", NAMES)
+    first = print_of(folder)[0]
+    assert print_of(folder, memory_gb=0.0)[0] == first
+    assert print_of(folder, holdout=0.5)[0] != first
+    data = AugmentedImages(str(folder), image_size=8, batch_size=2)
+    data.setup()
+    assert data.fingerprint == first
+
+
+def test_a_large_folder_is_asked_for_few_sizes(tmp_path, monkeypatch):
+    listing, asked = list_images(tree(tmp_path, [f"{i:02}.bmp" for i in range(20)])), []
+
+    def counted(path, index: ArchiveIndex, chosen):
+        asked.extend(chosen)
+        return file_states(path, index, chosen)
+
+    monkeypatch.setattr(module, "MOST_SIZES", 5)
+    monkeypatch.setattr("uvit_decay.data.image_files.file_states", counted)
+    hash_files(listing, range(1, 20))
+    assert asked == [1, 5, 10, 15, 19]  # of these 19: the first, the last and what lies evenly between them
+
+
+@pytest.mark.parametrize(("total", "most"), [(3, 5), (5, 5), (1_281_167, 10_000)])
+def test_a_spread_has_both_ends_and_no_index_twice(total, most):
+    chosen = spread(total, most)
+    assert (len(set(chosen)), chosen[0], chosen[-1]) == (min(total, most), 0, total - 1)
+
+
+def test_arrays_are_compared_by_all_their_values():
+    data, other = Digits(), Digits()
+    data.setup()
+    other.load()
+    other.train.images[1000, 0, 3, 3] ^= 1
+    assert data.fingerprint != other.fingerprint
+    assert data.former_fingerprint == other.former_fingerprint
+
+
+def test_a_set_of_the_users_is_compared_by_some_of_its_images():
+    class Doubled(ImageSet):
+        def __init__(self, images):
+            self.images, self.labels = images, torch.zeros(len(images), dtype=torch.int64)
+
+        def __getitem__(self, indices):
+            return self.images[indices] * 2, self.labels[indices]
+
+    images = torch.arange(100 * 4, dtype=torch.uint8).reshape(100, 1, 2, 2)
+    first = Doubled(images).content_hash()
+    assert first == InMemory(images[spread(100, 64)] * 2, torch.zeros(64)).content_hash()
+    assert first != Doubled(images + 1).content_hash()
+
+
+def test_latents_are_compared_by_their_settings_and_statistics(encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "moved")
+    prints = []
+    for path in (encoded, tmp_path / "moved"):
+        data = Latents(str(path), batch_size=2)
+        data.setup()
+        prints.append(data.fingerprint)
+    assert prints[0] == prints[1]
+    manifest = data.train.manifest
+    shifted = tuple(value + 1e-3 for value in manifest.statistics.mean)
+    other = replace(manifest, statistics=replace(manifest.statistics, mean=shifted))
+    assert replace(manifest, source="elsewhere").content_hash == manifest.content_hash != other.content_hash
