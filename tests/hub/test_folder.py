@@ -20,11 +20,12 @@ from torch import nn
 
 from uvit_decay.autoencoder import Autoencoder
 from uvit_decay.checkpoint import load
-from uvit_decay.checkpoint.io import WEIGHTS
+from uvit_decay.checkpoint.io import INDEX, WEIGHTS
 from uvit_decay.commands.convert import main
 from uvit_decay.diffusion.noise_path import VP, DDPMLinear
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of
+from uvit_decay.hub.pipeline import named
 from uvit_decay.nn import SiT, UViT
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import PARTIAL
@@ -164,26 +165,76 @@ def test_what_a_loaded_pipeline_saves_loads_again(digits, tmp_path):
 def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, tmp_path):
     folder = export(latent_sit, tmp_path / "folder")
     (folder / "notes.txt").write_text("mine")
+    (folder / "my_uvit_decay_notes.py").write_text("mine")
     (folder / ".partial").mkdir()  # of a killed program
-    (folder / "uvit_decay_decaypipeline_0_0_1.py").touch()  # of an older version
+    older = code_file(folder, "another pipeline")
     export(BUNDLED, folder)
+    assert not older.exists()
     left = {path.relative_to(folder) for path in folder.rglob("*")}
-    assert {str(path) for path in left} - {"notes.txt"} == {str(p.relative_to(digits)) for p in digits.rglob("*")}
+    assert {str(path) for path in left} - {"notes.txt", "my_uvit_decay_notes.py"} == {str(p.relative_to(digits)) for p in digits.rglob("*")}
     assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
+
+
+def code_file(folder, text):
+    """A file of Python under the name that an export gives to this text."""
+    path = folder / f"{named('DecayPipeline', text).name}.py"
+    path.write_text(text)
+    return path
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", INDEX, "vae/mine.txt", "vae/config.json/mine.txt", "denoiser/mine.py", "denoiser", "uvit_decay_x.py"],
+)
+def test_files_of_a_user_are_never_replaced(name, tmp_path):
+    """In a folder of other origin: none of them makes it an earlier export."""
+    path = tmp_path / "folder" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(UserError, match=re.escape(str(tmp_path / "folder"))):
+        export(BUNDLED, tmp_path / "folder")
+    assert contents(tmp_path) == {path: b"mine"}
+
+
+@pytest.mark.parametrize("name", ["README.md", INDEX, "vae/mine.txt", "denoiser/mine.txt", "code", ".partial/mine.txt"])
+def test_files_of_a_user_in_an_earlier_export_are_never_replaced(name, digits, tmp_path):
+    folder = shutil.copytree(digits, tmp_path / "folder")
+    path = next(folder.glob("*.py")) if name == "code" else folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    before = contents(folder)
+    with pytest.raises(UserError, match=re.escape(str(folder))):
+        export(BUNDLED, folder)
+    assert contents(folder) == before
+
+
+def test_a_saved_pipeline_leaves_the_python_files_of_a_user(digits, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    mine, older = folder / "my_uvit_decay_notes.py", code_file(folder, "another pipeline")
+    mine.write_text("mine")
+    opened(digits).save_pretrained(folder)
+    assert mine.read_text() == "mine"
+    assert not older.exists()
 
 
 @pytest.mark.parametrize("limit", [100, 100_000], ids="at {} bytes".format)
 def test_a_full_disk_leaves_the_earlier_export(digits, tmp_path, limit):
     folder = shutil.copytree(digits, tmp_path / "folder")
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    before = contents(folder)
     with full_disk(limit), pytest.raises(UserError, match=f"cannot write {folder}"):
         export(BUNDLED, folder)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
 
 
 def test_a_killed_export_can_be_repeated(digits, tmp_path):
     folder = tmp_path / "folder"
     (folder / PARTIAL).mkdir(parents=True)
+    shutil.copy(digits / INDEX, folder / PARTIAL)  # the last entry
     shutil.copytree(digits / "denoiser", folder / "denoiser")  # killed while entries were moved
     assert stacked(opened(export(BUNDLED, folder))(class_labels=[1]).images).shape == (1, 8, 8, 1)
 
@@ -210,7 +261,6 @@ def test_what_cannot_be_exported_is_one_line(tmp_path):
     for file, target, options, message in (
         (encoder, tmp_path / "folder", {}, "which makes no images"),
         (BUNDLED, tmp_path / "folder", {"vae": "x"}, "is one of pixels"),
-        (BUNDLED, tmp_path, {}, "is not empty, and no earlier export"),
     ):
         with pytest.raises(UserError, match=message):
             export(file, target, **options)

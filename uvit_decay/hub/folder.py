@@ -15,18 +15,18 @@ from safetensors import SafetensorError
 from uvit_decay import __version__
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.checkpoint import Checkpoint, load
-from uvit_decay.checkpoint.io import AUTOENCODER, INDEX, KEY, WEIGHTS
+from uvit_decay.checkpoint.io import INDEX, KEY, WEIGHTS
 from uvit_decay.checkpoint.official.common import IMPORTED
 from uvit_decay.class_names import synonyms
 from uvit_decay.hub.bundle import bundle
 from uvit_decay.hub.denoiser import DecayedDenoiser, SiTDenoiser, UViTDenoiser
-from uvit_decay.hub.pipeline import HOME, DecayPipeline, code_of, write_files
+from uvit_decay.hub.earlier import README, TAG, replaceable
+from uvit_decay.hub.pipeline import DecayPipeline, code_of, write_files
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.files import PARTIAL, check_writable, claimed, refilling
+from uvit_decay.runtime.files import check_writable, claimed, refilling
 from uvit_decay.runtime.tensor_files import load_tensors, save_tensors
 from uvit_decay.sampling_options import Weights
 
-README = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")
 TASK = "unconditional-image-generation"  # the only one of the Hub for images without text, also by class
 HUB_DATA = {"cifar10": "uoft-cs/cifar10", "cifar100": "uoft-cs/cifar100"}  # our names of sets: those of the Hub
@@ -39,20 +39,18 @@ def export_folder(
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 
     The folder needs torch and diffusers, but not this package. It is a new one, an empty one, or one of an earlier
-    export, whose other files stay. Returns the lines of Python that load it; see `uvit-decay export --help`.
+    export, of which only the files that the export wrote are replaced. Returns the lines of Python that load it; see `uvit-decay export --help`.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
+    replaceable(target)  # a UserError before anything is written
     check_writable(target, folder=True)
-    exported = any(target.glob(f"*{HOME}_*.py")) or (target / PARTIAL).is_dir()  # perhaps by a killed program
-    if not exported and any(not path.name.startswith(".") for path in target.iterdir()):
-        raise UserError(f"{target} is not empty, and no earlier export: its files would be mixed with the new ones")
     checkpoint = load(source, weights)
     checkpoint.check_denoiser()
     autoencoder = decoder(checkpoint.card.latents, vae, "cpu")
     pipeline = pipeline_of(checkpoint, autoencoder)
     full = explained(f"cannot write {target}", SafetensorError)  # by which safetensors reports a full disk, too
-    with claimed(target), refilling(target, INDEX, stale=(f"*{HOME}_*.py", AUTOENCODER)) as folder, full:
+    with claimed(target), refilling(target, INDEX, replaceable(target)) as folder, full:
         pipeline.save_pretrained(folder)
         metadata, state = load_tensors(folder / WEIGHTS, verify=False)  # gets the card, and checksums
         card = replace(checkpoint.card, latents=pipeline.denoiser.space)
@@ -106,7 +104,7 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
         library_name="diffusers",
         pipeline_tag=TASK,
         license=license or "unknown",
-        tags=["uvit_decay", "decayed-identity-shortcuts", type(net).__name__.lower(), kind],
+        tags=["uvit_decay", TAG, type(net).__name__.lower(), kind],
         datasets=data and [data],
     )
     return Readme.from_template(

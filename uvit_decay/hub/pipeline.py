@@ -9,6 +9,7 @@ on grids of 1000 levels and have no form of most of our samplers, so the denoise
 # and knows neither strings nor `X | None` there.
 import inspect
 import json
+import re
 import sys
 from collections.abc import Sequence
 from hashlib import sha256
@@ -23,6 +24,7 @@ from torch import Tensor
 
 HOME, INDEX, COMPONENT = "uvit_decay", "model_index.json", "denoiser"
 LARGEST_SEED = 2**63 - 1  # that torch.randint draws
+CODE = re.compile(rf"_{HOME}_[a-z]+_[0-9a-f]{{8}}")  # names of files of Python, see `named`
 OUTPUTS = ("pil", "np", "pt", "latent")
 OutputType = Literal["pil", "np", "pt", "latent"]
 
@@ -201,10 +203,21 @@ def named(kind: str, text: str) -> CodeFile:
     return CodeFile(kind, f"_{HOME}_{kind.lower()}_{sha256(text.encode()).hexdigest()[:8]}", text)
 
 
+def is_own_code(path: Path) -> bool:
+    """Return whether `named` gave this file its name, whose last part is the hash of the file's contents."""
+    if not CODE.fullmatch(path.stem) or path.suffix != ".py" or not path.is_file():
+        return False
+    return path.stem.endswith(sha256(path.read_bytes()).hexdigest()[:8])
+
+
 def write_files(folder: Path, pipeline: CodeFile, denoiser: CodeFile) -> None:
-    """Write both files into a folder of diffusers, in place of those that are there, and name them in its index."""
-    for old in (*folder.glob(f"*{HOME}_*.py"), *folder.glob(f"{COMPONENT}/*{HOME}_*.py")):
-        old.unlink()
+    """Write both files into a folder of diffusers, remove those of earlier exports, and name the new ones in its index.
+
+    Files that are not from an export stay, whatever their names.
+    """
+    for old in (*folder.glob("*.py"), *folder.glob(f"{COMPONENT}/*.py")):
+        if is_own_code(old):
+            old.unlink()
     (folder / f"{pipeline.name}.py").write_text(pipeline.text)
     (folder / COMPONENT / f"{denoiser.name}.py").write_text(denoiser.text)
     index = json.loads((folder / INDEX).read_text())

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from glob import escape
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO
 
@@ -77,8 +76,8 @@ def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Pa
     """Yield an empty folder whose entries replace those of `folder` when the context ends without error.
 
     The file `last`, without which the folder is of no use, is removed first and written last: a crash leaves the old
-    entries, the new ones, or a folder without `last`. Other entries stay, except those that match the globs `stale`.
-    The folder must be claimed.
+    entries, the new ones, or a folder without `last`. The old entries named in `stale` are removed; others stay unless
+    a new entry has the same name. The folder must be claimed.
     """
     partial = folder / PARTIAL
     with writing(folder):
@@ -87,8 +86,8 @@ def refilling(folder: Path, last: str, stale: Sequence[str] = ()) -> Iterator[Pa
             partial.mkdir()
             yield partial
             (folder / last).unlink(missing_ok=True)
-            for old in chain.from_iterable(map(folder.glob, stale)):
-                _remove(old)
+            for name in stale:
+                _remove(folder / name)
             for entry in sorted(partial.iterdir(), key=lambda entry: entry.name == last):
                 _remove(folder / entry.name)
                 entry.replace(folder / entry.name)
