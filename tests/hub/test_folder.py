@@ -171,7 +171,9 @@ def test_an_export_replaces_an_earlier_one_and_nothing_else(latent_sit, digits, 
     export(BUNDLED, folder)
     assert not older.exists()
     left = {path.relative_to(folder) for path in folder.rglob("*")}
-    assert {str(path) for path in left} - {"notes.txt", "my_uvit_decay_notes.py"} == {str(p.relative_to(digits)) for p in digits.rglob("*")}
+    assert {str(path) for path in left} - {"notes.txt", "my_uvit_decay_notes.py"} == {
+        str(p.relative_to(digits)) for p in digits.rglob("*")
+    }
     assert stacked(opened(folder)(class_labels=[1], output_type="pil").images).shape == (1, 8, 8, 1)
 
 

@@ -39,7 +39,8 @@ def export_folder(
     """Write a folder that `DiffusionPipeline.from_pretrained(target, trust_remote_code=True)` loads.
 
     The folder needs torch and diffusers, but not this package. It is a new one, an empty one, or one of an earlier
-    export, of which only the files that the export wrote are replaced. Returns the lines of Python that load it; see `uvit-decay export --help`.
+    export, of which only the files that the export wrote are replaced.
+    Returns the lines of Python that load it; see `uvit-decay export --help`.
     """
     if license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license):
         raise UserError(f"--license {license!r}: give its short name on the Hub, such as mit or cc-by-nc-4.0")
