@@ -10,6 +10,8 @@ import pytest
 from conftest import ROOT, sample
 from programs import ranks
 
+from uvit_decay.commands import sample as sample_command
+from uvit_decay.commands import train
 from uvit_decay.runtime.distributed import (
     Processes,
     _interface,
@@ -142,6 +144,47 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"), Processes.launched():
+        pass
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE"])
+@pytest.mark.parametrize("value", ["x", "", "-1"])
+def test_malformed_variables_of_a_launcher_are_refused(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=name), Processes.launched():
+        pass
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK"])
+def test_lightning_never_sees_a_malformed_variable(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "x")
+    for main in (train.main, sample_command.main):
+        with pytest.raises(SystemExit) as stop:
+            main(["fit"])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 2
+        assert name in line
+
+
+@pytest.mark.parametrize(("visible", "local_rank", "expected"), [(1, 3, 0), (1, 0, 0), (4, 3, 3), (4, 0, 0)])
+def test_a_process_takes_its_gpu(monkeypatch, visible, local_rank, expected):
+    chosen = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: visible)
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr(Processes, "current", lambda: Processes(local_rank, 4, local_rank))
+    with Processes.launched():
+        pass
+    with Processes.launched(device="cpu"):  # takes none
+        pass
+    assert chosen == [expected]
+
+
+def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr(Processes, "current", lambda: Processes(2, 4, 2))
+    with pytest.raises(UserError, match="LOCAL_RANK"), Processes.launched():
         pass
 
 

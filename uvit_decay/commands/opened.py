@@ -24,7 +24,7 @@ def opened(
         device: its name; None takes the GPU of this process, if there is one.
         timeout: how long a process waits for another one; None: half an hour.
     """
-    with Processes.launched(timeout) as processes:
+    with Processes.launched(timeout, device) as processes:
         if ckpt is not None:
             processes.check_file(ckpt)
         yield processes, pick_device(device, processes.local_rank)

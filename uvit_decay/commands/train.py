@@ -26,6 +26,7 @@ from collections.abc import Sequence
 
 from uvit_decay.runtime.command_line import did_you_mean, respelled
 from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.launcher import check_launcher_variables
 from uvit_decay.runtime.program import bundled, localised
 from uvit_decay.runtime.signals import stoppable
 
@@ -39,6 +40,7 @@ def main(words: Sequence[str]) -> None:
 
 
 def _run(words: Sequence[str]) -> None:
+    check_launcher_variables()  # before Lightning is imported, which reads them
     args = respelled(words, "-", "_")
     if args in (["-h"], ["--help"]):
         print(localised(__doc__))

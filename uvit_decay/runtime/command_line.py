@@ -35,6 +35,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NoReturn, Union, get_args, get_origin, get_type_hints
 
 from uvit_decay.runtime.errors import UserError, check_whole, user_errors
+from uvit_decay.runtime.launcher import check_launcher_variables
 from uvit_decay.runtime.program import localised
 
 ENTRY = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)  # of the section Args: of a docstring
@@ -98,6 +99,7 @@ def run(
         dropped: what to do instead of subcommands and --options that are gone, by their names.
     """
     with user_errors():
+        check_launcher_variables()
         parse(commands, sys.argv[1:] if args is None else args, about, prog, dropped)()
 
 

@@ -27,13 +27,14 @@ from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.download import checksum
 from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.launcher import check_launcher_variables
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 Value = TypeVar("Value")
 
 # How long a rank waits for the others, at the start and in a collective. In training all ranks work alike. Elsewhere it
-# is the longest work of one rank alone: a part of 64 batches, or the metrics of rank 0.
+# is the longest work of one rank alone: a part of at most 256 images, or the metrics of rank 0.
 TRAINING, TIMEOUT = timedelta(minutes=10), timedelta(minutes=30)
 COMPARED = 8  # images of a set by which processes find out whether theirs are the same
 FROM_OTHERS = re.compile("gloo|env://|pair closure", re.IGNORECASE)  # in messages of torch.distributed without a class
@@ -62,25 +63,29 @@ class Processes:
 
     @classmethod
     @contextmanager
-    def launched(cls, timeout: timedelta | None = None) -> Iterator[Processes]:
+    def launched(cls, timeout: timedelta | None = None, device: str | None = None) -> Iterator[Processes]:
         """Yield the process group of a script started by python, torchrun, accelerate launch or srun.
 
         It is destroyed when the context ends: others that wait for this process end, too.
 
         Args:
             timeout: how long a process waits for another one; None: TIMEOUT.
+            device: name of the device that the user asked for, such as "cpu"; None: the GPU of this process, if any.
 
         Raises:
-            UserError: the processes do not find one another, or there are more of them than GPUs on this machine.
+            UserError: the processes do not find one another, there are more of them than GPUs on this machine, or a
+                launcher's environment variable is malformed.
         """
+        check_launcher_variables()
         # torch.distributed.nn.functional keeps a reference to the group that exists at its import, which libraries do
         # at some time. That group and its threads would never end, and sometimes abort the process when Python exits.
         # So it is imported here, before there is a group.
         import torch.distributed.nn.functional
 
         keep_freed_memory()
+        takes_gpu = device is None and torch.cuda.is_available()
         here, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", 1)), torch.cuda.device_count()
-        if 0 < gpus < here:
+        if device is None and 0 < gpus < here:
             hint = f"start {gpus}, or hide the GPUs with CUDA_VISIBLE_DEVICES="
             raise UserError(f"{here} processes on a machine with {gpus} GPUs, but each needs one: {hint}")
         owned = requested()[0] > 1 and not dist.is_initialized()
@@ -91,8 +96,8 @@ class Processes:
                 dist.init_process_group("gloo", timeout=timeout or TIMEOUT)  # for objects on the CPU
         try:
             processes = cls.current()
-            if torch.cuda.is_available():
-                torch.cuda.set_device(processes.local_rank)
+            if takes_gpu:
+                torch.cuda.set_device(choose_gpu(processes.local_rank, gpus))
             yield processes
         finally:
             if owned:
@@ -252,10 +257,34 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def choose_gpu(local_rank: int, visible: int) -> int:
+    """Return the number of the GPU of this process, given how many GPUs it sees.
+
+    Some launchers show each process a GPU of its own (`srun --gpus-per-task=1`): then that GPU has number 0.
+
+    Raises:
+        UserError: there are several GPUs, but fewer than processes on this machine.
+    """
+    if visible == 1:
+        return 0
+    if local_rank >= visible:
+        raise UserError(
+            f"process {local_rank} of this machine (LOCAL_RANK) sees {visible} GPUs and needs one of its own; start "
+            f"{visible} processes, or show each its own GPU with --gpus-per-task=1"
+        )
+    return local_rank
+
+
 def pick_device(name: str | None, local_rank: int) -> torch.device:
-    """Return the device `name`, else the GPU of this process, else the CPU; raise a UserError if it does not work."""
-    if name is None:
-        name = f"{torch.accelerator.current_accelerator()}:{local_rank}" if torch.accelerator.is_available() else "cpu"
+    """Return the device `name`, otherwise the GPU of this process, otherwise the CPU.
+
+    Raises:
+        UserError: the device does not work, or no GPU is left for this process.
+    """
+    if name is None and torch.accelerator.is_available():
+        gpu = choose_gpu(local_rank, torch.accelerator.device_count())
+        name = f"{torch.accelerator.current_accelerator()}:{gpu}"
+    name = name or "cpu"
     with explained(f"--device {name}", RuntimeError, AssertionError, ImportError):
         tried = torch.zeros(1, device=name)
         tried.item()  # fails on the meta device
