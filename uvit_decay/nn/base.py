@@ -82,6 +82,27 @@ class Residual(Protocol):
     last_layers: tuple[str, ...]
 
 
+class Rows(NamedTuple):
+    """Some of the rows, or outputs, of the weight and the bias of a module.
+
+    Args:
+        module: name of the module.
+        part: which of the equal parts these rows are, from 0.
+        parts: number of equal parts; 1 stands for all rows.
+    """
+
+    module: str
+    part: int = 0
+    parts: int = 1
+
+
+@runtime_checkable
+class HasGates(Protocol):
+    """A block whose branches end in products with gates: it names the rows that compute them, in execution order."""
+
+    gates: tuple[Rows, ...]
+
+
 class DecayedNet(
     nn.Module,
     PyTorchModelHubMixin,
@@ -134,6 +155,18 @@ class DecayedNet(
     def branch_ends(self) -> list[str]:
         """Return the names of the last layers of the decayed branches, in execution order."""
         return [f"{name}.{end}" for name, block in self.decayed_blocks().items() for end in block.last_layers]
+
+    def branch_factors(self) -> list[Rows]:
+        """Return the rows to which the output of each decayed branch is proportional, in execution order.
+
+        They are the gate of a branch that has one (adaLN-Zero), and otherwise its last layer. With `silence` they start
+        at 0, so that a branch begins to move with them.
+        """
+        found = []
+        for name, block in self.decayed_blocks().items():
+            rows = block.gates if isinstance(block, HasGates) else [Rows(end) for end in block.last_layers]
+            found += [part._replace(module=f"{name}.{part.module}") for part in rows]
+        return found
 
     def decayed_blocks(self) -> dict[str, nn.Module]:
         """Return the decayed blocks by name in execution order, in which networks register them."""

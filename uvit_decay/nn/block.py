@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from uvit_decay.decay import decayed_add
+from uvit_decay.nn.base import Rows
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.runtime.errors import UserError, check_choice
 
@@ -154,6 +155,7 @@ class AdaLNBlock(nn.Module):
     """
 
     last_layers = ("attn.proj", "mlp.fc2")
+    gates = (Rows("adaLN_modulation.1", 2, 6), Rows("adaLN_modulation.1", 5, 6))
 
     def __init__(
         self,

@@ -14,9 +14,10 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from uvit_decay.nn.base import DecayedNet, Residual
+from uvit_decay.nn.base import Residual
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 from uvit_decay.runtime.optimizers import LARS, MUON, Muon
+from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.sharding import full
 
 Name = Literal["adamw", "muon", "lars", "sgd"]
@@ -24,6 +25,7 @@ DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine"]
 ADAM = ("exp_avg", "exp_avg_sq")
 BUFFERS = {"adamw": ADAM, "muon": ADAM, "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}  # at most
+GAIN_POWERS = {"adamw": 1, "muon": 1, "sgd": 2}  # of `rate_factors`; lars has none
 IN_PLACE = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}  # what may replace it; without either
 EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
 
@@ -60,8 +62,10 @@ class Optimization:
             see `Layered`, has the rate lr * layer_decay^(L + 1 - i).
         warmup_epochs: in place of `warmup_steps`: the warm-up in epochs, from 0 at the first step (MAE).
         min_lr: learning rate at the end of the cosine.
-        rate_over_gain: divide the learning rate of the last layer of each branch by the branch's gain, beta / P with P
-            the product of the alphas up to it, so that all branches move a network's function alike.
+        rate_over_gain: divide the learning rate of the last layer of each branch, or of its gate in SiT and DiT, by the
+            branch's gain, beta / P with P the product of the alphas up to it, so that each branch moves as in the
+            plain network. With sgd the rate is divided by the square of the gain. See
+            `uvit_decay.tasks.rate_over_gain`, also for why lars, and muon with gates, are refused.
     """
 
     lr: float | None = None
@@ -91,6 +95,10 @@ class Optimization:
         check_numbers("(0, 1]", layer_decay=self.layer_decay)
         for known, name in ((Name, "optimizer"), (DecayOn, "decay_on"), (Annealing, "schedule")):
             check_choice(known, **{name: getattr(self, name)})
+        if self.rate_over_gain and self.optimizer not in GAIN_POWERS:
+            flags = f"--model.optim.rate_over_gain true with --model.optim.optimizer {self.optimizer}"
+            others = " or ".join(GAIN_POWERS)
+            raise UserError(f"{flags}: no rate of a branch follows from its gain; set the optimizer to {others}")
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""
@@ -131,7 +139,7 @@ class Optimization:
         if self.layer_decay < 1.0 and not isinstance(net, Layered):
             raise UserError(f"layer_decay {self.layer_decay}: a {type(net).__name__} has no layers, set it to 1")
         groups: dict[tuple[int, bool, bool, float, bool], list[Tensor]] = {}
-        factors = self._factors(net)
+        factors = self._factors(net).of_parameters
         hidden = hidden_matrices(net) if self.optimizer == MUON else set()
         for name, parameter in net.named_parameters():
             before_last = len(net.layers) - net.layer_id(name) if self.layer_decay < 1.0 else 0
@@ -148,14 +156,15 @@ class Optimization:
             for (before_last, _, undecayed, factor, muon), parameters in sorted(groups.items())
         ]
 
-    def _factors(self, net: nn.Module) -> dict[str, float]:
-        """Return the factors of the learning rate by names of parameters, where they are not 1."""
+    def _factors(self, net: nn.Module) -> RateFactors:
+        """Return the factors of the learning rate, where they are not 1."""
         if not self.rate_over_gain:
-            return {}
-        if not isinstance(net, DecayedNet) or net.shortcuts.learned:
-            raise UserError(f"rate_over_gain: this {type(net).__name__} has no fixed shortcuts, set it to false")
-        ends = zip(net.branch_ends(), net.shortcuts.gains, strict=True)
-        return {f"{end}.{part}": 1 / gain for end, gain in ends for part in ("weight", "bias")}
+            return RateFactors()
+        factors = rate_factors(net, GAIN_POWERS[self.optimizer])
+        if factors.of_rows and self.optimizer == MUON:
+            flags = "--model.optim.rate_over_gain true with --model.optim.optimizer muon"
+            raise UserError(f"{flags}: muon updates the gates of a {type(net).__name__} with other rows; use adamw")
+        return factors
 
     def _decays(self, name: str, parameter: Tensor) -> bool:
         if self.decay_on == "all" or name == "alphas":
@@ -183,6 +192,9 @@ class Optimization:
         optimizer.register_load_state_dict_pre_hook(
             lambda ours, stored: {**stored, "param_groups": ours.state_dict()["param_groups"]}
         )
+        of_rows = self._factors(net).of_rows
+        if of_rows:
+            RowSteps(optimizer, [(net.get_parameter(name), factors) for name, factors in of_rows.items()])
         return optimizer
 
     def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,0 +1,101 @@
+"""Learning rates that make every branch of a decayed network move as in the plain network (`rate_over_gain`).
+
+A decayed network is a plain one whose branch k is multiplied by its gain g = beta / P (docs/how_it_works.md). Its
+branch is proportional to the rows W of one layer: to its gate, if it has one, and otherwise to its last layer
+(`DecayedNet.branch_factors`). So the plain network has the rows W' = g W, and the gradients are dL/dW = g dL/dW'. The
+decayed network stays equal to the plain one, without weight decay, if each step of g W equals the step of W':
+
+- **Adam, and Muon for a whole matrix**: a step does not depend on the scale of the gradient. The rate is lr / g.
+- **SGD**, with or without momentum: a step is proportional to the gradient, which has the factor g: lr / g^2.
+- **LARS**: no factor does this. The step of a matrix that is not 0 is proportional to its norm, which needs the factor
+  1. The step of a bias, and the first step of a matrix that starts at 0, are those of SGD, which need 1 / g^2.
+- **Muon for a gate**: no factor does this. A gate is some rows of a matrix, and Muon orthogonalises the whole update.
+
+With weight decay, the rows shrink at the corrected rate too: by the factor 1 - rate * weight_decay in a step of AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from uvit_decay.nn.base import DecayedNet
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.sharding import like, local
+
+
+@dataclass(frozen=True)
+class RateFactors:
+    """Factors of the learning rate, by the names of parameters.
+
+    Args:
+        of_parameters: numbers for whole parameters; other parameters have the factor 1.
+        of_rows: float64 tensors (rows,) for parameters whose rows have different factors.
+    """
+
+    of_parameters: dict[str, float] = field(default_factory=dict)
+    of_rows: dict[str, Tensor] = field(default_factory=dict)
+
+
+def rate_factors(net: nn.Module, power: int) -> RateFactors:
+    """Return the factors gain^-power of the rows to which the branches of `net` are proportional.
+
+    Raises:
+        UserError: a network without fixed shortcuts, or with alphas or betas that are not positive.
+    """
+    if not isinstance(net, DecayedNet) or net.shortcuts.learned:
+        raise UserError(f"rate_over_gain: this {type(net).__name__} has no fixed shortcuts, set it to false")
+    factors = RateFactors()
+    for rows, gain in zip(net.branch_factors(), net.shortcuts.gains, strict=True):
+        factor = 1 / gain**power
+        for name in (f"{rows.module}.weight", f"{rows.module}.bias"):
+            if rows.parts == 1:
+                factors.of_parameters[name] = factor
+                continue
+            count = net.get_parameter(name).shape[0]
+            of_all = factors.of_rows.setdefault(name, torch.ones(count, dtype=torch.float64))
+            each = count // rows.parts
+            of_all[rows.part * each : (rows.part + 1) * each] = factor
+    return factors
+
+
+class RowSteps:
+    """Hooks of an optimizer that multiply the steps of some rows of its parameters.
+
+    The parameters of a group have one rate, and a tensor is in one group. So these rows are set to
+    before + factor * (after - before) after each step of the optimizer. In AdamW and SGD the step of each number is
+    proportional to the rate, weight decay included. Their rows therefore move as in a group of their own with the rate
+    factor * lr, to the rounding of the parameter's dtype. The moments, which no rate changes, stay those of the whole
+    tensor, so that checkpoints have the same form as without.
+
+    Args:
+        optimizer: the optimizer.
+        factors: pairs of a parameter, which may be sharded, and the factors of its rows, (rows,).
+    """
+
+    def __init__(self, optimizer: Optimizer, factors: Iterable[tuple[Tensor, Tensor]]) -> None:
+        self.rows: list[tuple[Tensor, Tensor, Tensor]] = []  # this rank's part of a parameter, indices, their factors
+        self.before: list[Tensor] = []
+        for parameter, of_rows in factors:
+            ours = local(like(parameter, of_rows.to(parameter.dtype)))
+            indices = (ours != 1.0).nonzero().flatten()
+            self.rows.append((parameter, indices, ours[indices]))
+        optimizer.register_step_pre_hook(self.keep)
+        optimizer.register_step_post_hook(self.scale)
+
+    def keep(self, *_: Any) -> None:
+        """Copy the rows before a step."""
+        self.before = [local(p.detach()).index_select(0, indices) for p, indices, _ in self.rows]
+
+    def scale(self, *_: Any) -> None:
+        """Multiply the step of the rows after a step."""
+        for (parameter, indices, factors), before in zip(self.rows, self.before, strict=True):
+            part = local(parameter.detach())
+            factors = factors.view(-1, *[1] * (part.dim() - 1))
+            part.index_copy_(0, indices, torch.lerp(before, part.index_select(0, indices), factors))
+        self.before = []
