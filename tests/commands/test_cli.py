@@ -5,8 +5,10 @@ import json
 import pytest
 import yaml
 from conftest import ROOT, refused, train
+from jsonargparse import Namespace
 
 from uvit_decay.checkpoint import load
+from uvit_decay.commands.checks import unclip_latents
 
 SMALL = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.max_steps=2", "--trainer.limit_val_batches=1"]
 HUGE = str(10**22)
@@ -190,3 +192,30 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
 )
 def test_what_is_no_whole_command_is_one_line(tmp_path, monkeypatch, capsys, words, message):
     assert message in refused(capsys, train, monkeypatch, tmp_path, *words)
+
+
+def test_a_recipe_of_pixels_does_not_clip_latents(encoded, tmp_path, monkeypatch):
+    """configs/digits_sit.yaml has sampling.clip: true."""
+    sizes = ["--model.net.image_size=4", "--model.net.channels=4", "--model.net.num_classes=2", "--model.net.dim=16"]
+    data = ["--data=Latents", f"--data.path={encoded}", "--data.num_workers=0", "--data.batch_size=2"]
+    run = ["--trainer.callbacks=LastCheckpoint", "--trainer.max_steps=1", "--trainer.accelerator=cpu"]
+    train(monkeypatch, tmp_path, "fit", "--config", "digits_sit", *data, *sizes, *run)
+    (file,) = tmp_path.rglob("last.ckpt")
+    assert load(file).card.sampling.clip is None
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "clip"),
+    [
+        ("Latents", ["--config", "clip.yaml"], None),
+        ("Digits", ["--config", "clip.yaml"], True),
+        ("Latents", ["--model.sampling.clip", "true"], True),
+        ("Latents", ["--model.init_args.sampling.clip=true"], True),
+        ("Latents", ["--model.sampling", '{"clip":true}'], True),
+    ],
+)
+def test_latents_are_clipped_only_where_the_command_line_asks(data, words, clip):
+    model = Namespace(init_args=Namespace(sampling=Namespace(clip=True)))
+    config = Namespace(model=model, data=Namespace(class_path=f"uvit_decay.data.{data}"))
+    unclip_latents(config, words)
+    assert config.model.init_args.sampling.clip is clip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,7 +13,9 @@ from typing import Any, NoReturn
 import yaml
 from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities import rank_zero_info
 
+from uvit_decay.data.latents.module import Latents
 from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
 from uvit_decay.runtime.instantiate import DROPPED, UNUSED, renamed
@@ -32,6 +35,7 @@ LINKED = re.compile(r'"(model|data)": "seed"')  # both are set by --seed_everyth
 YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
+CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
 REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
     "reload_dataloaders_every_n_epochs": "it would repeat epoch 0; every epoch has an order of its own without it",
     "overfit_batches": "give --data.path a folder of few images, or set --trainer.limit_train_batches",
@@ -134,6 +138,30 @@ def _config(name: str) -> str:
     elif not path.is_fifo() and not isinstance(parse(read_text(path, 2**20), path, _load), dict):  # a pipe is read once
         raise UserError(f"{path} holds no settings, which are a mapping such as `seed_everything: 0`")
     return found
+
+
+def unclip_latents(config: Namespace, words: Sequence[str]) -> None:
+    """Switch off `sampling.clip` of a configuration where the data are latents, unless the command line sets it.
+
+    Clipping to [-1, 1] is for pixels; latents of unit variance exceed this range.
+
+    Args:
+        config: settings of a run; changed in place.
+        words: the command line.
+    """
+    sampling = config.model.init_args.get("sampling")
+    if not sampling or not sampling.get("clip") or not _is_latents(config.data.class_path):
+        return
+    if CLIP_FLAG.search(" ".join(words)):
+        rank_zero_info("warning: --model.sampling.clip clamps latents to [-1, 1] in sampling; it is meant for pixels")
+        return
+    sampling.clip = None
+    rank_zero_info("sampling.clip of the configuration is off: it is for pixels, --model.sampling.clip true forces it")
+
+
+def _is_latents(class_path: str) -> bool:
+    """Return whether a data module in a parsed configuration reads latents."""
+    return issubclass(pkgutil.resolve_name(class_path), Latents)
 
 
 def check_values(config: Namespace) -> None:

@@ -23,7 +23,7 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.resumption import AUTO, NAMES, finish_rotation, makes_folders, newest, settings_before
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.commands.checks import Parser, check_values, limit, located
+from uvit_decay.commands.checks import Parser, check_values, limit, located, unclip_latents
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
@@ -108,6 +108,7 @@ class CLI(LightningCLI):
         with explained("a --config is no text file", UnicodeDecodeError):
             self.config = parser.parse_args(renamed(located(rest)))
         check_values(self.config[self.config.subcommand])
+        unclip_latents(self.config[self.config.subcommand], rest)
 
     def _precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.
