@@ -27,6 +27,7 @@ from uvit_decay.runtime.validation import is_plain, parse, typed
 from uvit_decay.sampling_options import Weights
 
 KEY = "uvit_decay"  # key of the card in a .ckpt, and in the metadata of a .safetensors
+NET, OWN = "net.", "task."  # beginnings of names in the state_dict of a .ckpt: the network, what else a task trains
 VERSION = 1  # of the form of a card, to be raised when an older reader would misunderstand it
 HOME = "uvit_decay.nn"  # package of the networks that a file may name
 WEIGHTS = "denoiser/diffusion_pytorch_model.safetensors"  # in a folder that was exported for diffusers
@@ -247,7 +248,7 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     contents = read_training_checkpoint(path)
     card = ModelCard.from_dict(contents[KEY], path)
     state = typed(dict[str, Tensor], contents.get("state_dict"), f"state_dict of {path}")
-    state = without_prefix(state, "net.", path)
+    state = _network_state(state, path)
     callbacks = typed(dict[str, object], contents.get("callbacks"), f"callbacks of {path}")
     shadow = average(callbacks.get("EMA", {}), path)
     if weights == "ema" and not shadow:
@@ -255,6 +256,19 @@ def _read_training(path: Path, weights: Weights | None) -> StoredModel:
     if weights == "raw" or not shadow:
         return StoredModel(path, replace(card, weights="raw"), state)
     return StoredModel(path, replace(card, weights="ema"), state | shadow, frozenset(state.keys() - shadow.keys()))
+
+
+def _network_state(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """Return the weights `net.*` of a training checkpoint without this prefix.
+
+    A task stores `task.*` beside its network (`uvit_decay/tasks/own.py`), which is not read here.
+
+    Raises:
+        UserError: any other name.
+    """
+    if other := [name for name in state if not name.startswith((NET, OWN))]:
+        raise UserError(f"{path} is damaged: state_dict has {other[0]}, which is neither net.* nor task.*")
+    return {name.removeprefix(NET): value for name, value in state.items() if name.startswith(NET)}
 
 
 def average(state: object, where: object) -> dict[str, Tensor]:

@@ -41,7 +41,11 @@ def block_layers(blocks: Collection[str], denoiser: bool) -> tuple[Layer, ...]:
 
 @runtime_checkable
 class HasIntermediates(Protocol):
-    """Network with readable token states of `dim` features; the first `num_prefix_tokens` are none of patches."""
+    """Network with readable token states of `dim` features; the first `num_prefix_tokens` tokens are not patches.
+
+    For auxiliary losses its forward has an argument `layers`, indices into `layers`, ascending. If it is given, forward
+    returns (output, token states of these layers), otherwise the output alone.
+    """
 
     layers: tuple[Layer, ...]
     num_prefix_tokens: int
@@ -72,6 +76,15 @@ def states_of(
     """Yield the token states of these layers (ascending); later ones never run."""
     up_to_last = zip(range(layers[-1] + 1), net.forward_intermediates(x, *conditions), strict=False)
     return (state for i, state in up_to_last if i in layers)
+
+
+def last_and_kept(states: Iterator[Tensor], layers: Collection[int]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return the last of all token states, and the states of the layers with these indices, ascending."""
+    kept = []
+    for i, state in enumerate(states):
+        if i in layers:
+            kept.append(state)
+    return state, tuple(kept)
 
 
 def has_class_token(net: HasIntermediates) -> bool:

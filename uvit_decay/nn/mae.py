@@ -31,6 +31,7 @@ from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, ch
 Wiring = Literal["official", "decayed"]
 DecoderInput = Literal["latent", "positions"]
 Visible = Float[Tensor, "b seen d"]  # tokens [class, visible patches]
+Output = tuple[Float[Tensor, "b n k"], Float[Tensor, "b n"]]  # predicted patches and the mask
 
 
 class Masking(NamedTuple):
@@ -160,11 +161,16 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
             nn.init.zeros_(linear.weight)
 
     def forward(
-        self, x: Float[Tensor, "b c h w"], noise: Float[Tensor, "b n"], mask_ratio: float = 0.75
-    ) -> tuple[Float[Tensor, "b n k"], Float[Tensor, "b n"]]:
-        """Return the predicted patches, in the scale of `targets`, and the mask, 1 at removed patches.
+        self,
+        x: Float[Tensor, "b c h w"],
+        noise: Float[Tensor, "b n"],
+        mask_ratio: float = 0.75,
+        layers: tuple[int, ...] = (),
+    ) -> Output | tuple[Output, tuple[Visible, ...]]:
+        """Return the predicted patches (b, n, k), in the scale of `targets`, and the mask (b, n), 1 at removed patches.
 
-        `noise` is uniform; patches with the smallest values stay visible.
+        `noise` is uniform; patches with the smallest values stay visible. With `layers` return ((patches, mask), token
+        states of these layers of the encoder), see `HasIntermediates`; the tokens are [class, visible patches].
         """
         masking = self.masking(noise, mask_ratio)
         states = self._encode(x, masking.visible)
@@ -174,7 +180,8 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
                 y = self.skip[i](states[len(self.blocks) - 2 * i], y, masking.restore)
             y = self.run_block(block, y, None)
         with without_autocast(y):
-            return self.decoder_pred(self.decoder_norm(y))[:, 1:], masking.mask
+            output = self.decoder_pred(self.decoder_norm(y))[:, 1:], masking.mask
+        return (output, tuple(states[layer] for layer in layers)) if layers else output
 
     def masking(self, noise: Float[Tensor, "b n"], mask_ratio: float) -> Masking:
         """Return the masks: of n patches the floor(n (1 - mask_ratio)) with the smallest noise stay visible."""

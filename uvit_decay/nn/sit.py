@@ -28,7 +28,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
-from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
@@ -154,16 +154,19 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         return [*self.enc_blocks, *self.dec_blocks]
 
     def forward(
-        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b k h w"]:
+        self,
+        x: Float[Tensor, "b c h w"],
+        t: Float[Tensor, " b"],
+        y: Int[Tensor, " b"] | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> Float[Tensor, "b k h w"] | tuple[Float[Tensor, "b k h w"], tuple[Tokens, ...]]:
+        """Return the prediction; with `layers` also their token states, see `HasIntermediates`."""
         c = self._condition(t, y)
-        for state in self._states(x, c):
-            tokens = state
-        values = self.final_layer(tokens, c)
-        if not self.config["learn_sigma"]:
-            return unpatchify(values, self.channels)
-        images = unpatchify(values, 2 * self.channels)
-        return images if self.learned_variance else images[:, : self.channels]
+        tokens, states = last_and_kept(self._states(x, c), layers)
+        output = unpatchify(self.final_layer(tokens, c), self.channels * (2 if self.config["learn_sigma"] else 1))
+        if not self.learned_variance:
+            output = output[:, : self.channels]
+        return (output, states) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None

@@ -22,7 +22,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
-from uvit_decay.nn.intermediates import block_layers
+from uvit_decay.nn.intermediates import block_layers, last_and_kept
 from uvit_decay.runtime.errors import UserError, check_choice
 
 
@@ -125,13 +125,18 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         return [*self.in_blocks, self.mid_block, *self.out_blocks]
 
     def forward(
-        self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None
-    ) -> Float[Tensor, "b c h w"]:
-        for state in self.forward_intermediates(x, t, y):
-            tokens = state
+        self,
+        x: Float[Tensor, "b c h w"],
+        t: Float[Tensor, " b"],
+        y: Int[Tensor, " b"] | None = None,
+        layers: tuple[int, ...] = (),
+    ) -> Float[Tensor, "b c h w"] | tuple[Float[Tensor, "b c h w"], tuple[Tokens, ...]]:
+        """Return the prediction; with `layers` also their token states, see `HasIntermediates`."""
+        tokens, states = last_and_kept(self.forward_intermediates(x, t, y), layers)
         with without_autocast(tokens):
             patches = self.decoder_pred(self.norm(tokens))[:, self.num_prefix_tokens :]
-            return self.final_layer(unpatchify(patches, self.channels))
+            output = self.final_layer(unpatchify(patches, self.channels))
+        return (output, states) if layers else output
 
     def forward_intermediates(
         self, x: Float[Tensor, "b c h w"], t: Float[Tensor, " b"], y: Int[Tensor, " b"] | None = None

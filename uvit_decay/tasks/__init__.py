@@ -1,8 +1,9 @@
 """LightningModules that join a network and data for training."""
 
+from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.classify import ClassifyTask
 from uvit_decay.tasks.diffusion import DiffusionTask
 from uvit_decay.tasks.mae import MAETask
 
-__all__ = ["ClassifyTask", "DiffusionTask", "MAETask", "Task"]
+__all__ = ["AuxiliaryLoss", "ClassifyTask", "DiffusionTask", "MAETask", "Task"]

@@ -45,11 +45,13 @@ from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.sampling_options import Weights
+from uvit_decay.tasks.auxiliary import AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
+from uvit_decay.tasks.own import name_own_state, own_parameters
 from uvit_decay.tasks.resume import check, check_data, other_settings, restore_counters
 from uvit_decay.tasks.settings import Settings
-from uvit_decay.tasks.sharding import Sharded, compile_net, local, original_class
+from uvit_decay.tasks.sharding import Sharded, average_gradients, compile_net, local, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"
@@ -57,10 +59,19 @@ NEVER = 2**62  # a step that is never reached
 
 
 class Task(LightningModule):
-    """Base class of tasks that train `net`; subclasses define `loss`, and extend `setup` and `function_spec`.
+    """Base class of tasks that train `net`.
 
-    Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib; stops if a loss
-    is not finite.
+    Logs train/loss, train/lr, train/grad_norm, train/images_per_second, train/mfu and train/memory_gib, and train/aux/*
+    of auxiliary losses; stops if a loss is not finite.
+
+    A subclass defines `loss`. It may extend `setup`, which checks the data before training, and `function_spec`, the
+    description of what is trained that its checkpoints record and a resumed run must equal.
+
+    A task trains what it holds. Parameters beside `net` that need gradients, as those of a projector, have the learning
+    rate of the run and the weight decay that `decay_on` says for their shape; they are stored, restored and clipped as
+    the network's, and each must get a gradient in every step if there are several processes. Modules with trained
+    parameters are built in the constructor. A frozen module (requires_grad False) is neither trained nor stored.
+    Averages (EMA), samples, exports and model cards are of `net` alone.
 
     Args:
         net: the network, with the attributes of `uvit_decay.nn.base.ImageNetwork`.
@@ -69,16 +80,26 @@ class Task(LightningModule):
             and sampling work as without it. `auto` is true on CUDA GPUs, and false on CPUs, where it takes a minute to
             gain up to a fifth. On GPUs and where it is sharded the network is compiled block by block.
         seed: seed of all random numbers of training.
+        auxiliary: further losses, of the token states of the network; see `AuxiliaryLoss`.
     """
 
     path: NoisePath | None = None  # of a denoiser, and how to sample from it
     sampling: Sampling | None = None
     init_from: str | None = None  # a file whose weights `load_initial` reads
 
-    def __init__(self, net: nn.Module, optim: Optimization, compile: bool | str = AUTO, seed: int = 0) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        optim: Optimization,
+        compile: bool | str = AUTO,
+        seed: int = 0,
+        auxiliary: Sequence[AuxiliaryLoss] | None = None,
+    ) -> None:
         super().__init__()
         check_attributes(net, f"net is a {type(net).__name__}")
         self.net, self.optim, self.seed = net, optim, seed
+        self.auxiliary = AuxiliaryLosses(auxiliary or [], net)
+        name_own_state(self)
         self.settings: Settings = {}  # all flags of the run, if the program sets them; compared on resumption
         self.allowed: Sequence[str] = ()  # settings that may differ from those of the checkpoint, --resume.allow
         self.start: tuple[str, int] | None = None  # the checkpoint and its step, if the program sets them
@@ -87,7 +108,9 @@ class Task(LightningModule):
             raise UserError(f"compile takes true, false or one of {', '.join(backends)}; got {compile!r}")
         self._backend = "inductor" if compile is True else compile
         self._bad_step: Tensor | None = None
-        self._losses: list[Tensor] = []  # since the last optimizer step
+        self._losses: list[dict[str, Tensor]] = []  # by name in logs, since the last optimizer step
+        self._observed: Observed | None = None  # the network, in a training step with auxiliary losses
+        self._observing = False  # within such a step
         self._initial: StoredModel | None = None  # read, and not yet loaded
         self._before = 0, 0  # step of the checkpoint, and images until then
         self._utilisation = Utilisation()
@@ -131,8 +154,23 @@ class Task(LightningModule):
         """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
 
     def loss(self, batch: Batch, stage: str) -> Tensor:
-        """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val"."""
+        """Return the scalar float32 mean loss of a part of a global batch; `stage` is "train" or "val".
+
+        It calls `self.net`, or for auxiliary losses what `observed` returns, once.
+        """
         raise NotImplementedError
+
+    def observed(self, batch: Batch, times: Tensor | None = None) -> nn.Module | Observed:
+        """Return the network for `loss`; within a training step the auxiliary losses see its states when it is called.
+
+        Args:
+            batch: the part of a global batch that the loss is of.
+            times: noise levels (b,) of the images that the network sees; None for networks without times.
+        """
+        if not self._observing:
+            return self.net
+        self._observed = Observed(self.net, self.auxiliary, batch, times)
+        return self._observed
 
     def setup(self, stage: str) -> None:
         """Raise a UserError if the images or the classes of the data are not those of the network."""
@@ -174,11 +212,27 @@ class Task(LightningModule):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        loss = self.loss(batch, "train")
-        self._guard(~torch.isfinite(loss.detach()))
+        loss, auxiliary = self._losses_of(batch)
+        total = loss + self.auxiliary.weighted_sum(auxiliary) if auxiliary else loss
+        self._guard(~torch.isfinite(total.detach()))
         self._utilisation.images += len(batch.images) * self.trainer.world_size
-        self._losses.append(loss.detach())
-        return loss
+        logged = {"train/loss": loss} | {f"train/aux/{name}": value for name, value in auxiliary.items()}
+        self._losses.append({name: value.detach().float() for name, value in logged.items()})
+        return total
+
+    def _losses_of(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the task, and the auxiliary losses by name without their weights."""
+        self._observing = len(self.auxiliary) > 0
+        try:
+            loss = self.loss(batch, "train")
+            if not self._observing:
+                return loss, {}
+            if self._observed is None or not self._observed.values:
+                kind = type(self).__name__
+                raise UserError(f"--model.auxiliary: {kind}.loss does not call the network that `observed` returns")
+            return loss, self._observed.values
+        finally:
+            self._observing, self._observed = False, None
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
@@ -194,7 +248,7 @@ class Task(LightningModule):
         if (warmup := self.optim.warmup(epoch)) >= total:
             flag = self.optim.flags()[1]
             rank_zero_info(f"warning: the run ends at step {total:g}, in its warm-up of {warmup:g} steps: lower {flag}")
-        optimizer = self.optim.build(self.net, lr)
+        optimizer = self.optim.build(self.net, lr, own_parameters(self))
         scheduler = Schedule(optimizer, lambda step: self.optim.factor(step, total, epoch, self.optim.min_lr / lr))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
@@ -210,10 +264,13 @@ class Task(LightningModule):
             self._utilisation.measure()
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        if isinstance(self.trainer.strategy, Sharded):
+            average_gradients(own_parameters(self))
         losses, self._losses = self._losses, []
         if self._logs_this_step():
             # Mean over the whole global batch: each micro-batch and each rank has only some of the noise levels.
-            self.log("train/loss", torch.stack(losses).mean(), sync_dist=True)
+            for name in losses[0]:
+                self.log(name, torch.stack([values[name] for values in losses]).mean(), sync_dist=True)
             # Lightning would copy a number to the device, but leaves a tensor where it is.
             self.log("train/lr", torch.tensor(optimizer.param_groups[0]["lr"]))
 
@@ -264,7 +321,8 @@ class Task(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.raise_if_not_finite()
-        check_finite(self.trainer, self.net.parameters(), "weights")
+        own = [parameter for _, parameter in own_parameters(self)]
+        check_finite(self.trainer, [*self.net.parameters(), *own], "weights")
         checkpoint[KEY] = self.card().to_dict()
         checkpoint["settings"] = self.settings
         checkpoint["images_seen"] = self.images_seen

@@ -30,6 +30,7 @@ from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.random import normal, uniform
 from uvit_decay.sampling_options import Weights
+from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
@@ -48,6 +49,7 @@ class DiffusionTask(Task):
         optim: optimizer and learning rate.
         compile: see `Task`.
         seed: seed of noise, times and label dropout.
+        auxiliary: see `Task`.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
             from; see `adapt`. Classes, channels and image size may be others. Not read when a run resumes.
     """
@@ -65,8 +67,9 @@ class DiffusionTask(Task):
         compile: bool | str = AUTO,
         seed: int = 0,
         init_from: str | None = None,
+        auxiliary: list[AuxiliaryLoss] | None = None,
     ) -> None:
-        super().__init__(net, optim, compile, seed)
+        super().__init__(net, optim, compile, seed, auxiliary)
         self.init_from, self.pixels = init_from, True  # the data say whether it sees pixels or latents
         if isinstance(net, Encoder | ResNet):
             raise UserError(f"a {type(net).__name__} takes no noise levels: train it with an MAETask or a ClassifyTask")
@@ -122,7 +125,8 @@ class DiffusionTask(Task):
         if self.net.num_classes:
             dropped = drop < (self.label_dropout if stage == "train" else 0.0)
             y = torch.where(dropped, self.net.num_classes, batch.labels)
-        return diffusion_loss(self.net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
+        net = self.observed(batch, t)
+        return diffusion_loss(net, self.path, self.prediction, x, y, t, eps, self.weighting).mean()
 
     def source(self) -> DiffusionModel:
         """Return the network with its current weights as a `DiffusionModel` for the samplers."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from uvit_decay.data.batches import Batch
 from uvit_decay.nn.mae import MAE, visible_patches
 from uvit_decay.runtime.random import uniform
+from uvit_decay.tasks.auxiliary import AuxiliaryLoss
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 
 
@@ -23,6 +24,7 @@ class MAETask(Task):
             warmup_epochs 40 and the cosine schedule.
         compile: see `Task`.
         seed: seed of the masks.
+        auxiliary: see `Task`; the states are of the encoder.
         init_from: a .ckpt or .safetensors of this project, or an official file, whose weights the network starts
             from; see `adapt`. Channels and image size may be others. Not read when a run resumes.
 
@@ -38,8 +40,9 @@ class MAETask(Task):
         compile: bool | str = AUTO,
         seed: int = 0,
         init_from: str | None = None,
+        auxiliary: list[AuxiliaryLoss] | None = None,
     ) -> None:
-        super().__init__(net, optim, compile, seed)
+        super().__init__(net, optim, compile, seed, auxiliary)
         self.init_from = init_from
         visible_patches(net.patch_embed.tokens, mask_ratio)
         self.mask_ratio = mask_ratio
@@ -47,5 +50,5 @@ class MAETask(Task):
     def loss(self, batch: Batch, stage: str) -> Tensor:
         """Return the mean loss of a part of a global batch; all its images have the same number of removed patches."""
         noise = uniform("mask", stage, self.seed, rows=batch.sample_ids, shape=(self.net.patch_embed.tokens,))
-        prediction, mask = self.net(batch.images, noise, self.mask_ratio)
+        prediction, mask = self.observed(batch)(batch.images, noise, self.mask_ratio)
         return self.net.reconstruction_loss(batch.images, prediction, mask)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -134,8 +135,14 @@ class Optimization:
         progress = (step - warmup) / max(1, total - warmup)
         return floor + (1.0 - floor) * (0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 
-    def groups(self, net: nn.Module, lr: float) -> list[dict[str, Any]]:
-        """Return the parameters of `net` in groups of one learning rate and weight decay, the last layers first."""
+    def groups(
+        self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()
+    ) -> list[dict[str, Any]]:
+        """Return the trained parameters in groups of one learning rate and weight decay.
+
+        The groups of `net` come first, its last layers before others, then the groups of `own`, which are the named
+        parameters that a task holds beside its network. They have the rate `lr`.
+        """
         if self.layer_decay < 1.0 and not isinstance(net, Layered):
             raise UserError(f"layer_decay {self.layer_decay}: a {type(net).__name__} has no layers, set it to 1")
         groups: dict[tuple[int, bool, bool, float, bool], list[Tensor]] = {}
@@ -154,7 +161,20 @@ class Optimization:
                 **({MUON: muon} if hidden else {}),
             }
             for (before_last, _, undecayed, factor, muon), parameters in sorted(groups.items())
-        ]
+        ] + self._own_groups(own, lr)
+
+    def _own_groups(self, own: Sequence[tuple[str, nn.Parameter]], lr: float) -> list[dict[str, Any]]:
+        """Return the groups of the parameters beside the network: decayed ones, then undecayed ones."""
+        groups = []
+        for decays in (True, False):
+            parameters = [parameter for name, parameter in own if self._decays(name, parameter) == decays]
+            group: dict[str, Any] = {"params": parameters, "lr": lr}
+            group["weight_decay"] = self.weight_decay if decays else 0.0
+            if self.optimizer == MUON:
+                group[MUON] = False  # Muon is for the matrices of blocks
+            if parameters:
+                groups.append(group)
+        return groups
 
     def _factors(self, net: nn.Module) -> RateFactors:
         """Return the factors of the learning rate, where they are not 1."""
@@ -174,12 +194,13 @@ class Optimization:
         embedding = name.rpartition(".")[2] in EMBEDDINGS
         return parameter.ndim > 1 and not (self.decay_on == "layers" and embedding)
 
-    def build(self, net: nn.Module, lr: float) -> Optimizer:
-        """Return the optimizer of all parameters of `net`; it takes this run's settings, not a checkpoint's.
+    def build(self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()) -> Optimizer:
+        """Return the optimizer of all parameters of `net` and of `own`, see `groups`.
 
-        `lr` is the rate after the warm-up. AdamW is fused: one kernel for all parameters.
+        It takes this run's settings, not a checkpoint's. `lr` is the rate after the warm-up. AdamW is fused: one kernel
+        for all parameters.
         """
-        groups = self.groups(net, lr)
+        groups = self.groups(net, lr, own)
         if self.optimizer == "adamw":
             optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=True)
         elif self.optimizer == MUON:
@@ -253,11 +274,16 @@ def clip(optimizer: Optimizer, bound: float, algorithm: str, needs_norm: bool) -
         the norm before clipping, the same on all ranks, a scalar on the device; None if it was not computed.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    # torch's functions take tensors that are all sharded, or all whole.
+    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    parts = [part for part in ([p for p in parameters if not isinstance(p, DTensor)], sharded) if part]
     by_norm, norm = bound > 0 and algorithm == "norm", None
     if by_norm or needs_norm:
-        norm = full(get_total_norm([p.grad for p in parameters]))
-    if by_norm:
-        clip_grads_with_norm_(parameters, bound, norm)
-    elif bound > 0:
-        clip_grad_value_(parameters, bound)
+        norms = [full(get_total_norm([p.grad for p in part])) for part in parts]
+        norm = norms[0] if len(norms) == 1 else get_total_norm(norms)
+    for part in parts if bound > 0 else ():
+        if by_norm:
+            clip_grads_with_norm_(part, bound, norm)
+        else:
+            clip_grad_value_(part, bound)
     return norm

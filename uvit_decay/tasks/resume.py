@@ -22,6 +22,7 @@ from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import has_values
 from uvit_decay.runtime.validation import is_plain
+from uvit_decay.tasks.own import own_parameters
 from uvit_decay.tasks.settings import (
     DECIDES,
     FORMS,
@@ -161,7 +162,7 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
     if shadow := average(ema, "the checkpoint"):
         _check_tensors(shadow, dict(task.net.named_parameters()), "ema")
     (optimizer,), (schedule,) = contents["optimizer_states"], contents["lr_schedulers"]
-    groups = task.optim.groups(task.net, 1.0)  # settings of the stored ones are not used
+    groups = task.optim.groups(task.net, 1.0, own_parameters(task))  # settings of the stored ones are not used
     if [len(group["params"]) for group in optimizer["param_groups"]] != [len(group["params"]) for group in groups]:
         raise ValueError("its optimizer has other groups of parameters")
     ordered = [(parameter, group) for group in groups for parameter in group["params"]]

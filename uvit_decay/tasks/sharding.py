@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from uvit_decay.nn.intermediates import HasIntermediates
 from uvit_decay.runtime.distributed import BY_HAND, TRAINING, Processes, choose_interface, requested
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.own import own_tensors
 
 PLACES = {"data.path", "data.test_path"}  # settings that may differ where nodes have copies of the images
 
@@ -95,7 +96,10 @@ class Sharded(Replicated):
             self.setup_precision_plugin()
 
     def configure_ddp(self) -> None:
+        """Shard the network; what the task holds beside it is replicated from rank 0."""
         mesh = init_device_mesh(self.root_device.type, (self.world_size,))
+        for tensor in own_tensors(self.lightning_module):
+            distributed.broadcast(tensor.detach(), 0)
         shard(self.lightning_module.net, mesh, bf16=self.precision_plugin.precision == "bf16-mixed")
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
@@ -120,6 +124,21 @@ class Sharded(Replicated):
         self.precision_plugin.teardown()
         self.accelerator.teardown()
         self.checkpoint_io.teardown()
+
+
+def average_gradients(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Average the gradients of replicated parameters over the ranks, in place; all ranks must call this.
+
+    DistributedDataParallel does so by itself; a task's own parameters beside a sharded network have no wrapper.
+
+    Raises:
+        UserError: a parameter without a gradient.
+    """
+    for name, parameter in named:
+        if parameter.grad is None:
+            raise UserError(f"{name} got no gradient in this step: freeze it (requires_grad False), or use it")
+        distributed.all_reduce(parameter.grad)
+        parameter.grad /= distributed.get_world_size()
 
 
 def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:

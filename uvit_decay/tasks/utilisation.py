@@ -7,10 +7,13 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
 from uvit_decay.data.batches import Batch
@@ -63,7 +66,8 @@ class Utilisation:
 def image_flops(task: LightningModule) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation.
 
-    They are those of a micro-batch and a network with the same trained parameters, both on the meta device.
+    They are counted for a micro-batch on the meta device, with the network and the task's own modules there, too. Those
+    of auxiliary losses are not the model's.
     """
     data, net = task.trainer.datamodule, task.net
     count = data.batch_size // (task.trainer.world_size * data.micro_batches)
@@ -75,11 +79,30 @@ def image_flops(task: LightningModule) -> float:
         ours.requires_grad_(theirs.requires_grad)
     for ours, theirs in zip(task.net.modules(), net.modules(), strict=True):
         ours.training = theirs.training
+    counted = _LossOf(task)
+    own = {f"task.{name}": value for name, value in (*task.named_parameters(), *task.named_buffers())}
+    own = {name: on_meta(value) for name, value in own.items() if not name.startswith("task.net.")}
     try:
         with torch.autograd.set_detect_anomaly(False):  # it reads values
-            return counted_flops(lambda: task.loss(batch, "train").backward()) / count
+            return counted_flops(lambda: functional_call(counted, own, batch).backward()) / count
     finally:
         task.net = net
+
+
+class _LossOf(nn.Module):
+    """The loss of a task as a module, whose weights `functional_call` can replace."""
+
+    def __init__(self, task: LightningModule) -> None:
+        super().__init__()
+        self.task = task
+
+    def forward(self, *batch: Any) -> Tensor:
+        return self.task.loss(Batch(*batch), "train")
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    """Return a tensor like this one on the meta device, which asks for a gradient as it does."""
+    return torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad)
 
 
 def counted_flops(work: Callable[[], object]) -> int:

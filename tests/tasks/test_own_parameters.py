@@ -1,0 +1,193 @@
+"""What a task holds beside its network: trained, resumed, clipped, named in checkpoints, and not in samples."""
+
+from functools import partial
+
+import pytest
+import torch
+from conftest import same, state, tiny_net, tiny_task, tiny_trainer
+from gloo import on_two_processes
+from lightning.pytorch.loggers import CSVLogger
+from official_files import changed_training
+from runs import StopAt, fit
+from torch import nn
+
+from uvit_decay.callbacks import EMA
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import DiffusionTask
+from uvit_decay.tasks.optimization import Optimization
+from uvit_decay.tasks.own import own_parameters
+from uvit_decay.tasks.sharding import Sharded
+from uvit_decay.tasks.utilisation import image_flops
+
+
+class Projected(DiffusionTask):
+    """A denoiser whose middle state a projector maps to a frozen view of the image."""
+
+    def __init__(self, net, **options) -> None:
+        super().__init__(net, **options)
+        torch.manual_seed(1)
+        self.projector = nn.Sequential(nn.Linear(net.dim, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+        self.teacher = nn.Sequential(nn.Conv2d(net.channels, 4, 2, 2), nn.BatchNorm2d(4, affine=False))
+        self.teacher.requires_grad_(False)
+
+    def loss(self, batch, stage):
+        times = torch.zeros(len(batch.images), device=batch.images.device)
+        _, (state,) = self.net(batch.images, times, layers=(2,))
+        features = self.projector(state[:, self.net.num_prefix_tokens :])
+        wanted = self.teacher(batch.images).flatten(2).mT
+        return super().loss(batch, stage) + (features - wanted).square().mean()
+
+
+def projected(decay_on="matrices", **options):
+    optim = Optimization(1e-2, (0.9, 0.99), 0.03, warmup_steps=1, decay_on=decay_on)
+    return Projected(tiny_net(), optim=optim, **options)
+
+
+def test_all_that_is_trained_moves_and_biases_have_no_weight_decay(tmp_path):
+    task = projected()
+    before = {name: value.detach().clone() for name, value in task.named_parameters()}
+    trainer = tiny_trainer(tmp_path, max_steps=2)
+    trainer.fit(task, Digits(32))
+    moved = {name for name, value in task.named_parameters() if not torch.equal(value, before[name])}
+    assert {name for name in before if name.startswith("projector.")} <= moved
+    assert not {name for name in moved if name.startswith("teacher.")}
+    decay = {id(p): group["weight_decay"] for group in trainer.optimizers[0].param_groups for p in group["params"]}
+    assert [decay[id(p)] for _, p in own_parameters(task)] == [0.03, 0, 0, 0, 0.03, 0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lars", "sgd"])
+def test_every_optimizer_takes_them_after_the_network(optimizer):
+    task, optim = projected(), Optimization(optimizer=optimizer, decay_on="matrices")
+    alone = optim.groups(task.net, 1.0)
+    both = optim.groups(task.net, 1.0, own_parameters(task))
+    assert [len(group["params"]) for group in both] == [len(group["params"]) for group in alone] + [2, 4]
+    assert all(both[-1].keys() == group.keys() for group in both)
+    optim.build(task.net, 1.0, own_parameters(task))
+
+
+def test_a_resumed_run_is_the_run_that_was_not_stopped(tmp_path):
+    whole = fit(tmp_path / "whole", max_steps=6, task=projected())
+    fit(tmp_path / "half", StopAt(3), max_steps=6, task=projected())
+    kept = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    rest = fit(tmp_path / "rest", max_steps=6, task=projected(), ckpt_path=kept)
+    assert rest[0] == whole[0][3:]
+    assert same(rest[1], whole[1])
+    ends = [
+        torch.load(tmp_path / run / "checkpoints" / "last.ckpt", weights_only=True)["optimizer_states"][0]["state"]
+        for run in ("whole", "rest")
+    ]
+    assert all(same(ends[0][i], ends[1][i]) for i in ends[0])
+    assert len(ends[0]) == len(list(tiny_net().parameters())) + 6
+
+
+def test_the_checkpoint_names_them_and_its_readers_take_the_network_alone(tmp_path):
+    task = projected()
+    trainer = tiny_trainer(tmp_path, EMA(0.9), max_steps=2)
+    trainer.fit(task, Digits(32))
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    contents = torch.load(path, weights_only=True)
+    own = {name for name in contents["state_dict"] if not name.startswith("net.")}
+    assert own == {f"task.projector.{name}" for name in task.projector.state_dict()}
+    assert not any("projector" in name for name in contents["callbacks"]["EMA"]["shadow"])
+    for weights in ("raw", "ema"):
+        assert load(path, weights).net.state_dict().keys() == task.net.state_dict().keys()
+    loaded = Projected.load_from_checkpoint(path)
+    assert torch.isfinite(loaded.source().net(torch.zeros(1, 1, 8, 8), torch.ones(1), torch.zeros(1).long())).all()
+    odd = changed_training(path, tmp_path, lambda contents: contents["state_dict"].update(projector=torch.zeros(1)))
+    with pytest.raises(UserError, match="projector"):
+        load(odd)
+
+
+def test_a_checkpoint_with_other_own_parameters_is_refused(tmp_path):
+    fit(tmp_path / "a", max_steps=1, task=projected())
+    path = tmp_path / "a" / "checkpoints" / "last.ckpt"
+    with pytest.raises(UserError, match=r"task\.projector"):
+        fit(tmp_path / "b", max_steps=2, ckpt_path=path)
+
+
+def test_they_are_clipped_with_the_network(tmp_path):
+    norms = []
+
+    class Watched(Projected):
+        def on_before_zero_grad(self, optimizer):
+            grads = [p.grad for p in self.parameters() if p.grad is not None]
+            if grads:
+                norms.append(torch.cat([grad.flatten() for grad in grads]).norm())
+
+    torch.manual_seed(0)
+    task = Watched(tiny_net(), optim=Optimization(1e-3))
+    tiny_trainer(tmp_path, max_steps=3, gradient_clip_val=0.01).fit(task, Digits(32))
+    assert torch.stack(norms).tolist() == pytest.approx([0.01] * len(norms), rel=1e-3)
+
+
+def test_weights_that_are_not_finite_are_not_saved(tmp_path):
+    task = projected()
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.fit(task, Digits(32))
+    with torch.no_grad():
+        task.projector[0].weight[0, 0] = torch.nan
+    with pytest.raises(UserError, match="weights are not finite"):
+        trainer.save_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_flops_of_a_task_with_modules_of_its_own_are_counted(tmp_path):
+    found = []
+
+    class Counted(Projected):
+        def on_train_start(self):
+            found.append(image_flops(self))
+            assert all(p.device.type == "cpu" for p in self.parameters())
+
+    tiny_trainer(tmp_path, max_steps=1, logger=CSVLogger(tmp_path)).fit(Counted(tiny_net()), Digits(32))
+    plain = []
+    task = tiny_task()
+    task.on_train_start = lambda: plain.append(image_flops(task))
+    tiny_trainer(tmp_path, max_steps=1).fit(task, Digits(32))
+    assert found[0] > plain[0]
+
+
+def trained(folder, rank=0, strategy="auto", micro=None, **options):
+    task = projected()
+    trainer = tiny_trainer(folder, max_steps=3, gradient_clip_val=0.5, strategy=strategy, **options)
+    trainer.fit(task, Digits(32, device_batch_size=micro))
+    values = trainer.strategy.lightning_module_state_dict()
+    own = {name: value for name, value in values.items() if name.startswith("task.")}
+    folder.mkdir(exist_ok=True)
+    torch.save(own, folder / f"{rank}.own")
+    return None
+
+
+def rank_of_two(folder, rank):
+    for name, strategy in (("ddp", "ddp"), ("fsdp", Sharded())):
+        torch.manual_seed(rank)
+        trained(folder / name, rank, strategy, devices=2)
+        trained(folder / f"{name} pieces", rank, "ddp" if name == "ddp" else Sharded(), micro=8, devices=2)
+
+
+def test_pieces_train_as_the_whole_batch_does(tmp_path):
+    trained(tmp_path / "whole")
+    trained(tmp_path / "pieces", micro=8)
+    whole, pieces = (torch.load(tmp_path / name / "0.own") for name in ("whole", "pieces"))
+    for name, value in whole.items():
+        torch.testing.assert_close(pieces[name], value, rtol=0, atol=2e-3, msg=name)
+
+
+@pytest.mark.slow
+def test_two_processes_train_them_as_one_does(tmp_path):
+    on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+    trained(tmp_path / "one")
+    one = torch.load(tmp_path / "one" / "0.own")
+    for name in ("ddp", "fsdp", "ddp pieces", "fsdp pieces"):
+        first, second = (torch.load(tmp_path / name / f"{rank}.own") for rank in range(2))
+        assert same(first, second)
+        for key, value in one.items():
+            torch.testing.assert_close(first[key], value, rtol=0, atol=2e-3, msg=f"{name} {key}")
+
+
+def test_the_optimizer_of_a_task_without_them_has_the_groups_of_its_network(tmp_path):
+    task = tiny_task()
+    assert own_parameters(task) == []
+    assert len(task.optim.groups(task.net, 1.0, own_parameters(task))) == len(task.optim.groups(task.net, 1.0))
+    assert all(name.startswith("net.") for name in state(task))

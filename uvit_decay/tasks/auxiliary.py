@@ -1,0 +1,163 @@
+"""Auxiliary losses: further objectives on the token states of the network that a task trains.
+
+    loss of a step = loss of the task + sum over auxiliary losses of weight * loss
+
+One forward pass gives the output of the network and the states. `train/loss` and `val/loss` stay the loss of the task;
+each auxiliary loss is logged, without its weight, as train/aux/NAME.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from uvit_decay.data.batches import Batch
+from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
+from uvit_decay.runtime.errors import UserError, check_numbers
+
+LAYERS = "layers"  # argument of a network's forward with which it returns states, too
+
+
+class AuxiliaryLoss(nn.Module):
+    """Base class of auxiliary losses; a subclass defines `forward`.
+
+    A loss may hold modules of its own, such as a projector. Their parameters are trained with the optimizer of the run,
+    stored in its checkpoints and restored on resumption; a frozen module (requires_grad False) is neither trained nor
+    stored. Modules that are trained are built in the constructor, or in `bind` if they need the width of the network.
+
+    Args:
+        layers: names or indices of the layers whose states `forward` takes, see `layers` of the network; None takes
+            all layers.
+        weight: factor of this loss in the loss of a step, not negative.
+
+    Attributes:
+        num_prefix_tokens: number of tokens at the beginning of each state that are not patches; known after `bind`.
+
+    Raises:
+        UserError: a weight out of range.
+    """
+
+    def __init__(self, layers: Sequence[str | int] | None = None, weight: float = 1.0) -> None:
+        super().__init__()
+        check_numbers("[0, inf)", weight=weight)
+        self.layers, self.weight = layers, weight
+        self.num_prefix_tokens = 0
+
+    @property
+    def name(self) -> str:
+        """Name of this loss in logs, train/aux/NAME; by default the class name in lower case."""
+        return type(self).__name__.lower()
+
+    def bind(self, net: nn.Module) -> None:
+        """Prepare for a network, with its `dim`, `layers` and `num_prefix_tokens`; the task calls this once.
+
+        A subclass may extend this to build modules; it must not keep `net` as an attribute.
+        """
+        self.num_prefix_tokens = net.num_prefix_tokens
+
+    def forward(
+        self, states: dict[str, Float[Tensor, "b n d"]], batch: Batch, times: Float[Tensor, " b"] | None
+    ) -> Float[Tensor, ""]:
+        """Return the loss of a micro-batch, a mean over its images.
+
+        A loss that compares images with one another sees one micro-batch on one device. Under autocast matrix products
+        are in bfloat16; what needs float32 says so with `torch.autocast(device_type, enabled=False)`.
+
+        Args:
+            states: token states by name of layer, in execution order, as far as `layers` names them. The first
+                `num_prefix_tokens` tokens are not patches. An MAE's states have its visible patches alone.
+            batch: the micro-batch: `images` float32 (b, c, h, w) of about [-1, 1] without noise, `labels` int64 (b,),
+                and `sample_ids`, which key random numbers (`uvit_decay.runtime.random`).
+            times: noise levels of the images that the network saw, in [0, 1] with 1 for noise; None for an MAE.
+        """
+        raise NotImplementedError
+
+
+class AuxiliaryLosses(nn.ModuleList):
+    """The auxiliary losses of a task, bound to its network.
+
+    Args:
+        losses: the losses; none cost nothing.
+        net: the network. Its forward takes the argument `layers`, indices into its `layers`, ascending, with which it
+            returns (output, token states of these layers).
+
+    Raises:
+        UserError: the network returns no states, or has no layer of a name.
+    """
+
+    def __init__(self, losses: Sequence[AuxiliaryLoss], net: nn.Module) -> None:
+        super().__init__()
+        if losses:
+            _check_network(net)
+        for loss in losses:
+            if not isinstance(loss, AuxiliaryLoss):
+                kind = type(loss).__name__
+                raise UserError(f"--model.auxiliary takes uvit_decay.tasks.AuxiliaryLoss, {kind} is not a subclass")
+            if loss.layers is not None and not loss.layers:
+                raise UserError(f"--model.auxiliary.layers of {loss.name} is empty: name a layer, or give null for all")
+        self.names = _distinct([loss.name for loss in losses])
+        self._layer_names = [layer.name for layer in net.layers] if losses else []
+        self._wanted: list[list[int]] = []  # indices of the layers of each loss
+        for loss in losses:
+            names = None if loss.layers is None else [str(layer) for layer in loss.layers]
+            self._wanted.append(layer_indices(net.layers, names))
+            loss.bind(net)
+            self.append(loss)
+        self.layers = tuple(sorted({layer for wanted in self._wanted for layer in wanted}))
+
+    def values(self, states: Sequence[Tensor], batch: Batch, times: Tensor | None) -> dict[str, Tensor]:
+        """Return the scalar of each loss by name, without its weight; `states` are those of `self.layers`."""
+        by_index = dict(zip(self.layers, states, strict=True))
+        values = {}
+        for name, loss, wanted in zip(self.names, self, self._wanted, strict=True):
+            given = {self._layer_names[layer]: by_index[layer] for layer in wanted}
+            values[name] = loss(given, batch, times)
+        return values
+
+    def weighted_sum(self, values: dict[str, Tensor]) -> Tensor:
+        """Return the sum of weight * value in float32."""
+        return sum(loss.weight * values[name].float() for name, loss in zip(self.names, self, strict=True))
+
+
+class Observed:
+    """A network that is called as usual; its states at the layers of `losses` become the values of these losses.
+
+    Args:
+        net: the network.
+        losses: the auxiliary losses.
+        batch: the micro-batch.
+        times: noise levels of its images, or None.
+    """
+
+    def __init__(self, net: nn.Module, losses: AuxiliaryLosses, batch: Batch, times: Tensor | None) -> None:
+        self.net, self.losses, self.batch, self.times = net, losses, batch, times
+        self.values: dict[str, Tensor] = {}  # by name of loss, once the network was called
+
+    def __call__(self, *inputs: Any) -> Any:
+        output, states = self.net(*inputs, layers=self.losses.layers)
+        self.values = self.losses.values(states, self.batch, self.times)
+        return output
+
+
+def _check_network(net: nn.Module) -> None:
+    """Raise a UserError if the network cannot give token states beside its output."""
+    kind = type(net).__name__
+    if not isinstance(net, HasIntermediates):
+        lacks = "it lacks layers, dim, num_prefix_tokens or forward_intermediates"
+        raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
+    if LAYERS not in inspect.signature(net.forward).parameters:
+        lacks = "its forward has no argument layers"
+        raise UserError(f"--model.auxiliary needs the token states of a {kind}: {lacks}; see docs/extending.md")
+
+
+def _distinct(names: Sequence[str]) -> list[str]:
+    """Return the names, the second and further equal ones with a number: a, b, a_2."""
+    found: list[str] = []
+    for i, name in enumerate(names):
+        number = names[:i].count(name) + 1
+        found.append(name if number == 1 else f"{name}_{number}")
+    return found
