@@ -156,7 +156,6 @@ def trained(folder, rank=0, strategy="auto", micro=None, **options):
     own = {name: value for name, value in values.items() if name.startswith("task.")}
     folder.mkdir(exist_ok=True)
     torch.save(own, folder / f"{rank}.own")
-    return None
 
 
 def rank_of_two(folder, rank):

@@ -135,9 +135,7 @@ class Optimization:
         progress = (step - warmup) / max(1, total - warmup)
         return floor + (1.0 - floor) * (0.5 * (1.0 + math.cos(math.pi * min(1.0, progress))))
 
-    def groups(
-        self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()
-    ) -> list[dict[str, Any]]:
+    def groups(self, net: nn.Module, lr: float, own: Sequence[tuple[str, nn.Parameter]] = ()) -> list[dict[str, Any]]:
         """Return the trained parameters in groups of one learning rate and weight decay.
 
         The groups of `net` come first, its last layers before others, then the groups of `own`, which are the named
