@@ -106,7 +106,7 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
     [
         (
             lambda: tiny_task(UViT(16, 2, 1, dim=16, depth=2, heads=2, num_classes=7)),
-            "the data have image_size 8, num_classes 10, the network 16, 7: set --model.net.image_size 8 --model.net.n",
+            "--model.net.image_size 8 --model.net.num_classes 10",
         ),
         (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
         (lambda: tiny_task(lr=-1.0), r"lr must lie in \(0, inf\), got -1"),

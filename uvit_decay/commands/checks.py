@@ -164,6 +164,28 @@ def _is_latents(class_path: str) -> bool:
     return issubclass(pkgutil.resolve_name(class_path), Latents)
 
 
+def take_network_size(config: Namespace, words: Sequence[str], default: Path) -> None:
+    """Crop images to the network's size if the data take any size and none was set.
+
+    A size in the `default` configuration, which is used without --config, is not one that the user has set.
+
+    Args:
+        config: the run's configuration, in which `data.init_args.image_size` is replaced if it is null.
+        words: the command line.
+        default: path of the default configuration.
+    """
+    arguments = config.data.get("init_args") or {}
+    size = config.model.get("init_args.net.init_args.image_size")
+    if "image_size" not in arguments or arguments["image_size"] is not None or size is None:
+        return
+    flags = [word.partition("=")[0] for word in words]
+    is_flag = any(re.fullmatch(r"--model\.(init_args\.)?net\.(init_args\.)?image_size", flag) for flag in flags)
+    own_configs = [path for path in config.get("config") or () if Path(str(path)).resolve() != default.resolve()]
+    if is_flag or own_configs:
+        arguments["image_size"] = size
+        rank_zero_info(f"images are cropped to {size}x{size}, the network's size; --data.image_size sets another")
+
+
 def check_values(config: Namespace) -> None:
     """Raise a UserError for a value of a run's configuration that Lightning would reject only later, or not at all."""
     check_whole(0, MOST_SEED, seed_everything=config.seed_everything)

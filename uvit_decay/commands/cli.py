@@ -23,7 +23,7 @@ from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their
 from uvit_decay.callbacks.resumption import AUTO, NAMES, finish_rotation, makes_folders, newest, settings_before
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.checkpoint import read_training_checkpoint
-from uvit_decay.commands.checks import Parser, check_values, limit, located, unclip_latents
+from uvit_decay.commands.checks import Parser, check_values, limit, located, take_network_size, unclip_latents
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
@@ -32,6 +32,7 @@ from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
 from uvit_decay.runtime.files import check_writable
 from uvit_decay.runtime.instantiate import Trusted, renamed
 from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
+from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
 from uvit_decay.tasks.resume import check
@@ -109,6 +110,7 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(renamed(located(rest)))
         check_values(self.config[self.config.subcommand])
         unclip_latents(self.config[self.config.subcommand], rest)
+        take_network_size(self.config[self.config.subcommand], rest, bundled(DEFAULT_CONFIG))
 
     def _precision(self, loggers: list[Any]) -> str | None:
         """Return the precision that is asked for, which is saved; by default bf16-mixed where it is no slower.

@@ -27,10 +27,8 @@ from collections.abc import Sequence
 from uvit_decay.runtime.command_line import did_you_mean, respelled
 from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.launcher import check_launcher_variables
-from uvit_decay.runtime.program import bundled, localised
+from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled, localised
 from uvit_decay.runtime.signals import stoppable
-
-DEFAULT_CONFIG = "configs/digits.yaml"
 
 
 def main(words: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ class AugmentedImages(Images):
 
     Args:
         path: folder, zip or tar of the training images.
-        image_size: height and width in pixels.
+        image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 224.
         batch_size: global batch size, over all devices.
         augment: the random changes of training images.
         test_crop: the test crop scales the shorter side to image_size / test_crop and takes the centre; 1 for small
@@ -102,10 +102,12 @@ class AugmentedImages(Images):
         options: of `Images`: test_path, holdout, classes, channels, device_batch_size, memory_gb, num_workers, seed.
     """
 
+    usual_size = 224  # pixels
+
     def __init__(
         self,
         path: str,
-        image_size: int = 224,
+        image_size: int | None = None,
         batch_size: int = 256,
         augment: Augment = Augment(),  # noqa: B008  frozen
         test_crop: float = 0.875,
@@ -114,7 +116,7 @@ class AugmentedImages(Images):
         super().__init__(path, image_size=image_size, batch_size=batch_size, flip=augment.flip, **options)
         check_numbers("(0, 1]", test_crop=test_crop)
         self.augment, self.crop = augment, ResizedCentre(test_crop)
-        check_shape(self.crop.scaled(image_size), self.channels)
+        check_shape(self.crop.scaled(self.image_size), self.channels)
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         side = None

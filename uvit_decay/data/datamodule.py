@@ -36,6 +36,8 @@ class ImageData(LightningDataModule):
             equal micro-batches, whose gradients are accumulated. Null: the whole share at once.
     """
 
+    adjustable: tuple[str, ...] = ()  # which of image_size and channels are arguments of the class
+
     def __init__(
         self,
         image_size: int,

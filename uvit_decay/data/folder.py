@@ -46,7 +46,7 @@ class Images(ImageData):
         test_path: folder, zip or tar with the same classes, for validation loss and probes.
         holdout: without a test_path, the share of each class that is held out of training for these; 0 holds out none.
         classes: a named class list (imagenet-100/cmc, imagenet-1k) or a text file of classes; null takes all folders.
-        image_size: height and width in pixels.
+        image_size: height and width in pixels. Null: on the command line the network's, if it is set, otherwise 32.
         channels: 3 for RGB, 1 for grey.
         batch_size: global batch size, over all devices.
         device_batch_size: most images per forward pass on a device, see `ImageData`.
@@ -56,13 +56,16 @@ class Images(ImageData):
         seed: random seed of the image order and the flips; the held-out images do not depend on it.
     """
 
+    adjustable = ("image_size", "channels")
+    usual_size = 32  # pixels
+
     def __init__(
         self,
         path: str,
         test_path: str | None = None,
         holdout: float = 0.0,
         classes: str | None = None,
-        image_size: int = 32,
+        image_size: int | None = None,
         channels: int = 3,
         batch_size: int = 128,
         device_batch_size: int | None = None,
@@ -71,7 +74,15 @@ class Images(ImageData):
         num_workers: int = 4,
         seed: int = 0,
     ) -> None:
-        super().__init__(image_size, channels, batch_size, flip, seed, num_workers, device_batch_size)
+        super().__init__(
+            self.usual_size if image_size is None else image_size,
+            channels,
+            batch_size,
+            flip,
+            seed,
+            num_workers,
+            device_batch_size,
+        )
         check_numbers("[0, 1)", holdout=holdout)
         check_numbers("[0, inf)", memory_gb=memory_gb)
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb

@@ -54,7 +54,7 @@ def open_data(name: str, test: str | None, image_size: int, channels: int, clean
     if name in SETS or name.endswith((".yaml", ".yml")):
         if test:
             raise UserError(f"--test {test} is for class folders, {name} has test images of its own")
-        data = _data_module(name)
+        data = _data_module(name, image_size)
     elif at_home(name).exists():
         sizes = {"image_size": image_size, "channels": channels, "batch_size": 1}
         holdout = 0.0 if test else 0.1
@@ -101,8 +101,11 @@ def _of_set(stem: str, split: str, channels: int) -> DatasetImages:
     return DatasetImages(f"{data.name}-{split}", images, channels, data.class_names)
 
 
-def _data_module(name: str) -> ImageData:
-    """Build a data set in SETS, or the data module of a configuration."""
+def _data_module(name: str, image_size: int | None = None) -> ImageData:
+    """Build a data set in SETS, or the data module of a configuration.
+
+    `image_size` is the network's, to which images of a configuration without a size are cropped.
+    """
     if name in SETS:
         return SETS[name]()
     data = typed(dict[str, object], read_yaml(Path(find_config(name))).get("data"), f"{name}: data")
@@ -110,4 +113,7 @@ def _data_module(name: str) -> ImageData:
     spec = typed(Spec, values, f"{name}: data")
     if not spec.is_from("uvit_decay.data"):
         raise UserError(f"{name}: data names {spec.class_path}, which is no data module of uvit_decay.data")
-    return build(spec, ImageData, "uvit_decay.data", where=f"{name}: data")
+    module = build(spec, ImageData, "uvit_decay.data", where=f"{name}: data")
+    if image_size is not None and isinstance(module, Images) and spec.init_args.get("image_size") is None:
+        module.image_size = image_size
+    return module

@@ -49,6 +49,7 @@ def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
 
 PACKAGE = Path(__file__).resolve().parents[1]
 CONFIGS = "configs"
+DEFAULT_CONFIG = f"{CONFIGS}/digits.yaml"  # of train.py without --config
 
 
 def bundled(name: str) -> Path:

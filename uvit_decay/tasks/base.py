@@ -181,7 +181,7 @@ class Task(LightningModule):
         if other := {key: value for key, value in required.items() if getattr(self.net, key) != value}:
             of_data = ", ".join(f"{key} {value}" for key, value in other.items())
             of_net = ", ".join(str(getattr(self.net, key)) for key in other)
-            flags = " ".join(f"--model.net.{key} {value}" for key, value in other.items())
+            flags = " ".join(_flags_for(data, key, value, getattr(self.net, key)) for key, value in other.items())
             raise UserError(f"the data have {of_data}, the network {of_net}: set {flags}")
         if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
@@ -349,6 +349,12 @@ def check_finite(trainer: Trainer, tensors: Iterable[Tensor], what: str) -> None
     if trainer.strategy.reduce_boolean_decision(not finite, all=False):
         advice = _advice(trainer.lightning_module.optim)
         raise UserError(f"the {what} are not finite at step {trainer.global_step}; {advice}")
+
+
+def _flags_for(data: ImageData, name: str, of_data: int, of_net: int) -> str:
+    """Return the flags of which one lets the network and the data agree on `name`, the data's first."""
+    of_model = f"--model.net.{name} {of_data}"
+    return f"--data.{name} {of_net} (or {of_model})" if name in data.adjustable else of_model
 
 
 def _advice(optim: Optimization) -> str:
