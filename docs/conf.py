@@ -6,12 +6,15 @@ import inspect
 import re
 from importlib import import_module
 from importlib.metadata import version as version_of
+from types import ModuleType
 
 from docutils import nodes
 from docutils.utils.math import latex2mathml
 from sphinx.application import Sphinx
 from sphinx.util.inspect import signature as inspected
 from sphinx.util.inspect import stringify_signature
+
+import uvit_decay
 
 project, author, copyright = "uvit_decay", "the authors of uvit_decay", "the authors of uvit_decay, MIT licence"
 release = version = version_of("uvit_decay")
@@ -42,22 +45,27 @@ autodoc_inherit_docstrings = False  # those of Lightning are not ours
 templates_path = ["_templates"]
 autodoc_member_order = "bysource"
 add_module_names = False
-DOCUMENTED = "decay|nn|diffusion|data|metrics|representations|evaluation|tasks|callbacks|checkpoint|hub"
-PACKAGES = [import_module(f"uvit_decay.{name}") for name in DOCUMENTED.split("|")]
-EXPORTED = {p.__name__: {name: getattr(p, name) for name in getattr(p, "__all__", ())} for p in PACKAGES}
-KINDS = ((inspect.isclass, "class"), (inspect.isfunction, "function"), (lambda _: True, "data"))
+ROOMS = {name: import_module(f"uvit_decay.{name}") for name in uvit_decay.ROOMS}
+KINDS = ((inspect.isclass, "autoclass"), (inspect.isroutine, "autofunction"), (lambda _: True, "py:data"))
+
+
+def directives(room: ModuleType) -> dict[str, str]:
+    """Return the public names of a room, and the directive that documents each."""
+    named = {name: getattr(room, name) for name in room.__all__}
+    return {name: next(kind for fits, kind in KINDS if fits(value)) for name, value in named.items()}
+
+
 autosummary_context = {
-    "exported": {
-        package: {name: next(kind for fits, kind in KINDS if fits(obj)) for name, obj in names.items()}
-        for package, names in EXPORTED.items()
-    }
+    "exported": {room.__name__: directives(room) for room in ROOMS.values()},
+    "short": {name: f"uvit_decay.{room}.{name}" for name, room in uvit_decay.MODULES.items() if room in ROOMS},
+    "only_here": [name for name, room in uvit_decay.MODULES.items() if room not in ROOMS],
 }
 nitpick_ignore_regex = [
-    ("py:.*", rf"(?!uvit_decay\.({DOCUMENTED})\.).*"),  # other libraries' inventories would need a network
-    ("py:.*", r".*\._\w+"),  # private
-    ("py:class", r".*\.(State|Net)"),  # names for types
+    ("py:.*", r"(?!uvit_decay\.).*"),  # other libraries' inventories would need a network
+    ("py:.*", r"uvit_decay\.(\w+\.){2,}\w+"),  # types in signatures that no room exports
+    ("py:.*", rf"uvit_decay\.(?!({'|'.join(ROOMS)})\.)\w+\.\w+"),  # those of modules beside the rooms
 ]
-suppress_warnings = ["ref.python"]  # short names that two modules have; names that nothing has are still reported
+suppress_warnings = ["ref.python"]  # short names that two rooms have; names that nothing has are still reported
 
 
 def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
@@ -67,12 +75,6 @@ def as_plain_text(app: Sphinx, what: str, name: str, obj: object, options: objec
     parts[1::3] = [f"``{code}``" for code in parts[1::3]]
     parts[2::3] = [letter and rf"\ {letter}" for letter in parts[2::3]]
     lines[:] = "".join(parts).split("\n")
-
-
-def only_once(app: Sphinx, what: str, name: str, obj: object, skip: bool, options: object) -> bool | None:
-    """Leave out of a module's page what the page of its package has."""
-    exported = (obj is other for names in EXPORTED.values() for other in names.values())
-    return (what == "module" and any(exported)) or None
 
 
 def own_signature(
@@ -96,5 +98,4 @@ def setup(app: Sphinx) -> None:
     """Register these functions."""
     app.connect("autodoc-process-docstring", as_plain_text, priority=400)  # before napoleon
     app.connect("autodoc-process-signature", own_signature)
-    app.connect("autodoc-skip-member", only_once)
     app.add_html_math_renderer("mathml", (as_mathml, None), (as_mathml, None))

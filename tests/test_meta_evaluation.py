@@ -78,8 +78,8 @@ def test_features_of_probes_wait_once_a_batch_and_fits_once_an_iteration(digits,
         f"knn.py vote: {NUMBER}": 2 * cells,
         f"knn.py <genexpr>: {TO_DEVICE}": cells,  # their mean
         f"knn.py knn_accuracy: {TO_HOST}": 2,
-        f"effective_rank.py effective_rank: {SEEN}": 2 * cells,  # eigenvalues
-        f"effective_rank.py effective_rank: {NUMBER}": 2 * cells,
+        f"rank.py effective_rank: {SEEN}": 2 * cells,  # eigenvalues
+        f"rank.py effective_rank: {NUMBER}": 2 * cells,
     }
 
 

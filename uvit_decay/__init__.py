@@ -1,10 +1,68 @@
-"""Diffusion transformers with decayed identity shortcuts: x <- alpha_l x + f_l(x)."""
+"""Diffusion transformers with decayed identity shortcuts: x <- alpha_l x + f_l(x).
+
+Public are the names of `__all__` here, and in each room, such as `uvit_decay.nn` and `uvit_decay.diffusion`, the names
+of its `__all__`. `import uvit_decay` imports no room, and no torch: a name is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import Any
+
+ROOMS = (
+    "callbacks",
+    "checkpoint",
+    "commands",
+    "compare",
+    "data",
+    "decay",
+    "diffusion",
+    "doctor",
+    "evaluation",
+    "hub",
+    "metrics",
+    "nn",
+    "representations",
+    "runtime",
+    "tasks",
+)
+MODULES = {  # public name -> the room or module of this package that has it
+    "UViT": "nn",
+    "SiT": "nn",
+    "MAE": "nn",
+    "ViT": "nn",
+    "ResNet": "nn",
+    "create_model": "nn",
+    "load": "checkpoint",
+    "attach": "decay",
+    "shortcuts": "decay",
+    "effective_decay": "decay",
+    "DiffusionTask": "tasks",
+    "MAETask": "tasks",
+    "ClassifyTask": "tasks",
+    "Samples": "samples",
+    "generate": "diffusion",
+    "EMA": "callbacks",
+    "LinearProbes": "callbacks",
+    "GenerationMetrics": "callbacks",
+    "Preview": "callbacks",
+}
+__all__ = ["__version__", *MODULES, *ROOMS]
 
 
-def __getattr__(name: str) -> str:
-    """Return `__version__` of the installed package, which pyproject.toml says; it is read when somebody asks."""
-    if name != "__version__":
+def __getattr__(name: str) -> Any:
+    """Import and return a public name or a room; `__version__` is the version of the installed package."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version(__name__)
+    if name in ROOMS:
+        return import_module(f"{__name__}.{name}")
+    if name not in MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib.metadata import version
+    value = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+    globals()[name] = value
+    return value
 
-    return version(__name__)
+
+def __dir__() -> list[str]:
+    """Return the names that are imported and all public names."""
+    return sorted({*globals(), *__all__})

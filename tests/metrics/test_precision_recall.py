@@ -1,10 +1,14 @@
 """Precision, recall, coverage and nearest neighbours against loops, torch-fidelity and small sets."""
 
+from importlib import import_module
+
 import pytest
 import torch
 
 from uvit_decay.metrics.precision_recall import covered, nearest, precision_recall
 from uvit_decay.runtime.errors import UserError
+
+module = import_module("uvit_decay.metrics.precision_recall")  # the room has the function by this name
 
 
 def features(n, d=16, seed=0, scale=1.0):
@@ -52,7 +56,7 @@ def test_close_images_far_from_the_origin_lose_no_digits(gap):
 
 
 def test_images_that_are_all_alike_are_taken_a_few_at_a_time(monkeypatch):
-    monkeypatch.setattr("uvit_decay.metrics.precision_recall.PAIRS_AT_ONCE", 100)
+    monkeypatch.setattr(module, "PAIRS_AT_ONCE", 100)
     distances, indices = nearest(torch.full((30, 16), 7.3), torch.full((40, 16), 7.3), 2)
     assert distances.eq(0).all()
     assert indices.tolist() == [[0, 1]] * 30

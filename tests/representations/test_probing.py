@@ -15,8 +15,8 @@ from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.intermediates import HasIntermediates, Layer
 from uvit_decay.representations import probing
-from uvit_decay.representations.effective_rank import effective_rank
 from uvit_decay.representations.probing import Prober, Probing, probed_images
+from uvit_decay.representations.rank import effective_rank
 from uvit_decay.runtime.distributed import Processes
 
 CPU = torch.device("cpu")

@@ -9,6 +9,13 @@ into a network only after their names, shapes and finiteness, the checksums and 
 
 from uvit_decay.runtime.program import lazy
 
-MODULES = dict.fromkeys(("Checkpoint", "ModelCard", "load", "read_training_checkpoint"), "io")
+MODULES = {
+    "Checkpoint": "io",
+    "ModelCard": "io",
+    "load": "io",
+    "read_training_checkpoint": "io",
+    "export_file": "convert",
+    "import_official": "convert",
+}
 __all__ = list(MODULES)
-__getattr__ = lazy(__name__, MODULES)
+__getattr__, __dir__ = lazy(__name__, MODULES)

@@ -15,6 +15,8 @@ from jsonargparse import Namespace, get_loader, set_loader, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities import rank_zero_info
 
+import uvit_decay
+from uvit_decay import diffusion
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
@@ -36,6 +38,8 @@ YAML = get_loader("yaml")
 SHARDING = ("fsdp", "deepspeed", "modelparallel")  # words in the names of Lightning's strategies that shard
 FLAGS = ("-c", "--config")
 CLIP_FLAG = re.compile(r"--model(\.init_args)?\.sampling(\.init_args)?(\.clip\b|[ =]\S*clip\b)")
+SHORTENED = {"uvit_decay": uvit_decay.MODULES, "uvit_decay.diffusion": diffusion.MODULES}  # packages with short paths
+SHORT_PATH = re.compile(r"(?<=class_path: )(uvit_decay(?:\.diffusion)?)\.([A-Za-z]+)$", re.MULTILINE)
 REFUSED = {  # flags of the trainer that do not do here what they say -> what to use
     "reload_dataloaders_every_n_epochs": "it would repeat epoch 0; every epoch has an order of its own without it",
     "overfit_batches": "give --data.path a folder of few images, or set --trainer.limit_train_batches",
@@ -55,6 +59,14 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(_gist(with_hint(message, self._option_string_actions))) from ex
 
+    def dump(self, *args: Any, **options: Any) -> str:
+        """Return the text of a configuration, with the class paths that all versions write.
+
+        The parser itself takes the shortest path that an object can be imported by: `uvit_decay.UViT`. Runs that are
+        resumed, compared and reproduced have `uvit_decay.nn.UViT`.
+        """
+        return SHORT_PATH.sub(_stored_path, super().dump(*args, **options))
+
     def add_method_arguments(self, *args: Any, **options: Any) -> list[str]:
         """Add the arguments of a method of the trainer, with our own words for --ckpt_path."""
         added = super().add_method_arguments(*args, **options)
@@ -62,6 +74,13 @@ class Parser(LightningArgumentParser):
             if action.dest == "ckpt_path":
                 action.help = CKPT_PATH
         return added
+
+
+def _stored_path(found: re.Match[str]) -> str:
+    """Return a class path of SHORT_PATH as configurations have it: that of its room, a noise path's of its module."""
+    package, name = found[1], found[2]
+    modules = SHORTENED[package]
+    return f"{package}.{modules[name]}.{name}" if name in modules else found[0]
 
 
 def _gist(message: str) -> str:

@@ -8,9 +8,13 @@ MODULES = {
     "CIFAR10": "cifar",
     "CIFAR100": "cifar",
     "Digits": "digits",
+    "Batch": "batches",
     "ImageData": "datamodule",
+    "ImageSet": "batches",
+    "InMemory": "batches",
     "Images": "folder",
     "Latents": "latents.module",
 }
 __all__ = list(MODULES)
-__getattr__ = lazy(__name__, MODULES)
+# The first name that is asked for imports all, so that whoever looks for subclasses of ImageData finds them.
+__getattr__, __dir__ = lazy(__name__, MODULES, together=True)

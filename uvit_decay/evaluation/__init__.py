@@ -1,1 +1,32 @@
 """Evaluation of generated images: sources, cached features, the table of metrics, reports."""
+
+from uvit_decay.runtime.program import lazy
+
+MODULES = {
+    "METRICS": "metric_table",
+    "Metric": "metric_table",
+    "Value": "metric_table",
+    "Inputs": "metric_table",
+    "MetricOptions": "metric_table",
+    "EXTRACTORS": "feature_table",
+    "PROTOCOLS": "feature_table",
+    "ExtractorRequest": "feature_table",
+    "FeatureOptions": "feature_table",
+    "SETS": "open_by_name",
+    "open_images": "open_by_name",
+    "open_data": "open_by_name",
+    "ImageSource": "image_sources",
+    "FileImages": "image_sources",
+    "ArrayImages": "image_sources",
+    "DatasetImages": "image_sources",
+    "GeneratedImages": "image_sources",
+    "Comparison": "generation",
+    "open_reference": "generation",
+    "build_report": "report",
+    "write_reports": "report",
+    "FeatureStore": "feature_store",
+    "StatisticsFile": "feature_store",
+    "save_statistics": "feature_store",
+}
+__all__ = list(MODULES)
+__getattr__, __dir__ = lazy(__name__, MODULES)

@@ -4,6 +4,24 @@ Does not import Lightning.
 """
 
 from uvit_decay.metrics.dinov2 import DINOv2
-from uvit_decay.metrics.extractors import Inception, SmallClassifier
+from uvit_decay.metrics.extractors import Extractor, Features, Inception, SmallClassifier
+from uvit_decay.metrics.frechet import Moments, Statistics, frechet_distance
+from uvit_decay.metrics.inception_score import inception_score
+from uvit_decay.metrics.kid import kernel_distance
+from uvit_decay.metrics.mind import mind
+from uvit_decay.metrics.precision_recall import precision_recall
 
-__all__ = ["DINOv2", "Inception", "SmallClassifier"]
+__all__ = [
+    "DINOv2",
+    "Extractor",
+    "Features",
+    "Inception",
+    "Moments",
+    "SmallClassifier",
+    "Statistics",
+    "frechet_distance",
+    "inception_score",
+    "kernel_distance",
+    "mind",
+    "precision_recall",
+]

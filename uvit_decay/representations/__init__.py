@@ -1,1 +1,30 @@
 """Representations: probes over layers and noise levels, and figures of patch features."""
+
+from uvit_decay.runtime.program import lazy
+
+MODULES = {
+    "Probing": "options",
+    "Classification": "options",
+    "Prober": "probing",
+    "Grid": "grid",
+    "Classifying": "classification",
+    "PROTOCOLS": "protocols",
+    "Protocol": "protocols",
+    "Cells": "protocols",
+    "Outcome": "protocols",
+    "ProbedNetwork": "networks",
+    "open_network": "networks",
+    "TimmViT": "networks",
+    "LinearProbe": "linear_probes",
+    "logistic_grid": "logistic",
+    "knn_accuracy": "knn",
+    "effective_rank": "rank",
+    "mean_share": "rank",
+    "cknna": "reference",
+    "TokenReader": "features",
+    "spectral_clusters": "patches",
+    "segmentation_miou": "patches",
+    "Reconstructor": "reconstruction",
+}
+__all__ = list(MODULES)
+__getattr__, __dir__ = lazy(__name__, MODULES)

@@ -16,12 +16,12 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from uvit_decay.nn.intermediates import Pool
-from uvit_decay.representations.effective_rank import effective_rank, mean_share
 from uvit_decay.representations.grid import SCORES
 from uvit_decay.representations.knn import knn_accuracy
 from uvit_decay.representations.linear_probes import DDAE, IN100, REPA, LinearProbe, accuracies
 from uvit_decay.representations.logistic import L2_GRID, fitted_accuracy, logistic_grid
 from uvit_decay.representations.options import Classification, ProbeProtocolName, Probing, ProtocolName
+from uvit_decay.representations.rank import effective_rank, mean_share
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import generator

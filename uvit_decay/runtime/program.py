@@ -31,20 +31,30 @@ def _command(script: re.Match[str]) -> str:
     return f"-m -- {MODULE} {name}" if before == "-- " else f"{before}-m {MODULE} {name}"
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose names are in these modules of it: --help imports none of them.
+def lazy(
+    package: str, modules: Mapping[str, str], together: bool = False
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports its public names when they are first used.
 
-    The first name that is asked for imports all, so that those who look for subclasses find them.
+    Args:
+        package: its full name.
+        modules: public names and the modules of the package that have them. No name may be the name of a module of the
+            package: an import of the module would hide it.
+        together: import all names with the first one.
     """
 
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = {key: getattr(import_module(f"{package}.{module}"), key) for key, module in modules.items()}
+        wanted = modules if together else {name: modules[name]}
+        found = {key: getattr(import_module(f"{package}.{module}"), key) for key, module in wanted.items()}
         vars(sys.modules[package]).update(found)
         return found[name]
 
-    return get
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *modules})
+
+    return get, names
 
 
 PACKAGE = Path(__file__).resolve().parents[1]

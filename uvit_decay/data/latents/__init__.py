@@ -4,4 +4,4 @@ from uvit_decay.runtime.program import lazy
 
 MODULES = {"Latents": "module"}
 __all__ = list(MODULES)
-__getattr__ = lazy(__name__, MODULES)
+__getattr__, __dir__ = lazy(__name__, MODULES)

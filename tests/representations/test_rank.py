@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from uvit_decay.representations.effective_rank import effective_rank, mean_share
+from uvit_decay.representations.rank import effective_rank, mean_share
 
 SIZES = [(6, 20), (20, 6), (15, 15), (2, 3)]
 

@@ -1,0 +1,100 @@
+"""The public names: which there are, that each can be imported first, and that `import uvit_decay` imports no more."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import yaml
+from conftest import ROOT, train
+
+import uvit_decay
+
+# To add or remove a name here is a decision about what users may rely on.
+NAMES = {
+    *("UViT", "SiT", "MAE", "ViT", "ResNet", "create_model", "load", "attach", "shortcuts", "effective_decay"),
+    *("DiffusionTask", "MAETask", "ClassifyTask", "Samples", "generate"),
+    *("EMA", "LinearProbes", "GenerationMetrics", "Preview"),
+}
+ROOMS = {path.parent.name for path in (ROOT / "uvit_decay").glob("*/__init__.py")}
+ALONE = """
+import json, os, sys
+# Not ours; they take the time.
+import diffusers, lightning.pytorch, matplotlib.pyplot, sklearn.linear_model, timm, torch, torch._dynamo, torchvision
+import uvit_decay
+
+failed = []
+groups = {room: [room] for room in uvit_decay.ROOMS}
+for name, home in uvit_decay.MODULES.items():
+    groups.setdefault(f"a name of {home}", []).append(name)
+for names in groups.values():
+    child = os.fork()  # in which no name has been imported
+    if not child:
+        for name in names:
+            value = getattr(uvit_decay, name)
+            if name in uvit_decay.ROOMS:
+                [getattr(value, inner) for inner in value.__all__]
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        failed.append(names)
+print(json.dumps(failed))
+"""
+
+
+def test_these_are_the_public_names():
+    assert set(uvit_decay.__all__) == NAMES | ROOMS | {"__version__"}
+    assert set(uvit_decay.__all__) <= set(dir(uvit_decay))
+    with pytest.raises(AttributeError):
+        uvit_decay.not_there  # noqa: B018
+
+
+def test_the_package_imports_nothing_but_the_standard_library():
+    program = "import sys; before = {*sys.modules}; import uvit_decay; print(*sorted({*sys.modules} - before))"
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    imported = {name.split(".")[0] for name in found.stdout.split()}
+    assert "uvit_decay" in imported
+    assert imported - {"uvit_decay"} <= sys.stdlib_module_names
+    assert not [name for name in found.stdout.split() if name.startswith("uvit_decay.")]
+
+
+@pytest.mark.slow
+def test_each_name_can_be_the_first_that_is_imported():
+    found = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert json.loads(found.stdout.splitlines()[-1]) == [], found.stderr
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_says_what_is_public_in_it(room):
+    package = import_module(f"uvit_decay.{room}")
+    assert len(set(package.__all__)) == len(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name).__class__.__name__ != "module"
+    if hasattr(package, "MODULES"):  # imported when they are used: a module of the same name would hide one
+        files = {path.stem for path in (ROOT / "uvit_decay" / room).iterdir()}
+        assert not files & set(package.__all__)
+
+
+def test_the_pages_of_the_api_are_those_of_the_rooms_with_public_names():
+    listed = re.findall(r"^   uvit_decay\.(\w+)$", (ROOT / "docs" / "api" / "index.md").read_text(), re.MULTILINE)
+    assert set(listed) == {room for room in ROOMS if import_module(f"uvit_decay.{room}").__all__}
+
+
+def test_load_gives_the_network_and_its_card():
+    loaded = uvit_decay.load(ROOT / "checkpoints" / "digits.safetensors")
+    assert isinstance(loaded.net, uvit_decay.UViT)
+    assert loaded.card.weights == "ema"
+    assert loaded.card.net.class_path == "uvit_decay.nn.uvit.UViT"
+
+
+@pytest.mark.parametrize("form", ["UViT", "uvit_decay.UViT", "uvit_decay.nn.UViT"])
+def test_configurations_have_the_paths_that_they_always_had(form, tmp_path, monkeypatch, capsys):
+    flags = [f"--model.net={form}", "--model.path=VP", "--trainer.callbacks+=EMA"]
+    with pytest.raises(SystemExit):
+        train(monkeypatch, tmp_path, "fit", *flags, "--print_config")
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert config["model"]["class_path"] == "uvit_decay.tasks.DiffusionTask"
+    assert config["model"]["init_args"]["net"]["class_path"] == "uvit_decay.nn.UViT"
+    assert config["model"]["init_args"]["path"]["class_path"] == "uvit_decay.diffusion.noise_path.VP"
+    assert "uvit_decay.callbacks.EMA" in [each["class_path"] for each in config["trainer"]["callbacks"]]
