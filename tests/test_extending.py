@@ -62,7 +62,7 @@ def test_values_are_in_the_reports(extended, sides, tmp_path, monkeypatch, capsy
 def test_what_they_lack_is_one_line(extended, sides, tmp_path, monkeypatch, capsys):
     base = ["generation", *sides, *extended, "--features", "colours", "--metrics"]
     assert "some of fid,fd,is,kid,prc,sfid,mind,fdd,kdd,mean" in refused(monkeypatch, tmp_path, capsys, *base, "best")
-    for metric, message in (("is", "is needs logits, which colours does not yield"), ("fid", "fd needs 49 or more")):
+    for metric, message in (("is", "is needs logits, which colours does not yield"), ("fd", "fd needs 49 or more")):
         assert message in refused(monkeypatch, tmp_path, capsys, *base, metric)
     line = refused(monkeypatch, tmp_path, capsys, "generation", *sides, *extended, "--features", "colour")
     assert "takes one of inception, digits, dinov2, colours, got colour;" in line

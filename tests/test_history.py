@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -54,10 +53,3 @@ def test_a_copy_ends_at_its_step(tmp_path):
         history.append(source, at(step, value=1.0))
     history.copy_until(40, source, target)
     assert [measurement.step for measurement in history.read(target)] == [20, 40]
-
-
-def test_the_older_name_of_a_distance_is_read_as_that_of_its_features(tmp_path):
-    path = tmp_path / "generation.jsonl"
-    for step, extractor in ((1, "small-cnn-0123456789ab"), (2, "inception-v3-adm-0123456789ab")):
-        history.append(path, replace(at(step, fid=3.0), metadata={"extractor": extractor}))
-    assert [list(measurement.values) for measurement in history.read(path)] == [["fd"], ["fid"]]

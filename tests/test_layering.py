@@ -28,8 +28,6 @@ FORBIDDEN = {
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},
     "hub": {"tasks", "callbacks", "doctor", "commands"},
 }
-# `python -m uvit_decay.checkpoint` and `.data.latents`, older names of commands, stand above the rooms they are in.
-DOORS = {PACKAGE / "checkpoint" / "__main__.py", PACKAGE / "data" / "latents" / "__main__.py"}
 WITH_LIGHTNING = {"callbacks", "commands", "data", "doctor", "tasks"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
@@ -61,7 +59,7 @@ def lines(paths):
 def test_a_layer_imports_nothing_from_above_or_beside_it(layer):
     files = [PACKAGE / layer] if layer.endswith(".py") else list((PACKAGE / layer).rglob("*.py"))
     assert files
-    for path in set(files) - DOORS:
+    for path in files:
         used = {name.split(".")[1] for name in imported(path) if name.startswith("uvit_decay.")} & FORBIDDEN[layer]
         assert not used, f"{path} imports {used}"
 

@@ -145,7 +145,7 @@ def test_a_batch_script_trains_as_one_process_does(two, work, alone, kind):
 TINY = {
     "encode": "--vae vae --image-size 32 --shard-size 4 --batch-size 3 --workers 0",
     "sample": "--num 11 --steps 2 --batch-size 3",
-    "generation": "--num 97 --steps 2 --reference digits:train --features digits --metrics fid,is",
+    "generation": "--num 97 --steps 2 --reference digits:train --features digits --metrics fd,is",
     "probe": "--data digits --times 0.1,0.3 --max-train 200 --max-test 100",
 }
 MADE = {"encode": "latents", "sample": "samples.npz", "generation": "report.json", "probe": "probes"}

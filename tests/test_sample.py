@@ -21,7 +21,6 @@ def test_the_readme_shows_what_the_bundled_checkpoint_makes(tmp_path, monkeypatc
     [
         (["--out", "b.jpg"], "a .png (grid), an .npz (array) or a folder"),
         (["--out", "full"], "the folder is not empty"),
-        (["--processes", "2"], "--processes: is no longer an option: as many processes work as"),
         (["--num", "10001"], "a grid takes at most 10000 images"),
         (["--device", "nowhere"], "--device nowhere"),
         (["--device", "hpu"], "--device hpu"),  # whose package is not installed

@@ -83,14 +83,6 @@ def test_images_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, 
     assert before == {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
 
 
-def test_a_folder_of_before_is_completed(half, tmp_path, monkeypatch, capsys):
-    path = tmp_path / "p" / "sampling.json"
-    metadata = json.loads(path.read_text())
-    path.write_text(json.dumps({"evaluations": metadata.pop("nfe"), **metadata}))
-    sample(monkeypatch, tmp_path, *half, "--num", 10)
-    assert "wrote p: 4 images, 6 were there" in capsys.readouterr().out
-
-
 def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_path, monkeypatch, capsys):
     moved = tmp_path / "moved.ckpt"
     moved.write_bytes(half[1].read_bytes())

@@ -34,7 +34,7 @@ PROGRAMS = ("train", "sample", "evaluate")  # whose modules read what follows th
 def main() -> None:
     """Run the command that sys.argv names; exit with one line on a user's mistake."""
     words = sys.argv[1:] or ["--help"]
-    if module := {**COMMANDS, "push": "convert"}.get(words[0]):  # which says what to do in place of push
+    if module := COMMANDS.get(words[0]):
         import_module(f"uvit_decay.commands.{module}").main(words[1:] if words[0] in PROGRAMS else words)
         return
     with user_errors():

@@ -19,7 +19,6 @@ from uvit_decay.runtime.validation import parse, read_text, typed
 PROBES, GENERATION = "probes.jsonl", "generation.jsonl"
 CHECKPOINTS = "checkpoints"  # folder beside them
 METRICS = "metrics.csv"  # all logged numbers, which is no history of this format
-RENAMED = {"fid": "fd"}  # older names of metrics, of features that are not Inception's
 LARGEST, LARGEST_LOG = 2**28, 2**30  # bytes of a history, and of all logged numbers
 
 
@@ -75,11 +74,7 @@ def read_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _measurement(line: str, where: str) -> Measurement:
     measurement = typed(Measurement, parse(line, where), where)
-    older = {} if str(measurement.metadata.get("extractor")).startswith("inception") else RENAMED
-    values = {
-        older.get(name, name.replace("watched_", "tracked_")): math.nan if value is None else value
-        for name, value in measurement.values.items()
-    }
+    values = {name: math.nan if value is None else value for name, value in measurement.values.items()}
     return replace(measurement, values=values)
 
 

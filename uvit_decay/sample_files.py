@@ -22,7 +22,6 @@ from uvit_decay.samples import Samples
 from uvit_decay.sampling_options import LARGEST_GRID
 
 METADATA = "sampling.json"  # in a folder of samples
-RENAMED = {"evaluations": "nfe"}  # keys of folders written before
 
 
 def check_output(out: Path, num: int | None) -> None:
@@ -91,7 +90,6 @@ def missing(folder: Path, samples: Samples, num: int) -> list[int]:
     metadata = json.loads(json.dumps({"sha256": checksum(samples.file), **samples.metadata()}))
     if (folder / METADATA).exists():
         stored = read_json(folder / METADATA, dict[str, object])
-        stored = {RENAMED.get(key, key): value for key, value in stored.items()}
         for key in (*metadata, *stored):
             ours, theirs = metadata.get(key), stored.get(key)
             if ours != theirs and key != "checkpoint":  # the path may change: sha256 identifies the checkpoint

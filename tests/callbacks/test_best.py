@@ -35,18 +35,18 @@ def step(path):
 
 
 def test_the_best_of_a_metric_is_kept_though_it_is_measured_after_the_checkpoint_of_its_step(tmp_path):
-    best, folder = BestCheckpoint("fid"), tmp_path / "checkpoints"  # the older name of what is measured
+    best, folder = BestCheckpoint("fd"), tmp_path / "checkpoints"
     fit(tmp_path, Measured(2), best, LastCheckpoint(every_n_steps=4), StopAt(8), max_steps=10)
     assert (best.value, best.step) == (3.0, 4)
-    assert step(folder / "best_fid.ckpt") == 4
+    assert step(folder / "best_fd.ckpt") == 4
     assert step(folder / "last.ckpt") == 8
-    assert {path.name for path in folder.iterdir()} == {"best_fid.ckpt", "last.ckpt", "previous.ckpt"}
-    best = BestCheckpoint("fid")
+    assert {path.name for path in folder.iterdir()} == {"best_fd.ckpt", "last.ckpt", "previous.ckpt"}
+    best = BestCheckpoint("fd")
     _, whole, _ = fit(tmp_path / "whole", Measured(2), LastCheckpoint(100), max_steps=10)
-    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=folder / "best_fid.ckpt")
+    _, rest, _ = fit(tmp_path / "rest", Measured(2), best, max_steps=10, ckpt_path=folder / "best_fd.ckpt")
     assert same(rest, whole)
     assert (best.value, best.step) == (2.0, 10)
-    assert step(tmp_path / "rest" / "checkpoints" / "best_fid.ckpt") == 10
+    assert step(tmp_path / "rest" / "checkpoints" / "best_fd.ckpt") == 10
 
 
 def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path):
@@ -62,8 +62,8 @@ def test_a_run_goes_on_from_the_best_of_validation_and_knows_its_value(tmp_path)
 
 
 def test_what_nothing_measures_is_refused(tmp_path):
-    with pytest.raises(UserError, match="no callback measures fid: add GenerationMetrics or LinearProbes"):
-        fit(tmp_path, BestCheckpoint("fid"), max_steps=3)
+    with pytest.raises(UserError, match="no callback measures fd: add GenerationMetrics or LinearProbes"):
+        fit(tmp_path, BestCheckpoint("fd"), max_steps=3)
     with pytest.raises(UserError, match="validation has no val/los, it has val/loss"):
         fit(tmp_path, BestCheckpoint("val/los"), max_steps=3, **VALIDATED)
     with pytest.raises(UserError, match="of BestCheckpoint is"):

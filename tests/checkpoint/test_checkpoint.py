@@ -5,19 +5,18 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT, same, tiny_net
+from conftest import same, tiny_net
 from official_files import changed_training, described, imported, redescribe, tiny
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import ModelCard, load, read_training_checkpoint
 from uvit_decay.checkpoint.convert import export_file
-from uvit_decay.checkpoint.io import VERSION, read
+from uvit_decay.checkpoint.io import read
 from uvit_decay.commands.sample import sample
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import SamplingOptions
 
-BEFORE = ROOT / "tests" / "written_before"
 NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
 LATENTS = {"vae": "x", "sha256": "", "scale": 1.0, "shift": 0.0, "channels": 4, "factor": 8}
 DAMAGED = "model.safetensors is damaged, or of another version of .*"
@@ -96,16 +95,6 @@ def test_an_imported_file_has_a_card_without_what_nobody_knows(tmp_path):
     card = read(tmp_path / "ours.safetensors", None).card
     assert (card.weighting, card.class_hash, card.latents, card.weights) == (None, None, None, "ema")
     assert described(tmp_path / "ours.safetensors").keys().isdisjoint({"weighting", "class_hash", "latents"})
-
-
-@pytest.mark.parametrize("name", ["uvit.ckpt", "sit.ckpt", "uvit.safetensors", "sit.safetensors", "run/last.ckpt"])
-def test_cards_of_before_have_no_version_and_are_written_with_one(name):
-    path = BEFORE / name
-    if path.suffix == ".ckpt":
-        assert "version" not in torch.load(path, weights_only=True)["uvit_decay"]
-    card = read(path, None).card
-    assert card.to_dict()["version"] == VERSION
-    assert ModelCard.from_dict(card.to_dict(), path) == card
 
 
 def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts(trained):

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-import yaml
-from conftest import ROOT, refused, train
+from conftest import refused, train
 from jsonargparse import Namespace
 
 from uvit_decay.checkpoint import load
@@ -128,31 +127,6 @@ def test_a_configuration_names_what_is_trusted(tmp_path, monkeypatch, capsys, cl
     line = refuses(monkeypatch, capsys, tmp_path, *SMALL, *flags)
     assert f"{named} is none of what configurations may name" in line
     assert line.endswith(f"{named} allows it")
-
-
-def test_what_is_no_longer_there_is_one_line_that_says_so(tmp_path, monkeypatch, capsys):
-    """In the configuration of a run that had it, and by name."""
-    old = {"trainer": {"callbacks": [{"class_path": "uvit_decay.callbacks.Rollback", "init_args": {"factor": 3.0}}]}}
-    (tmp_path / "old.yaml").write_text(yaml.safe_dump(old))
-    for flags in (["-c", str(tmp_path / "old.yaml")], [*SMALL, "--trainer.callbacks+=Rollback"]):
-        line = refuses(monkeypatch, capsys, tmp_path, *flags)
-        assert "Rollback is no longer part of uvit_decay: lower --model.optim.lr" in line
-
-
-def test_an_option_that_is_gone_may_be_off_in_an_old_configuration(tmp_path, monkeypatch, capsys):
-    saved = {"lr": 2e-4, "warmup_steps": 2500, "blr": 1e-3, "warmup_epochs": 0.1}  # of each pair one had no effect
-    for name, skip, decays in (("off", 0, []), ("skips", 3, []), ("decays", 0, [0.99])):
-        config = yaml.safe_load((ROOT / "configs" / "digits.yaml").read_text())
-        config["model"]["init_args"]["optim"] = {**saved, "skip_non_finite": skip}
-        ema = {"class_path": "uvit_decay.callbacks.EMA", "init_args": {"decay": 0.9, "extra_decays": decays}}
-        config["trainer"]["callbacks"] = [ema]
-        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
-    line = refuses(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "skips.yaml"), *SMALL)
-    assert "skip_non_finite is no longer part of uvit_decay: a loss that is not finite stops the run" in line
-    line = refuses(monkeypatch, capsys, tmp_path, "-c", str(tmp_path / "decays.yaml"), *SMALL)
-    gone = "extra_decays is no longer part of uvit_decay: the callback EMA keeps one average: leave it out"
-    assert line.endswith(gone)
-    train(monkeypatch, tmp_path, "fit", "-c", str(tmp_path / "off.yaml"), *SMALL)
 
 
 def test_a_base_class_is_no_data(tmp_path, monkeypatch, capsys):

@@ -3,9 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
+from conftest import pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
+from hub_folders import write_denoiser
 
 from uvit_decay.data import Digits
+from uvit_decay.diffusion.noise_path import Linear
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import SiT
 
 
@@ -20,7 +23,10 @@ def test_the_checkpoints_own_sampler_keeps_its_steps_when_it_is_named(trained, t
     [(["--sampler", "sit-sde"], 250), (["--sampler", "sit-ode", "--steps", "10", "--guidance", "2"], 20)],
 )
 def test_a_sit_is_evaluated_as_often_as_its_sampler_says(tmp_path, monkeypatch, flags, calls):
-    checkpoint, sizes = ROOT / "tests" / "written_before" / "sit.ckpt", []
+    net = SiT(8, 2, 1, dim=16, depth=2, heads=2, num_classes=10, alpha_min=0.8, wiring="decayed")
+    checkpoint, sampling = tmp_path / "sit.safetensors", Sampling("dpm++", 4, 2.0)
+    write_denoiser(checkpoint, net, Linear(), "velocity", sampling, tuple("0123456789"))
+    sizes = []
 
     def count(module, args, output) -> None:
         if isinstance(module, SiT):

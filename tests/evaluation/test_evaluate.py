@@ -59,7 +59,7 @@ def test_a_folder_and_an_array_give_the_same_numbers_and_a_report(forms, tmp_pat
 
 def test_jpegs_against_pngs_are_warned_about(forms, tmp_path, monkeypatch, capsys):
     evaluate(monkeypatch, tmp_path, "generation", "--samples", forms / "jpegs", "--reference", forms / "pngs",
-             "--features", "digits", "--metrics", "fid", "--out", "report.json")  # fmt: skip
+             "--features", "digits", "--metrics", "fd", "--out", "report.json")  # fmt: skip
     assert "jpegs are JPEGs and the other side is not" in capsys.readouterr().err
     assert values(tmp_path)["fd"] > 0
 
@@ -71,7 +71,7 @@ def test_statistics_stand_in_for_the_reference(forms, tmp_path, monkeypatch, cap
         assert (arrays["mu"].shape, arrays["sigma"].shape, arrays["sigma"].dtype) == ((64,), (64, 64), np.float64)
         about = json.loads(str(arrays["about"]))
     assert (about["name"], about["n"], about["extractor"][:9]) == ("digits-train", 1437, "small-cnn")
-    base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fid"]
+    base = ["generation", "--samples", forms / "array.npz", "--features", "digits", "--metrics", "fd"]
     evaluate(monkeypatch, tmp_path, *base, "--reference", "digits:train", "--out", "images.json")
     capsys.readouterr()
     evaluate(monkeypatch, tmp_path, *base[:-2], "--reference", "stats.npz", "--out", "stats.json")
@@ -101,7 +101,7 @@ def test_a_checkpoint_is_judged_as_it_samples(trained, tmp_path, monkeypatch):
 def test_several_processes_find_what_one_finds(programs, trained, tmp_path, monkeypatch, processes, exhaustive):
     if processes > 2 and not exhaustive:
         pytest.skip("a sample: --exhaustive tries three processes, too")
-    options = ["--ckpt", str(trained), "--num", "97", "--steps", "3", "--metrics", "fid,is", *DIGITS]
+    options = ["--ckpt", str(trained), "--num", "97", "--steps", "3", "--metrics", "fd,is", *DIGITS]
     monkeypatch.setitem(EXTRACTORS, "digits", lambda options: SmallClassifier(FEW_STEPS))
     evaluate(monkeypatch, tmp_path, "generation", *options, "--out", "one.json")
     command = ["tests/shared/surroundings.py", "quick", "evaluate.py", "generation", *options, "--out", "many.json"]
@@ -145,7 +145,6 @@ def test_what_cannot_be_is_one_line(tmp_path, monkeypatch, capsys, options, mess
         (["statistics", "digits:test", "--features", "digits", "--out", "stats"], "must end in .npz"),
         (["statistics", "digits:test", "--features", "digits", "--out", "s.npz", "--spatial"], "are Inception's"),
         (["statistics", "digits:test", "--features", "net.pt2", "--out", "s.npz"], "an Extractor of ten lines does it"),
-        (["likelihood", "--ckpt", "c.ckpt"], "likelihood: no command any more, but a function"),
     ],
 )
 def test_names_and_options_that_would_lose_something_are_refused(tmp_path, monkeypatch, capsys, options, message):
@@ -154,7 +153,7 @@ def test_names_and_options_that_would_lose_something_are_refused(tmp_path, monke
 
 def test_default_names_tell_what_was_measured_and_features_of_a_reference_are_kept(forms, tmp_path, monkeypatch):
     base = ["generation", "--samples", forms / "array.npz", *DIGITS, "--metrics"]
-    for metrics, size in (("fid", 64), ("is", 50)):
+    for metrics, size in (("fd", 64), ("is", 50)):
         evaluate(monkeypatch, tmp_path, *base, metrics, "--batch-size", size)
     assert len(list((tmp_path / "cache" / "uvit_decay" / "features").glob("*/about.json"))) == 1
     names = [path.name for path in tmp_path.glob("*.json")]

@@ -46,8 +46,10 @@ def test_metrics_by_default_that_are_left_out_have_a_reason():
     assert MetricOptions(("fid",)).left_out(Named(), 0) == {}
 
 
-def test_the_older_name_of_a_distance_is_that_of_today_where_the_features_are_not_inceptions():
-    assert MetricOptions(("fid", "prc")).chosen(Named(OTHER), 2000) == ("fd", "prc")
+def test_the_name_of_a_distance_is_that_of_its_features():
+    assert MetricOptions(("fd", "prc")).chosen(Named(OTHER), 2000) == ("fd", "prc")
+    with pytest.raises(UserError, match="--metrics fid is not of named, whose metrics are fd,"):
+        MetricOptions(("fid",)).chosen(Named(OTHER), 2000)
     assert MetricOptions(("fid", "prc")).chosen(Named(), 2000) == ("fid", "prc")
     with pytest.raises(UserError, match="--metrics fd is not of named, whose metrics are fid,"):
         MetricOptions(("fd",)).chosen(Named(), 2000)

@@ -16,7 +16,7 @@ from uvit_decay.image_io import save_npz, save_pngs
 
 FEW = ["--times", "0.1", "--max-train", "60", "--max-test", "40"]
 QUICK = ["tests/shared/surroundings.py", "quick", "evaluate.py"]
-DIGITS = ["--features", "digits", "--metrics", "fid,is"]
+DIGITS = ["--features", "digits", "--metrics", "fd,is"]
 SAMPLE = ["sample.py", "--ckpt", "{ckpt}", "--num", "12", "--batch-size", "4", "--steps", "2"]
 COMMANDS: dict[str, list[str]] = {
     "encode": ["-m", "uvit_decay.data.latents", "encode", "{images}", "latents", "--vae", "{vae}", *FLAGS],

@@ -41,7 +41,7 @@ class BestCheckpoint(Checkpoint):
 
     def __init__(self, metric: str, mode: Literal["min", "max"] = "min") -> None:
         if not metric.replace("/", "_").isidentifier():
-            raise UserError(f"metric of BestCheckpoint is a name such as val/loss or fid, got {metric!r}")
+            raise UserError(f"metric of BestCheckpoint is a name such as val/loss or fd, got {metric!r}")
         self.metric, self.mode = metric, mode
         self.value, self.step, self.path = math.nan, -1, ""  # the best so far
         self.judged = -1  # step of the measurements that were judged last
@@ -91,10 +91,9 @@ class BestCheckpoint(Checkpoint):
         for name in names if trainer.is_global_zero else ():
             for measurement in history.read(folder / name):
                 values |= measurement.values if measurement.step == trainer.global_step else {}
-        metric = self.metric if self.metric in values else history.RENAMED.get(self.metric, self.metric)
-        if values and metric not in values:
+        if values and self.metric not in values:
             rank_zero_info(f"BestCheckpoint: no {self.metric} is among {', '.join(sorted(values))}")
-        self._judge(trainer, values.get(metric, math.nan))
+        self._judge(trainer, values.get(self.metric, math.nan))
 
     def _judge(self, trainer: Trainer, value: float) -> None:
         """Save if the value is the best so far; all ranks must call this, and take the value of rank 0."""

@@ -97,8 +97,6 @@ class ModelCard:
             if not is_plain(values):
                 raise UserError("its model card holds more than names and plain values, or has no end")
             values = typed(dict[str, object], values, "its model card")
-            if str(values.get("weights")).startswith("ema:"):  # one of several averages, which older versions kept
-                values = {**values, "weights": "ema"}
             return typed(cls, {name: value for name, value in values.items() if name in known}, "its model card")
         except UserError as error:
             raise UserError(f"{where} is damaged, or of another version of this project: {error}") from error

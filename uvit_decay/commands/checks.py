@@ -20,10 +20,8 @@ from uvit_decay import diffusion
 from uvit_decay.data.latents.module import Latents
 from uvit_decay.runtime.command_line import with_hint
 from uvit_decay.runtime.errors import MOST_SEED, UserError, check_whole, explained
-from uvit_decay.runtime.instantiate import DROPPED, UNUSED, renamed
 from uvit_decay.runtime.program import CONFIGS, bundled, find_config
 from uvit_decay.runtime.validation import check_size, parse, read_text
-from uvit_decay.tasks.optimization import IN_PLACE
 
 NAMEABLE = ["uvit_decay", "lightning", "torch.nn", "torch.optim"]  # packages that a configuration may name
 CALLERS = "lightning.pytorch.callbacks.lambda_function"  # its class calls any function that it is given
@@ -88,9 +86,6 @@ def _gist(message: str) -> str:
     if denied := DENIED.search(message):
         known = ", ".join(NAMEABLE)
         return f"{denied[1]} is none of what configurations may name ({known}): --trust {denied[1]} allows it"
-    for name, instead in DROPPED.items():
-        if re.search(rf"\b{name}\b", message):
-            return f"{name} is no longer part of uvit_decay: {instead}"
     # The first line names the option; after "Errors:" each type that was tried has a reason. Drop the reasons of types
     # that the value was not meant for (FORMS), unless all are of these.
     lines = [line.strip(" -").replace("Parser key ", "") for line in message.splitlines()]
@@ -104,23 +99,7 @@ def _gist(message: str) -> str:
 def _load(text: str) -> Any:
     """Load YAML as jsonargparse does, after a check of its size with all aliases followed."""
     check_size(yaml.compose(text, yaml.SafeLoader))  # before aliases are followed
-    return _current(renamed(YAML(text)))
-
-
-def _current(values: Any) -> Any:
-    """Return a configuration that an older version may have saved, as this one writes it.
-
-    It held the options of UNUSED, and the defaults of those of the optimizer that others replaced.
-    """
-    if isinstance(values, list):
-        return [_current(value) for value in values]
-    if not isinstance(values, dict):
-        return values
-    values = {key: _current(value) for key, value in values.items()}
-    if "skip_non_finite" in values:
-        values |= {name: None for name, (other, _) in IN_PLACE.items() if values.get(other) is not None}
-    unused = UNUSED | ({"weights_only": False} if "metric" in values else {})  # of BestCheckpoint
-    return {key: value for key, value in values.items() if key not in unused or value != unused[key]}
+    return YAML(text)
 
 
 def limit(trusted: list[str]) -> None:

@@ -30,7 +30,7 @@ from uvit_decay.runtime.concurrency import keep_freed_memory
 from uvit_decay.runtime.distributed import destroy_group, others_needed
 from uvit_decay.runtime.errors import RunEnded, UserError, explained, one_line
 from uvit_decay.runtime.files import check_writable
-from uvit_decay.runtime.instantiate import Trusted, renamed
+from uvit_decay.runtime.instantiate import Trusted
 from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled
 from uvit_decay.runtime.validation import flat
@@ -107,7 +107,7 @@ class CLI(LightningCLI):
         given, rest = trust_parser.parse_known_args(args)
         limit(given.trust)
         with explained("a --config is no text file", UnicodeDecodeError):
-            self.config = parser.parse_args(renamed(located(rest)))
+            self.config = parser.parse_args(located(rest))
         check_values(self.config[self.config.subcommand])
         unclip_latents(self.config[self.config.subcommand], rest)
         take_network_size(self.config[self.config.subcommand], rest, bundled(DEFAULT_CONFIG))

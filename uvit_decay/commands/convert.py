@@ -10,14 +10,6 @@ from uvit_decay.runtime.errors import UserError, user_errors
 from uvit_decay.runtime.program import PROGRAM
 from uvit_decay.sampling_options import Weights
 
-DROPPED = {
-    "push": "the Hub's own command uploads a folder: hf upload USER/NAME FOLDER",
-    "--wiring": "leave it out, a file keeps the wiring that it has",
-    "--standalone": "leave it out, every folder of diffusers works without this package",
-    "--metrics": "README.md of a folder has no measured numbers any more, leave it out",
-    "--no-grid": "README.md of a folder has no pictures any more, leave it out",
-}
-
 
 def export(
     source: Path,
@@ -75,7 +67,7 @@ def import_(source: Path, target: Path, weights: Weights | None = None, *, optio
 def main(args: Sequence[str]) -> None:
     """Run the command that `args` name and print what was written; exit with one line on a user's mistake."""
     with user_errors():
-        call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM, DROPPED)
+        call = parse({"export": export, "import": import_}, args, __doc__, PROGRAM)
         if note := call():
             print(note)
         print(f"wrote {call.keywords['target']}")

@@ -24,11 +24,10 @@ COMMANDS = {  # the module of each command; only that of the command that is ask
     "reconstruct": "features",
     "compare": "compare",
 }
-DROPPED = {"likelihood": "no command any more, but a function: uvit_decay.diffusion.likelihood.log_likelihood"}
 
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of evaluate.py; exit with one line on a user's mistake."""
     asked = [word for word in words[:1] if word in COMMANDS] or COMMANDS
     commands = {name: getattr(import_module(f"uvit_decay.commands.{COMMANDS[name]}"), name) for name in asked}
-    run(commands, __doc__, localised("evaluate.py"), words, DROPPED)
+    run(commands, __doc__, localised("evaluate.py"), words)

@@ -20,7 +20,6 @@ from uvit_decay.runtime.command_line import run
 from uvit_decay.runtime.program import bundled, localised
 from uvit_decay.sampling_options import Count, SamplingOptions
 
-DROPPED = {"--processes": "is no longer an option: as many processes work as the launcher has started"}
 BUNDLED = bundled("checkpoints/digits.safetensors")
 
 
@@ -57,4 +56,4 @@ def sample(
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of sample.py; exit with one line on a user's mistake."""
-    run(sample, __doc__, localised("sample.py"), words, DROPPED)
+    run(sample, __doc__, localised("sample.py"), words)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from uvit_decay.history import RENAMED
 from uvit_decay.runtime.command_line import Advanced, Bounds
 from uvit_decay.runtime.errors import UserError
 
@@ -212,7 +211,7 @@ class MetricOptions:
 
     def check_names(self, extractor: Extractor) -> None:
         """Raise a UserError for a chosen metric that is not of features of this family; the weights may be absent."""
-        for name in self._names(extractor):
+        for name in self.metrics or ():
             if extractor.family not in METRICS[name].families:
                 others = {key: other.needs for key, other in METRICS.items() if extractor.family in other.families}
                 known = extractor.widths or others.values()  # those of a user's file are known once it is loaded
@@ -228,16 +227,10 @@ class MetricOptions:
             UserError: a chosen metric that is not of this extractor's features.
         """
         self.check_names(extractor)
-        names = self._names(extractor)
-        for name in names:
+        for name in self.metrics or ():
             if METRICS[name].needs not in extractor.widths:
                 raise UserError(f"--metrics {name} needs {METRICS[name].needs}, which {extractor.name} does not yield")
-        return names or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
-
-    def _names(self, extractor: Extractor) -> tuple[str, ...]:
-        """Return the names of the chosen metrics; an older one is replaced by that of these features."""
-        pairs = [(name, RENAMED.get(name, name)) for name in self.metrics or ()]
-        return tuple(new if extractor.family in METRICS[new].families else name for name, new in pairs)
+        return self.metrics or tuple(name for name, obstacle in self._obstacles(extractor, images) if obstacle is None)
 
     def left_out(self, extractor: Extractor, images: int) -> dict[str, str]:
         """Return the metrics by default that `chosen` leaves out, each with the reason; arguments as of `chosen`."""

@@ -87,7 +87,6 @@ def run(
     about: str,
     prog: str | None = None,
     args: Sequence[str] | None = None,
-    dropped: Mapping[str, str] | None = None,
 ) -> None:
     """Run the function, or that of the subcommand, which a command line asks for; exit with one line on a mistake.
 
@@ -96,11 +95,10 @@ def run(
         about: the text of --help.
         prog: such as "uvit-decay", where it is not the script's name.
         args: the words after the program's name; None takes those of this process.
-        dropped: what to do instead of subcommands and --options that are gone, by their names.
     """
     with user_errors():
         check_launcher_variables()
-        parse(commands, sys.argv[1:] if args is None else args, about, prog, dropped)()
+        parse(commands, sys.argv[1:] if args is None else args, about, prog)()
 
 
 def parse(
@@ -108,13 +106,8 @@ def parse(
     args: Sequence[str],
     about: str = "",
     prog: str | None = None,
-    dropped: Mapping[str, str] | None = None,
 ) -> Callable[[], Any]:
     """Return the call of a function that the arguments ask for; see `run`."""
-    for i, word in enumerate(args):
-        name = word.partition("=")[0]
-        if dropped and name in dropped and (i == 0 or name.startswith("--")):
-            raise UserError(f"{name}: {dropped[name]}")
     parser = Parser(prog=prog, description=localised(about), formatter_class=argparse.RawDescriptionHelpFormatter)
     if isinstance(commands, Mapping):
         subparsers = parser.add_subparsers(dest="<command>", metavar="command", required=True)

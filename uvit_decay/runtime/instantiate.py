@@ -14,47 +14,6 @@ from uvit_decay.runtime.errors import UserError, explained
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.validation import typed
 
-MOVED = {  # older modules or classes -> where they are now; checkpoints, configurations and flags name classes
-    "uvit_decay.callbacks.logger": "uvit_decay.callbacks.run_log",
-    "uvit_decay.callbacks.preview": "uvit_decay.callbacks.previews",
-    "uvit_decay.callbacks.reconstruction": "uvit_decay.callbacks.previews",
-    "uvit_decay.callbacks.summary": "uvit_decay.callbacks.run_log",
-    "uvit_decay.callbacks.threads": "uvit_decay.callbacks.run_log",
-    "uvit_decay.data.base": "uvit_decay.data.datamodule",
-    "uvit_decay.data.images": "uvit_decay.data.folder",
-    "uvit_decay.diffusion.generate": "uvit_decay.diffusion.sampling",
-    "uvit_decay.diffusion.path": "uvit_decay.diffusion.noise_path",
-    "uvit_decay.tasks.mixing": "uvit_decay.tasks.classify",
-    "uvit_decay.metrics.features": "uvit_decay.metrics.extractors",
-}
-DROPPED = {  # names of classes and options that are gone -> what to do without them
-    "CustomExtractor": "for a network of your own an Extractor of ten lines does it: docs/extending.md",
-    "Rollback": "lower --model.optim.lr, or resume from an earlier checkpoint",
-    "skip_non_finite": "a loss that is not finite stops the run, which can resume from its last checkpoint",
-    "extra_decays": "the callback EMA keeps one average: leave it out",
-    "keep_weights_only": "uvit-decay export makes weights alone of a checkpoint that is kept",
-}
-# Options that are gone, and the defaults with which older configurations and checkpoints have them.
-UNUSED = {"skip_non_finite": 0, "extra_decays": [], "keep_weights_only": False}
-
-
-def renamed(values: Any) -> Any:
-    """Return plain values, nested in dicts and lists, with older class paths replaced by those of MOVED.
-
-    A class path may follow a flag, as in "--model.path=uvit_decay.diffusion.path.VP". One of DROPPED is a UserError.
-    """
-    if isinstance(values, dict):
-        return {key: renamed(value) for key, value in values.items()}
-    if isinstance(values, list):
-        return [renamed(value) for value in values]
-    if not isinstance(values, str):
-        return values
-    flag, equals, path = values.rpartition("=")
-    module, dot, name = path.rpartition(".")
-    if name in DROPPED and module.startswith("uvit_decay"):
-        raise UserError(f"{path} is no longer part of uvit_decay: {DROPPED[name]}")
-    return flag + equals + MOVED.get(path, MOVED.get(module, module) + dot + name)
-
 
 class Trusted(str):
     """The name of a module or a class from elsewhere, by --trust: found in the working folder, too, and imported.
@@ -72,13 +31,10 @@ class Trusted(str):
 
 @dataclass(frozen=True)
 class Spec:
-    """An object as plain values: the full path of its class, where it is now, and its constructor arguments."""
+    """An object as plain values: the full path of its class, and its constructor arguments."""
 
     class_path: str
     init_args: dict[str, object]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "class_path", renamed(self.class_path))
 
     @classmethod
     def of(cls, kind: type, init_args: Mapping[str, Any]) -> Spec:

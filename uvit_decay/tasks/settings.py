@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uvit_decay.runtime.instantiate import UNUSED, renamed
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks.optimization import IN_PLACE
 
@@ -42,14 +41,11 @@ def effect(name: str) -> str:
 
 
 def _in_force(settings: Settings) -> Settings:
-    """Return settings with those of the optimizer that are in force; older versions stored others beside them."""
-    gone = (*UNUSED, "weights_only")
-    settings = {name: value for name, value in settings.items() if name.rpartition(".")[2] not in gone}
+    """Return settings with those of the optimizer that are in force."""
+    settings = dict(settings)
     for name, (other, default) in IN_PLACE.items():
         flag = f"model.optim.{name}"
-        if settings.get(f"model.optim.{other}") is not None:
-            settings[flag] = None
-        elif flag in settings and settings[flag] is None:
+        if settings.get(f"model.optim.{other}") is None and settings.get(flag, default) is None:
             settings[flag] = default
     return settings
 
@@ -87,7 +83,6 @@ def differences(before: Settings, now: Settings) -> list[Change]:
     """
     if not (before and now):
         return []
-    before = renamed(before)
     before, now = _in_force({**dict(_defaults(before, now)), **before}), _in_force(now)
     pairs = {name: (before.get(name, MISSING), now.get(name, MISSING)) for name in {**before, **now}}
     return [Change(name, *pair) for name, pair in pairs.items() if pair[0] != pair[1]]
