@@ -13,6 +13,8 @@ from uvit_decay.data.archives import ArchiveIndex, file_states
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.fingerprint import hash_files, spread
 from uvit_decay.data.image_files import list_images
+from uvit_decay.evaluation.open_by_name import judged_on
+from uvit_decay.runtime.errors import UserError
 
 NAMES = [f"{kind}/{i}.bmp" for kind in ("cat", "dog") for i in range(4)]
 
@@ -111,3 +113,47 @@ def test_latents_are_compared_by_their_settings_and_statistics(encoded, tmp_path
     shifted = tuple(value + 1e-3 for value in manifest.statistics.mean)
     other = replace(manifest, statistics=replace(manifest.statistics, mean=shifted))
     assert replace(manifest, source="elsewhere").content_hash == manifest.content_hash != other.content_hash
+
+
+def test_test_images_that_are_training_images_are_found(tmp_path):
+    train = tree(tmp_path / "train", NAMES)
+    same, copied, other = tmp_path / "link", tmp_path / "copied", tmp_path / "other"
+    same.symlink_to(train)
+    shutil.copytree(train, copied)
+    (copied / "cat" / "0.bmp").write_bytes((train / "dog" / "0.bmp").read_bytes())  # all others are still shared
+    for path in tree(other, NAMES).rglob("*.bmp"):
+        turn(path)  # other images of the same names and sizes
+    overlaps = []
+    for test in (train, same, copied, other, zipped(train, tmp_path / "train.zip"), tarred(other, tmp_path / "o.tar")):
+        data = Images(str(train), str(test), image_size=8, batch_size=2)
+        data.setup()
+        overlaps.append(data.overlap)
+        assert data.overlap in judged_on(data)
+    assert [bool(overlap) for overlap in overlaps] == [True, True, True, False, True, False]
+    data = Images(str(train), holdout=0.5, image_size=8, batch_size=2)
+    data.setup()
+    assert data.overlap == ""
+
+
+def test_latents_of_the_same_images_are_found(encoded, tmp_path):
+    shutil.copytree(encoded, tmp_path / "copied")
+    data = Latents(str(encoded), test_path=str(tmp_path / "copied"), batch_size=2)
+    data.setup()
+    assert data.overlap
+
+
+@pytest.mark.parametrize(("holdout", "flags"), [(0.05, ("--data.holdout 0.25", "--test")), (0.95, ("--data.holdout",))])
+def test_a_holdout_that_leaves_a_part_empty_names_images_per_class(tmp_path, holdout, flags):
+    data = Images(str(tree(tmp_path, NAMES)), holdout=holdout, image_size=8, batch_size=2)
+    with pytest.raises(UserError) as caught:
+        data.setup()
+    assert all(word in str(caught.value) for word in (*flags, "4 images per class"))
+
+
+def test_classes_without_held_out_images_are_counted(tmp_path, caplog):
+    names = [*NAMES, "eel/0.bmp", "fox/0.bmp"]
+    data = Images(str(tree(tmp_path, names)), holdout=0.25, image_size=8, batch_size=2)
+    with caplog.at_level("INFO"):
+        data.setup()
+    assert any("2 of the 4 classes" in text for text in caplog.messages)
+    assert data.test.labels.bincount().tolist() == [1, 1]

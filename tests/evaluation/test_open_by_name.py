@@ -9,6 +9,9 @@ from conftest import ROOT
 from PIL import Image
 
 from uvit_decay.data import Images
+from uvit_decay.data.decoding import ResizedCentre, centre_crop
+from uvit_decay.data.folder import OnDisk
+from uvit_decay.data.image_files import list_images
 from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import judged_on, open_data, open_images
@@ -142,7 +145,7 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
         save_pngs(forms / "labelled" / name, [images[:6]])
     path = str(forms / "labelled")
     assert judged_on(open_data("digits", None, 8, 1)) == "those of the data"
-    assert judged_on(open_data(path, path, 16, 3)) == path
+    assert judged_on(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
     held_out = "10% of these data, held out; a training that did not has seen them"
     assert judged_on(open_data(path, None, 16, 3)) == held_out
 
@@ -151,3 +154,13 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
 def test_test_images_beside_a_data_set_that_has_its_own_are_refused(name):
     with pytest.raises(UserError, match="--test elsewhere is for class folders"):
         open_data(name, "elsewhere", 8, 1)
+
+
+def test_the_fingerprint_of_a_set_has_its_crop_unless_it_is_the_usual_one(forms):
+    listing = list_images(forms / "folder")
+    prints = []
+    for crop in (centre_crop, ResizedCentre(0.5), ResizedCentre(1.0)):
+        images = OnDisk(listing, [0, 1], 4, 3, crop)
+        prints.append(DatasetImages("x", images, 3, listing.class_names).fingerprint())
+    assert prints[0] != prints[1] != prints[2] != prints[0]
+    assert "crop" not in prints[0]  # results of the usual crop keep their keys

@@ -12,7 +12,7 @@ from evaluations import evaluate, refused
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
 from uvit_decay.representations.linear_probes import DDAE, REPA, accuracies
-from uvit_decay.representations.options import ProbeProtocolName, Probing, ProtocolName
+from uvit_decay.representations.options import Alignment, ProbeProtocolName, Probing, ProtocolName
 from uvit_decay.representations.probing import Prober, probed_images
 from uvit_decay.representations.protocols import PROTOCOLS
 from uvit_decay.representations.reference import Neighbourhood, Reference, cknna
@@ -104,12 +104,19 @@ def test_a_number_that_is_chosen_on_test_is_called_so(digits):
     assert "test_accuracy" in of_paper.summary()
 
 
+def test_the_name_of_an_alignment_has_its_numbers_that_are_not_the_defaults():
+    assert Alignment().name == ""
+    assert Alignment(reference_size=112).name == "-reference_size-112"
+    assert Alignment(reference_size=98, alignment_images=10000).name == "-reference_size-98-alignment_images-10000"
+
+
 def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path, monkeypatch, capsys):
     options = ["--times", "0.05,0.3", "--max-train", 100, "--max-test", 60, "--layers", "1,2", "--epochs", 2]
     options += ["--protocol", "repa", "--reference", encoder, "--alignment-images", 40, "--draws", 2]
     evaluate(monkeypatch, tmp_path, "probe", "--ckpt", trained, *options)
     changed = "max_train-100-max_test-60-draws-2-times-0.05+0.3-layers-1+2-protocol-repa-epochs-2-"
     folder = tmp_path / "probes" / f"last-step12-ema-digits-{changed}digits_mae-version_3-last-step5-ema"
+    folder = folder.with_name(f"{folder.name}-alignment_images-40")
     report = json.loads((folder / "probes.json").read_text())
     about = report["protocol"]["reference"]
     assert (about["checkpoint"], about["images"], about["neighbours"]) == (str(encoder), 40, 10)

@@ -82,7 +82,7 @@ def probe(
         precision = chosen_precision(judging.precision, device)
         reference = open_reference(judged, probing, alignment, loading.trust, device, precision) if aligned else None
         computed = f"-{precision}" if precision != "float32" else ""
-        computed += f"-{reference.judged.name}" if reference else ""
+        computed += f"-{reference.judged.name}{alignment.name}" if reference else ""
         out = out or Path("probes") / f"{judged.name}-{images.name}{judging.tested}{probing.name}{computed}"
         about = {**judged.about, "pictures": picture_protocol(images), "test images": judged_on(images)}
         with writing_to(out, processes=processes, folder=True):

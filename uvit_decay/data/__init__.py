@@ -9,6 +9,7 @@ MODULES = {
     "CIFAR100": "cifar",
     "Digits": "digits",
     "Batch": "batches",
+    "HubDataset": "hub_dataset",
     "ImageData": "datamodule",
     "ImageSet": "batches",
     "InMemory": "batches",

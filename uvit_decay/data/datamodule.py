@@ -58,6 +58,7 @@ class ImageData(LightningDataModule):
         self.train: ImageSet | None = None
         self.test: ImageSet | None = None
         self.class_names: tuple[str, ...] = ()
+        self.overlap = ""  # for reports: which test images are training images, too
         self._fingerprint: str | None = None
         self.latents: LatentSpace | None = None  # None for pixels
         self.micro_batches = 1  # accumulated on each device for a global batch
@@ -91,6 +92,11 @@ class ImageData(LightningDataModule):
     def content_hash(self) -> str:
         """Return a SHA-256 that identifies the stored training images; no image file is decoded."""
         return self.train.content_hash()
+
+    def warn_of_overlap(self, overlap: str) -> None:
+        """Warn that test images are also training images, and keep `overlap` for reports."""
+        self.overlap = overlap
+        rank_zero_info(f"warning: {overlap}: test results are not of unseen images")
 
     @abstractmethod
     def load(self) -> None:

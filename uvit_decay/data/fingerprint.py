@@ -14,6 +14,7 @@ from torch import Tensor
 
 from uvit_decay.data.image_files import Listing
 
+MOST_COMPARED = 64  # files that are read to compare their bytes
 MOST_SIZES = 10_000  # files of a folder whose sizes are asked for; on a network disk each takes up to a millisecond
 SPREAD_IMAGES = 64  # images of a set of unknown kind that are read
 
@@ -44,8 +45,34 @@ def hash_files(listing: Listing, chosen: Sequence[int]) -> str:
     """
     digest = hashlib.sha256()
     for index in chosen:
-        name = "/".join(PurePosixPath(listing.members[index]).parts[-2:])
-        digest.update(f"{name}\n".encode(errors="surrogateescape"))
+        digest.update(f"{_short_name(listing, index)}\n".encode(errors="surrogateescape"))
     measured = chosen if listing.in_archive else [chosen[row] for row in spread(len(chosen), MOST_SIZES)]
     digest.update(repr(listing.states(measured)).encode())
     return digest.hexdigest()
+
+
+def name_shared(train: Listing, chosen: Sequence[int], test: Listing) -> str | None:
+    """Return the name of a test image that is also one of the training images `chosen`, None if none is found.
+
+    Only images of one class folder and file name are compared: first the sizes of at most MOST_SIZES of them, then the
+    bytes of at most MOST_COMPARED of equal size, each spread evenly.
+    """
+    in_training = {_short_name(train, i): i for i in chosen}
+    pairs = []
+    for i in range(len(test.members)):
+        if (same := in_training.get(_short_name(test, i))) is not None:
+            pairs.append((same, i))
+    pairs = [pairs[row] for row in spread(len(pairs), MOST_SIZES)]
+    sizes = train.states([i for i, _ in pairs]), test.states([i for _, i in pairs])
+    equal = [pair for pair, one, other in zip(pairs, *sizes, strict=True) if one[0] == other[0]]
+    with train.opened() as fetch_train, test.opened() as fetch_test:
+        for row in spread(len(equal), MOST_COMPARED):
+            ours, theirs = equal[row]
+            if fetch_train(ours).getvalue() == fetch_test(theirs).getvalue():
+                return test.members[theirs]
+    return None
+
+
+def _short_name(listing: Listing, index: int) -> str:
+    """Return class folder and name of an image file."""
+    return "/".join(PurePosixPath(listing.members[index]).parts[-2:])

@@ -13,7 +13,7 @@ from uvit_decay.class_names import class_list
 from uvit_decay.data.batches import ImageSet, InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.data.decoding import Crop, centre_crop
-from uvit_decay.data.fingerprint import hash_files
+from uvit_decay.data.fingerprint import hash_files, name_shared
 from uvit_decay.data.image_files import Listing, list_images, read
 from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator
@@ -87,6 +87,7 @@ class Images(ImageData):
         check_numbers("[0, inf)", memory_gb=memory_gb)
         self.path, self.test_path, self.holdout, self.memory_gb = path, test_path, holdout, memory_gb
         self.classes = classes
+        self.test_name = test_path  # the test images in reports and errors; None for held-out ones
         self._training_files: tuple[Listing, list[int]] | None = None
         self.crop: Crop = centre_crop
 
@@ -98,21 +99,27 @@ class Images(ImageData):
 
     def load(self) -> None:
         """List the images, split them, and read the sets that fit into memory."""
-        classes = None if self.classes is None else class_list(self.classes)
-        listing = list_images(self.path, classes)
+        listing, test = self.listings()
         self.class_names = listing.class_names
         training, held_out = self._split(listing)
         self._training_files = listing, training
-        self.train = self._train_set(listing, training)
-        if self.test_path is not None:
-            test = list_images(self.test_path, classes)
+        if test is not None:
             if test.class_names != listing.class_names:
-                raise UserError(f"{self.test_path} and {self.path} have different classes")
+                raise UserError(f"{self.test_name} and {self.path} have different classes")
+            self._compare(listing, training, test)
+        self.train = self._train_set(listing, training)
+        if test is not None:
             self.test = self._set(test, list(range(len(test.members))))
         elif held_out:
             self.test = self._set(listing, held_out)
         if isinstance(self.train, InMemory):
             self.num_workers = 0
+
+    def listings(self) -> tuple[Listing, Listing | None]:
+        """List the images for training, and the test images if they are elsewhere."""
+        classes = None if self.classes is None else class_list(self.classes)
+        training = list_images(self.path, classes)
+        return training, None if self.test_path is None else list_images(self.test_path, classes)
 
     def content_hash(self) -> str:
         """Return the SHA-256 of names and sizes of the training files; it does not depend on `memory_gb`."""
@@ -121,7 +128,7 @@ class Images(ImageData):
 
     def _split(self, listing: Listing) -> tuple[list[int], list[int]]:
         """Return sorted indices for training and held-out ones, the same share of every class."""
-        if self.test_path is not None or self.holdout == 0.0:
+        if self.test_name is not None or self.holdout == 0.0:
             return list(range(len(listing.members))), []
         labels = np.array(listing.labels)
         held_out: list[int] = []
@@ -129,9 +136,33 @@ class Images(ImageData):
             members = np.flatnonzero(labels == label)
             shuffled = torch.randperm(len(members), generator=generator("holdout", int(label))).numpy()
             held_out += members[shuffled[: round(self.holdout * len(members))]].tolist()
-        if len(held_out) in (0, len(labels)):
-            raise UserError(f"holdout {self.holdout} of {len(labels)} images leaves one part empty")
+        self._check_holdout(np.bincount(labels), np.bincount(labels[held_out]))
         return sorted(set(range(len(labels))) - set(held_out)), sorted(held_out)
+
+    def _check_holdout(self, counts: np.ndarray, held_out: np.ndarray) -> None:
+        """Raise a UserError if the holdout leaves no image for training or for testing; warn of classes without some.
+
+        Args:
+            counts: number of images per class.
+            held_out: number of held-out images per class; without the last classes if they have none.
+        """
+        what = f"holdout {self.holdout:g} is counted per class: of {_range(counts)} images per class it"
+        other = "or give test images of their own, --data.test_path (--test in evaluate.py)"
+        if held_out.sum() == 0:
+            raise UserError(f"{what} holds out no image; set --data.holdout {1 / counts.max():.2g} or more, {other}")
+        if held_out.sum() == counts.sum():
+            raise UserError(f"{what} leaves no image for training; set a lower --data.holdout, {other}")
+        tested = np.pad(held_out, (0, len(counts) - len(held_out)))[counts > 0] > 0
+        if not tested.all():
+            missing = np.count_nonzero(~tested)
+            rank_zero_info(f"warning: {what} holds out none of {missing} of the {len(tested)} classes")
+
+    def _compare(self, train: Listing, chosen: list[int], test: Listing) -> None:
+        """Warn if test images are training images, too."""
+        if train == test:
+            self.warn_of_overlap(f"the test images are the training images, {self.path}")
+        elif (name := name_shared(train, chosen, test)) is not None:
+            self.warn_of_overlap(f"{self.test_name} and {self.path} share images, such as {name}")
 
     def _train_set(self, listing: Listing, chosen: list[int]) -> ImageSet:
         return self._set(listing, chosen)
@@ -143,3 +174,9 @@ class Images(ImageData):
             return InMemory(images, torch.tensor(listing.labels)[chosen])
         rank_zero_info(f"{len(chosen)} images are decoded whenever they are read ({size / 2**30:.1f} GiB)")
         return OnDisk(listing, chosen, self.image_size, self.channels, self.crop)
+
+
+def _range(counts: np.ndarray) -> str:
+    """Return the numbers of images per class as one number or a range; classes without images do not count."""
+    least, most = counts[counts > 0].min(), counts.max()
+    return str(least) if least == most else f"{least} to {most}"

@@ -51,6 +51,11 @@ class Listing:
         """Whether the images are members of a zip or tar, whose sizes are known without touching each file."""
         return self.spans is not None or not self.path.is_dir()
 
+    @property
+    def stored_in(self) -> tuple[str, ...]:
+        """The files that hold the images, relative to `path`: "" for an archive."""
+        return (self.tars or self.members) if self.path.is_dir() else ("",)
+
     def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the size in bytes of each image file at the indices `chosen`, in a zip also its CRC-32."""
         return file_states(self.path, self._index, chosen)

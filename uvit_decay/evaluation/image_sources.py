@@ -103,10 +103,9 @@ class FileImages(ImageSource):
 def _files_hash(listing: Listing) -> str:
     """Return the sha256 of names, sizes and modification times: reading all bytes could take as long as evaluation."""
     path = listing.path.resolve()
-    names = (listing.tars or listing.members) if path.is_dir() else ("",)
     digest = hashlib.sha256(repr((str(path), listing.members)).encode())
     with explained(f"{path} has changed", OSError):
-        for name in names:
+        for name in listing.stored_in:
             stat = (path / name).stat()
             digest.update(repr((name, stat.st_size, stat.st_mtime_ns)).encode())
     return digest.hexdigest()

@@ -84,8 +84,12 @@ def picture_protocol(data: ImageData) -> str:
 def judged_on(data: ImageData) -> str:
     """Return which images are the test images, for reports."""
     if not isinstance(data, Images):
-        return "those of the data"
-    return data.test_path or f"{data.holdout:.0%} of these data, held out; a training that did not has seen them"
+        which = "those of the data"
+    elif data.test_name:
+        which = data.test_name
+    else:
+        which = f"{data.holdout:.0%} of these data, held out; a training that did not has seen them"
+    return f"{which}; {data.overlap}" if data.overlap else which
 
 
 def _of_set(stem: str, split: str, channels: int) -> DatasetImages:

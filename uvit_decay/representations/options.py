@@ -115,6 +115,15 @@ class Alignment:
     def __post_init__(self) -> None:
         check_bounds(type(self), vars(self))
 
+    @property
+    def name(self) -> str:
+        """The numbers that are not the defaults, for names of files: "-alignment_images-10000"."""
+        return "".join(
+            f"-{name}-{getattr(self, name)}"
+            for name in ("reference_size", "alignment_images")
+            if getattr(self, name) != getattr(type(self), name)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Visualization(LoadingOptions):

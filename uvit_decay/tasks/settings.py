@@ -21,7 +21,9 @@ BEGINS, FREE = "decides how it begins", "changes no weight"
 EFFECTS = {  # of a flag and all below it, unless a longer name says otherwise
     **dict.fromkeys(("seed_everything", "model", "data"), DECIDES),
     **dict.fromkeys(("model.compile", "model.sampling", "model.net.checkpointing"), FREE),
-    **dict.fromkeys((f"data.{name}" for name in ("path", "test_path", "download", "num_workers", "memory_gb")), FREE),
+    **dict.fromkeys(
+        (f"data.{name}" for name in ("path", "test_path", "test_split", "download", "num_workers", "memory_gb")), FREE
+    ),
     **dict.fromkeys((f"data.{name}" for name in ("device_batch_size", "verify", "test_crop")), FREE),
     **dict.fromkeys((f"model.optim.{name}" for name in ("optimizer", "decay_on", "layer_decay")), FORMS),
     **dict.fromkeys(("model.optim.rate_over_gain", "model.frozen"), FORMS),

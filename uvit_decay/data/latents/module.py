@@ -72,6 +72,8 @@ class Latents(ImageData):
                 values = getattr(manifest, key), getattr(test, key)
                 if values[0] != values[1]:
                     raise UserError(f"{self.path} has {key} {values[0]}, {path} {values[1]}")
+            if manifest.content_hash == test.content_hash:
+                self.warn_of_overlap(f"{path} and {self.path} hold latents of the same images")
             self.test = LatentSet(path, test, self.verify)
 
     def network_input(self, stored: Tensor) -> Tensor:

@@ -1,0 +1,226 @@
+"""The data module for image data sets of the `datasets` library: from the Hugging Face Hub, or from a folder."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from uvit_decay.class_names import class_hash
+from uvit_decay.data.archives import DAMAGED, open_file
+from uvit_decay.data.fingerprint import MOST_COMPARED, spread
+from uvit_decay.data.folder import Images
+from uvit_decay.data.image_files import Listing
+from uvit_decay.runtime.errors import UserError, explained
+from uvit_decay.runtime.files import at_home
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ROWS = 1000  # rows of a table at a time
+
+
+@dataclass(frozen=True)
+class HubListing(Listing):
+    """The images of a split: encoded images in memory-mapped Arrow files, or files that its rows name.
+
+    `members` are the file names that the data set stores, or the number of the row where it stores none. Pickling sends
+    the names of the Arrow files.
+
+    Args:
+        rows: the split, whose column of images is not decoded.
+        split: name of the split.
+        column: name of this column.
+        sizes: int64 (n,), bytes of each encoded image; -1 for an image in a file of its own.
+    """
+
+    rows: Dataset = field(default=None, compare=False, repr=False)
+    split: str = "train"
+    column: str = "image"
+    sizes: np.ndarray = field(default=None, compare=False, repr=False)
+
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[int], BytesIO]]:
+        """Yield a thread-safe function that returns the encoded image of a row."""
+
+        def fetch(index: int) -> BytesIO:
+            with explained(self.members[index], *DAMAGED):
+                stored = self.rows[index][self.column]
+                if stored["bytes"] is not None:
+                    return BytesIO(stored["bytes"])
+                with open_file(Path(stored["path"])) as file:
+                    return BytesIO(file.read())
+
+        yield fetch
+
+    @property
+    def in_archive(self) -> bool:
+        """Whether all images are stored in Arrow files."""
+        return bool((self.sizes >= 0).all())
+
+    @property
+    def stored_in(self) -> tuple[str, ...]:
+        """The Arrow files, and the images that are in files of their own."""
+        arrow = tuple(entry["filename"] for entry in self.rows.cache_files)
+        files = tuple(self.members[i] for i in np.flatnonzero(self.sizes < 0))
+        return arrow + files
+
+    def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the size of each image in bytes; for at most MOST_COMPARED of those in Arrow files also the CRC-32."""
+        states = [(self._size(index),) for index in chosen]
+        if self.in_archive:
+            with self.opened() as fetch:
+                for row in spread(len(chosen), MOST_COMPARED):
+                    states[row] += (zlib.crc32(fetch(chosen[row]).getvalue()),)
+        return states
+
+    def _size(self, index: int) -> int:
+        if self.sizes[index] >= 0:
+            return int(self.sizes[index])
+        with explained(f"{self.path} has changed", OSError):
+            return os.stat(self.rows[index][self.column]["path"]).st_size
+
+
+class HubDataset(Images):
+    """An image data set of the `datasets` library (`pip install -e ".[hub]"`), by name or from a folder.
+
+    A folder is one that `save_to_disk` wrote, or one that `load_dataset` reads (imagefolder, Parquet). Images stay in
+    memory-mapped Arrow files and are decoded, scaled and cropped as those of `Images`. Classes have the order of the
+    ClassLabel; labels of another type are sorted.
+
+    Args:
+        path: a name on the Hub, such as ylecun/mnist, or a folder.
+        split: split of the training images.
+        test_split: split of the test images, for validation loss and probes.
+        subset: name of the configuration, for data sets that have several.
+        image_column: column of the images.
+        label_column: column of the classes; null for images without classes.
+        holdout: without a test_split, the share of each class that is held out of training; 0 holds out none.
+        options: of `Images`: image_size, channels, batch_size, device_batch_size, flip, memory_gb, num_workers, seed.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        split: str = "train",
+        test_split: str | None = None,
+        subset: str | None = None,
+        image_column: str = "image",
+        label_column: str | None = "label",
+        holdout: float = 0.0,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, holdout=holdout, **options)
+        if self.test_path is not None or self.classes is not None:
+            raise UserError("HubDataset takes neither test_path nor classes: set --data.test_split")
+        self.split, self.test_split, self.subset = split, test_split, subset
+        self.image_column, self.label_column = image_column, label_column
+        self.test_name = None if test_split is None else f"{path}, split {test_split}"
+
+    @property
+    def name(self) -> str:
+        """Name of the training set in reports: the last part of its path."""
+        return Path(self.path).name if self.subset is None else f"{Path(self.path).name}-{self.subset}"
+
+    def listings(self) -> tuple[Listing, Listing | None]:
+        """Open the splits for training and testing."""
+        training = self._open(self.split)
+        return training, None if self.test_split is None else self._open(self.test_split)
+
+    def _open(self, split: str) -> HubListing:
+        """Open a split and list its images with their labels."""
+        with explained("--data HubDataset needs the library datasets", ImportError, hint='pip install -e ".[hub]"'):
+            from datasets import Image
+
+        rows = load_split(self.path, split, self.subset)
+        where = f"{self.path}, split {split}"
+        for flag, column in (("image_column", self.image_column), ("label_column", self.label_column)):
+            if column is not None and column not in rows.features:
+                columns = ", ".join(rows.features)
+                raise UserError(f"{where}: no column {column}; set --data.{flag} to one of {columns}")
+        if not isinstance(rows.features[self.image_column], Image):
+            kind = type(rows.features[self.image_column]).__name__
+            raise UserError(f"{where}: column {self.image_column} holds {kind}, not images: set --data.image_column")
+        if len(rows) == 0:
+            raise UserError(f"{where} has no images: set another --data.split")
+        labels, class_names = self._labels(rows, where)
+        rows = rows.select_columns([self.image_column]).cast_column(self.image_column, Image(decode=False))
+        members, sizes = _names_and_sizes(rows, self.image_column, where)
+        listing = Path(self.path), members, labels, class_names
+        return HubListing(*listing, rows=rows, split=split, column=self.image_column, sizes=sizes)
+
+    def _labels(self, rows: Dataset, where: str) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Return the label of each image, and the names of the classes."""
+        from datasets import ClassLabel
+
+        if self.label_column is None:
+            return (0,) * len(rows), ()
+        kind = rows.features[self.label_column]
+        values = rows.select_columns([self.label_column])[:][self.label_column]
+        if isinstance(kind, ClassLabel):
+            names = tuple(kind.names)
+            if not all(isinstance(value, int) and 0 <= value < len(names) for value in values):
+                raise UserError(f"{where}: images without a label; choose another split or --data.label_column null")
+            labels = tuple(values)
+        else:
+            if not all(isinstance(value, int | str) for value in values):
+                raise UserError(f"{where}: --data.label_column {self.label_column} holds {kind}, not names or numbers")
+            classes = sorted(set(values))
+            rank = {value: label for label, value in enumerate(classes)}
+            labels, names = tuple(rank[value] for value in values), tuple(map(str, classes))
+        class_hash(names)  # refuses names that cannot be shown
+        return labels, names
+
+
+def load_split(path: str, split: str, subset: str | None = None) -> Dataset:
+    """Open a split of a data set, of which Arrow files are memory-mapped.
+
+    Args:
+        path: a folder, or a name on the Hub.
+        split: name of the split.
+        subset: name of the configuration, None for the only one.
+
+    Raises:
+        UserError: the data set or its split cannot be opened.
+    """
+    import datasets
+
+    folder = at_home(path)
+    # Any error is possible: of the network, of a damaged file, of a data set's own configuration.
+    with explained(f"cannot open the data set {path}, split {split}", Exception):
+        if (folder / "dataset_dict.json").is_file():
+            found = datasets.load_from_disk(str(folder))
+            if split not in found:
+                raise UserError(f"{path} has no split {split}; set --data.split to one of {', '.join(found)}")
+            return found[split]
+        if (folder / "state.json").is_file():
+            found = datasets.load_from_disk(str(folder))
+            if found.split is not None and str(found.split) != split:
+                raise UserError(f"{path} is the split {found.split}: set --data.split {found.split}")
+            return found
+        return datasets.load_dataset(str(folder) if folder.exists() else path, subset, split=split)
+
+
+def _names_and_sizes(rows: Dataset, column: str, where: str) -> tuple[tuple[str, ...], np.ndarray]:
+    """Return a name for each image, and its size in bytes or -1 for one in a file of its own; no image is read."""
+    import pyarrow.compute as pc
+
+    names: list[str] = []
+    sizes = []
+    for table in rows.with_format("arrow").iter(ROWS):
+        stored = table.column(column)
+        lengths = pc.fill_null(pc.binary_length(pc.struct_field(stored, "bytes")), -1)
+        paths = pc.struct_field(stored, "path").to_pylist()
+        for path, size in zip(paths, lengths.to_pylist(), strict=True):
+            if path is None and size < 0:
+                raise UserError(f"{where}: row {len(names)} has no image")
+            names.append(f"row {len(names)}" if path is None else path)
+        sizes.append(lengths.to_numpy())
+    return tuple(names), np.concatenate(sizes).astype(np.int64)
