@@ -12,7 +12,7 @@ from small_vit import small_vit
 
 from uvit_decay.data import Digits
 from uvit_decay.nn import UViT
-from uvit_decay.tasks import ClassifyTask, utilisation
+from uvit_decay.tasks import ClassifyTask, DiffusionTask, utilisation
 from uvit_decay.tasks.utilisation import image_flops, matrix_rate, peak_bytes
 
 CPU = torch.device("cpu")
@@ -101,3 +101,27 @@ def test_the_rate_of_matrix_products_is_positive_and_measured_once():
     rate = matrix_rate(CPU, torch.float32, 1)
     assert rate > 1e8
     assert matrix_rate(CPU, torch.float32, 1) == rate
+
+
+class Hooked(DiffusionTask):
+    """A task whose loss reads a state that a hook of the network has kept."""
+
+    def __init__(self, net, **options) -> None:
+        super().__init__(net, **options)
+        self.state = None
+        net.mid_block.register_forward_hook(self.keep)
+
+    def keep(self, module, inputs, output) -> None:
+        self.state = output
+
+    def loss(self, batch, stage):
+        loss = super().loss(batch, stage)
+        return loss + self.state.flatten(1).square().mean()
+
+
+def test_a_task_that_reads_states_by_hooks_has_a_utilisation(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(utilisation, "matrix_rate", lambda *_: RATE)
+    trainer = tiny_trainer(tmp_path, max_steps=2, logger=CSVLogger(tmp_path), log_every_n_steps=1)
+    trainer.fit(Hooked(tiny_net()), Digits(32))
+    assert trainer.callback_metrics["train/mfu"] > 0
+    assert not [message for message in caplog.messages if "no train/mfu" in message]

@@ -16,6 +16,7 @@ from PIL import Image
 from uvit_decay import history
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import at_signals
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.diffusion.sampling import Sampling, total_nfe
 from uvit_decay.image_io import save_image
 from uvit_decay.runtime.errors import UserError, check_whole
@@ -37,6 +38,7 @@ class Periodic(Callback):
     batch_size: int  # images per batch on each device
     history_file: str | None = None  # name of the history of its measurements in the run folder
     picture: str | None = None  # name of its pictures there
+    reads_images = True  # of the data module; otherwise it works with any loader, too
     asked: Precision | None = None  # precision of the network, in place of that of the task's sampling
 
     def __init__(self, every_n_steps: int = 0, at_end: bool = True, every_n_epochs: int | None = None) -> None:
@@ -59,11 +61,14 @@ class Periodic(Callback):
         return chosen_precision(asked, task.trainer.strategy.root_device)  # where the network is, or is moved later
 
     def setup(self, trainer: Trainer, task: Task, stage: str) -> None:
-        """Raise a UserError before training for a precision that the device lacks.
+        """Raise a UserError before training for a precision that the device lacks, or without a data module.
 
         Warn of a callback with the same history, which has one line for each step.
         """
         self.precision(task)
+        if self.reads_images and not isinstance(trainer.datamodule, ImageData):
+            name = type(self).__name__
+            raise UserError(f"{name} reads images by number: pass a data module of uvit_decay.data, not a DataLoader")
         periodic = [other for other in trainer.callbacks if isinstance(other, Periodic)]
         if self.history_file and [c for c in periodic if c.history_file == self.history_file][1:2] == [self]:
             what = f"{type(self).__name__} is there twice"

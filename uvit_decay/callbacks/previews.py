@@ -37,6 +37,7 @@ class Preview(PeriodicSampling):
     """
 
     picture = "samples"
+    reads_images = False
 
     def __init__(self, rows: int = 10, columns: int = 10, seed: int = 0, batch_size: int = 128, **when: Any) -> None:
         super().__init__(**when)
@@ -47,7 +48,7 @@ class Preview(PeriodicSampling):
 
     def _columns(self, trainer: Trainer, task: DiffusionTask) -> tuple[tuple[str, ...], int]:
         """Return the names of the classes shown (none for an unconditional network) and the number of columns."""
-        names = trainer.datamodule.class_names[: self.columns] if task.net.num_classes else ()
+        names = task.data.class_names[: self.columns] if task.net.num_classes else ()
         return names, grid_columns(len(names), self.columns)
 
     def samples(self, trainer: Trainer, task: DiffusionTask) -> int:
@@ -57,7 +58,7 @@ class Preview(PeriodicSampling):
         names, columns = self._columns(trainer, task)
         sampling, processes = self.sampling_for(task), Processes.current()
         with averaged(trainer, task) as weights:
-            classes, decode = range(len(names)), trainer.datamodule.preview
+            classes, decode = range(len(names)), task.data.preview
             samples = Samples(task.source(), sampling, weights, classes, seed=self.seed, decode=decode)
             jobs = batches(self.rows * columns, self.batch_size, processes.size)
             parts = list(processes.map_ordered(jobs, lambda part: samples.images(part).cpu()))

@@ -26,6 +26,16 @@ Precision = Literal["float32", "tf32", "bf16"]
 BF16_WIDTH, BF16_RATIO = 96, 1.25
 
 
+def check_training_precision(precision: str) -> None:
+    """Raise a UserError for a precision of a Lightning trainer with float16.
+
+    The fused optimizer undoes the scaling of the gradient inside its step, so that clipping and the logged norm would
+    see a gradient that is up to 65,536 times too large.
+    """
+    if "16" in precision and not precision.startswith("bf16"):
+        raise UserError(f"--trainer.precision {precision}: train in 32-true or bf16-mixed")
+
+
 def chosen_precision(precision: Precision | None, device: torch.device) -> Precision:
     """Return `precision`, or if it is None tf32 on CUDA GPUs and float32 elsewhere.
 

@@ -44,10 +44,12 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
+from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
+from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.own import name_own_state, own_parameters
 from uvit_decay.tasks.resume import check, check_data, other_settings, restore_counters
 from uvit_decay.tasks.settings import Settings
@@ -110,6 +112,7 @@ class Task(LightningModule):
         self._bad_step: Tensor | None = None
         self._losses: list[dict[str, Tensor]] = []  # by name in logs, since the last optimizer step
         self._observed: Observed | None = None  # the network, in a training step with auxiliary losses
+        self._loader_data: LoaderData | None = None
         self._observing = False  # within such a step
         self._initial: StoredModel | None = None  # read, and not yet loaded
         self._before = 0, 0  # step of the checkpoint, and images until then
@@ -148,7 +151,17 @@ class Task(LightningModule):
     def images_seen(self) -> int:
         """Training images so far, over all devices and all parts of a resumed run."""
         step, images = self._before
-        return images + (self.trainer.global_step - step) * self.trainer.datamodule.batch_size
+        return images + (self.trainer.global_step - step) * self.data.batch_size
+
+    @property
+    def data(self) -> ImageData | LoaderData:
+        """The data module of this run, or what stands for it where a script passes its own loaders."""
+        given = self.trainer.datamodule
+        if isinstance(given, ImageData):
+            return given
+        if self._loader_data is None or self._loader_data.trainer is not self.trainer:
+            self._loader_data = LoaderData(self.trainer, self.net)
+        return self._loader_data
 
     def sync_batch_norms(self) -> None:
         """Make the network the same on all ranks before it is judged or saved; all ranks must call this."""
@@ -173,8 +186,23 @@ class Task(LightningModule):
         return self._observed
 
     def setup(self, stage: str) -> None:
-        """Raise a UserError if the images or the classes of the data are not those of the network."""
-        data: ImageData = self.trainer.datamodule
+        """Raise a UserError if the data do not fit the network; load the weights from which a new run starts."""
+        data = self.data
+        check_training_precision(self.trainer.precision)
+        if isinstance(data, ImageData):
+            self._check_data(data)
+        if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
+            raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
+        if stage == "fit" and isinstance(data, ImageData) and data.test is None:
+            self.trainer.limit_val_batches = 0  # Lightning would warn of an empty list
+        if stage == "fit" and self.trainer.ckpt_path is None:
+            self.load_initial()
+            if self._initial is not None:
+                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
+                self._initial = None
+
+    def _check_data(self, data: ImageData) -> None:
+        """Raise a UserError if image size, channels or number of classes of the data are not the network's."""
         required = {"image_size": data.image_size, "channels": data.channels}
         if self.net.num_classes:
             required["num_classes"] = len(data.class_names)
@@ -183,15 +211,6 @@ class Task(LightningModule):
             of_net = ", ".join(str(getattr(self.net, key)) for key in other)
             flags = " ".join(_flags_for(data, key, value, getattr(self.net, key)) for key, value in other.items())
             raise UserError(f"the data have {of_data}, the network {of_net}: set {flags}")
-        if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
-            raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
-        if stage == "fit" and data.test is None:
-            self.trainer.limit_val_batches = 0  # Lightning would warn of an empty list
-        if stage == "fit" and self.trainer.ckpt_path is None:
-            self.load_initial()
-            if self._initial is not None:
-                rank_zero_info("\n".join(adapt(self.net, self._initial, self.function_spec(), data)))
-                self._initial = None
 
     def function_spec(self) -> dict[str, Any]:
         """Return the fields of `card` that define the function of the weights; they need no data."""
@@ -199,12 +218,13 @@ class Task(LightningModule):
 
     def card(self) -> ModelCard:
         """Return the model card, which is stored in the checkpoint: the network, and the data of this run."""
-        data: ImageData = self.trainer.datamodule
+        data = self.data
+        known = isinstance(data, ImageData)
         return ModelCard(
             **self.function_spec(),
             sampling=self.sampling,
             class_names=tuple(data.class_names) if self.net.num_classes else (),
-            class_hash=class_hash(data.class_names),
+            class_hash=class_hash(data.class_names) if known else None,
             data=data.name,
             latents=data.latents,
             step=self.trainer.global_step,
@@ -212,6 +232,7 @@ class Task(LightningModule):
         )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        batch = self._batch(batch, batch_idx, trains=True)
         loss, auxiliary = self._losses_of(batch)
         total = loss + self.auxiliary.weighted_sum(auxiliary) if auxiliary else loss
         self._guard(~torch.isfinite(total.detach()))
@@ -219,6 +240,10 @@ class Task(LightningModule):
         logged = {"train/loss": loss} | {f"train/aux/{name}": value for name, value in auxiliary.items()}
         self._losses.append({name: value.detach().float() for name, value in logged.items()})
         return total
+
+    def _batch(self, given: Any, index: int, trains: bool) -> Batch:
+        """Return a batch of a data module as it is, and a batch of a script's own loader as a `Batch`."""
+        return given if isinstance(given, Batch) else self.data.batch(given, index, trains)
 
     def _losses_of(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the task, and the auxiliary losses by name without their weights."""
@@ -235,13 +260,15 @@ class Task(LightningModule):
             self._observing, self._observed = False, None
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        batch = self._batch(batch, batch_idx, trains=False)
         self.log("val/loss", self.loss(batch, "val"), prog_bar=True, sync_dist=True, batch_size=len(batch.images))
 
     def configure_optimizers(self) -> dict[str, Any]:
-        epoch, total = run_length(self.trainer)
+        data = self.data
+        epoch, total = run_length(self.trainer) if isinstance(data, ImageData) else data.run_length()
         if self.optim.schedule == "cosine" and math.isinf(total):
             raise UserError("the cosine schedule needs an end: set --trainer.max_steps or --trainer.max_epochs")
-        batch = self.trainer.datamodule.batch_size
+        batch = data.batch_size
         lr = self.optim.rate(batch)
         if self.optim.blr is not None:
             rank_zero_info(f"learning rate {lr:g} = blr {self.optim.blr:g} x global batch {batch} / 256")
@@ -329,7 +356,11 @@ class Task(LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Check the checkpoint, in fit report settings that differ, and replace Lightning's counters."""
-        data, trains = self.trainer.datamodule, self.trainer.state.fn == "fit"
+        data, trains = self.data, self.trainer.state.fn == "fit"
+        if not isinstance(data, ImageData):
+            check(checkpoint, self, "the checkpoint", trains, positioned=False)
+            self._before = checkpoint["global_step"], checkpoint.get("images_seen", 0)
+            return
         card = check(checkpoint, self, "the checkpoint", trains)
         check_data(card, data, self.net.num_classes > 0, self.allowed)
         if trains and (different := other_settings(checkpoint, card, self, data)):

@@ -17,6 +17,7 @@ from uvit_decay.runtime.errors import UserError, check_numbers
 from uvit_decay.runtime.random import generator, uniform
 from uvit_decay.tasks.base import AUTO, Optimization, Task
 from uvit_decay.tasks.init_from import Classifier, head_module
+from uvit_decay.tasks.loader_data import LoaderData
 
 
 class ClassifyTask(Task):
@@ -92,7 +93,9 @@ class ClassifyTask(Task):
 
     def setup(self, stage: str) -> None:
         """Check the data, and load the weights from which a new run starts."""
-        data = self.trainer.datamodule
+        data = self.data
+        if isinstance(data, LoaderData):
+            raise UserError("a ClassifyTask takes no DataLoader: pass a data module of uvit_decay.data to Trainer.fit")
         if len(data.class_names) < 2:
             raise UserError(f"{data.name} has {len(data.class_names)} classes, a classifier needs two or more")
         super().setup(stage)

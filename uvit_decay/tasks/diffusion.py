@@ -105,7 +105,7 @@ class DiffusionTask(Task):
 
     def setup(self, stage: str) -> None:
         """Raise a UserError if the network does not fit the sampling or the data."""
-        self.pixels = self.trainer.datamodule.latents is None
+        self.pixels = self.data.latents is None
         source = self.source()
         source.check(source.unguided(self.sampling))
         super().setup(stage)

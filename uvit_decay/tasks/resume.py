@@ -43,7 +43,9 @@ LIGHTNING = re.compile(r"[2-9](\.\d+)+(\.?(a|b|rc|post|dev)\d+)*")
 MALFORMED = (AttributeError, IndexError, KeyError, TypeError, ValueError)  # what contents of another form raise
 
 
-def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains: bool = False) -> ModelCard:
+def check(
+    contents: Mapping[str, Any], task: LightningModule, where: str, trains: bool = False, positioned: bool = True
+) -> ModelCard:
     """Raise a UserError if this run cannot resume from a checkpoint; return its model card.
 
     Network, path, prediction and weighting must be the task's, and if it `trains` all settings that decide how training
@@ -55,12 +57,14 @@ def check(contents: Mapping[str, Any], task: LightningModule, where: str, trains
         task: task of this run.
         where: name of the checkpoint in errors.
         trains: whether the run trains, and does not only validate.
+        positioned: whether the loader of this run continues at the global batch of the checkpoint; the loader of a
+            script does not.
     """
     check_ours(contents, where)
     with explained(f"{where} is damaged, or of another network", *MALFORMED):
         card = ModelCard.from_dict(contents[KEY], where)
         _check_settings(contents, card, task, where, trains)
-        _check_form(contents, task)
+        _check_form(contents, task, positioned)
     return card
 
 
@@ -150,7 +154,7 @@ def part_differences(part: str, stored: Spec | str | None, ours: Spec | str) -> 
                 yield f"{part}.{name}", value, expected
 
 
-def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
+def _check_form(contents: Mapping[str, Any], task: LightningModule, positioned: bool) -> None:
     """Raise an error unless weights, averages and moments have the form of this run's, and all counts are there.
 
     A parameter that never had a gradient has no moments.
@@ -169,7 +173,7 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule) -> None:
     for i, moments in optimizer["state"].items():
         _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
     counts = [contents["global_step"], contents["epoch"], contents.get("images_seen", 0), ema["updates"] if ema else 0]
-    counts += [schedule["last_epoch"], _global_batches(contents)]
+    counts += [schedule["last_epoch"], _global_batches(contents) if positioned else 0]
     if not all(isinstance(count, int) and 0 <= count < MOST for count in counts):
         raise ValueError("one of its counts of steps or images is none")
 

@@ -7,12 +7,14 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -20,6 +22,7 @@ from uvit_decay.data.batches import Batch
 from uvit_decay.runtime.errors import one_line
 from uvit_decay.tasks.sharding import skeleton
 
+DTYPES = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "64-true": torch.float64}  # by precision
 SECONDS = 0.1  # time of the products that are timed
 
 
@@ -40,12 +43,16 @@ class Utilisation:
     def start(self, task: LightningModule) -> None:
         """Measure; a network whose FLOPs cannot be counted has no utilisation, which one line says."""
         self._device, self._rate = task.device, None
+        flops: float | None = None
         try:
-            flops = image_flops(task)
+            with suppress(Exception):  # a loss that reads states from hooks needs these
+                flops = image_flops(task)
+            if flops is None:
+                flops = image_flops(task, hooks=True)
         except Exception as error:  # networks are the user's, too
             rank_zero_info(f"no train/mfu: the FLOPs of {type(task.net).__name__} cannot be counted, {one_line(error)}")
             return
-        dtype = torch.bfloat16 if task.trainer.precision == "bf16-mixed" else torch.float32
+        dtype = DTYPES.get(task.trainer.precision, torch.float32)
         rate = matrix_rate(task.device, dtype, torch.get_num_threads())
         self._rate = task.trainer.world_size * rate / flops if flops else None
 
@@ -63,13 +70,17 @@ class Utilisation:
         return {**figures, "train/mfu": self.speed / self._rate} if self._rate else figures
 
 
-def image_flops(task: LightningModule) -> float:
+def image_flops(task: LightningModule, hooks: bool = False) -> float:
     """Return the model FLOPs of training on an image: forward and backward pass, without any recomputation.
 
     They are counted for a micro-batch on the meta device, with the network and the task's own modules there, too. Those
     of auxiliary losses are not the model's.
+
+    Args:
+        task: the task, attached to its trainer.
+        hooks: whether the hooks of the network's modules run, as the loss of a task may need; sharded ones never do.
     """
-    data, net = task.trainer.datamodule, task.net
+    data, net = task.data, task.net
     count = data.batch_size // (task.trainer.world_size * data.micro_batches)
     images = torch.empty(count, net.channels, net.image_size, net.image_size, device="meta")
     labels = torch.empty(count, dtype=torch.int64, device="meta")
@@ -79,6 +90,8 @@ def image_flops(task: LightningModule) -> float:
         ours.requires_grad_(theirs.requires_grad)
     for ours, theirs in zip(task.net.modules(), net.modules(), strict=True):
         ours.training = theirs.training
+        if hooks and not isinstance(net, FSDPModule):
+            ours._forward_hooks, ours._forward_pre_hooks = theirs._forward_hooks, theirs._forward_pre_hooks
     counted = _LossOf(task)
     own = {f"task.{name}": value for name, value in (*task.named_parameters(), *task.named_buffers())}
     own = {name: on_meta(value) for name, value in own.items() if not name.startswith("task.net.")}

@@ -1,0 +1,125 @@
+"""The data of a plain Lightning script: loaders of its own, passed to `Trainer.fit` instead of a data module."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from uvit_decay.data.batches import Batch
+from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.runtime.errors import UserError
+
+WANTED = "pass a DataLoader of (images, labels), or a data module of uvit_decay.data"
+
+
+class LoaderData:
+    """What a task asks its data, answered for `Trainer.fit(task, DataLoader(...))`.
+
+    The loader yields (images, labels), or images alone for a network without labels. Images are float (b, c, h, w) of
+    about [-1, 1], or uint8; labels are integers (b,) from 0. Noise and times follow the step and the position in the
+    global batch, as for a data module. The order of the images is the loader's own: a run that is resumed within an
+    epoch begins this epoch again.
+
+    Args:
+        trainer: the trainer of the run.
+        net: the network, whose image size, channels and classes the batches must have.
+    """
+
+    name = "dataloader"
+    fingerprint = None  # the images are not known
+    latents = None
+    test = None
+
+    def __init__(self, trainer: Trainer, net: nn.Module) -> None:
+        self.trainer, self.net = trainer, net
+        self.class_names = tuple(map(str, range(net.num_classes)))
+        self._lengths: dict[bool, int] = {}  # images of the first batch of training (True) and of validation
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a global batch on each device."""
+        return self.trainer.accumulate_grad_batches
+
+    @property
+    def batch_size(self) -> int:
+        """Global batch size, over all devices; raise a UserError if the training loader does not tell it."""
+        self._set_up_loader()
+        loader = self.trainer.train_dataloader
+        batches = getattr(loader, "batch_sampler", None)
+        size = getattr(loader, "batch_size", None) or getattr(batches, "batch_size", None)
+        if not isinstance(size, int):
+            raise UserError(f"a {type(loader).__name__} does not tell its batch_size: {WANTED}")
+        return size * self.trainer.world_size * self.micro_batches
+
+    def run_length(self) -> tuple[float, float]:
+        """Return the optimizer steps of an epoch and of the whole run; both may be infinite."""
+        self._set_up_loader()
+        total = self.trainer.estimated_stepping_batches
+        epoch = self.trainer.num_training_batches / self.micro_batches
+        return epoch if math.isinf(epoch) else math.ceil(epoch), total
+
+    def _set_up_loader(self) -> None:
+        """Let the trainer set up its loader, which it does only after the optimizer."""
+        if self.trainer.train_dataloader is None:
+            self.trainer.fit_loop.setup_data()
+
+    def preview(self, x: Tensor) -> Tensor:
+        """Convert images in the scale of networks to images for display: uint8 (b, c, h, w)."""
+        return to_uint8(x)
+
+    def batch(self, given: Any, index: int, trains: bool) -> Batch:
+        """Return a batch of the loader, already on the device, in the form that tasks take.
+
+        Args:
+            given: what the loader yielded.
+            index: number of the batch in its epoch.
+            trains: whether it is a batch of training.
+
+        Raises:
+            UserError: it does not hold images and labels that the network takes.
+        """
+        images, labels = self._parts(given)
+        images = to_float(images) if images.dtype == torch.uint8 else images.float()
+        if trains not in self._lengths:
+            self._check(images, labels)
+            self._lengths[trains] = len(images)
+        parts = self.micro_batches if trains else 1
+        length = self._lengths[trains]
+        number = self.trainer.global_step if trains else index
+        first = (self.trainer.global_rank * parts + index % parts) * length
+        return Batch(images, labels, number, first, length * parts * self.trainer.world_size)
+
+    def _parts(self, given: Any) -> tuple[Tensor, Tensor]:
+        """Return images and int64 labels of a batch; labels are 0 where the network takes none."""
+        parts = list(given) if isinstance(given, Sequence) else [given]
+        if len(parts) == 1 and not self.net.num_classes and isinstance(parts[0], Tensor):
+            parts.append(torch.zeros(len(parts[0]), dtype=torch.int64, device=parts[0].device))
+        if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
+            kinds = ", ".join(type(part).__name__ for part in parts)
+            raise UserError(f"the loader yields batches of {len(parts)} parts ({kinds:.80}): {WANTED}")
+        images, labels = parts
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise UserError(f"the loader yields images of {images.dtype}: give uint8, or float in [-1, 1]")
+        if labels.shape != (len(images),) or labels.is_floating_point():
+            form = f"{tuple(labels.shape)} of {labels.dtype}"
+            raise UserError(f"the loader yields labels {form} for {len(images)} images: give integers ({len(images)},)")
+        return images, labels.long()
+
+    def _check(self, images: Tensor, labels: Tensor) -> None:
+        """Raise a UserError if shape or labels do not fit the network; warn of images in [0, 1]."""
+        size, classes = self.net.image_size, self.net.num_classes
+        wanted = (self.net.channels, size, size)
+        if images.shape[1:] != wanted:
+            given = tuple(images.shape[1:])
+            raise UserError(f"the loader yields images {given}, the network takes (channels, height, width) {wanted}")
+        if classes and not bool(((labels >= 0) & (labels < classes)).all()):
+            found = f"{int(labels.min())} to {int(labels.max())}"
+            raise UserError(f"the loader yields labels {found}, the network has num_classes {classes}")
+        if bool((images >= 0).all()):
+            rank_zero_info("warning: the images of the loader hold no negative values; the networks take [-1, 1]")
