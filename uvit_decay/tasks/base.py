@@ -48,8 +48,8 @@ from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.auxiliary import AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.init_from import adapt, read_initial
-from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.loader_data import LoaderData
+from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.own import name_own_state, own_parameters
 from uvit_decay.tasks.resume import check, check_data, other_settings, restore_counters
 from uvit_decay.tasks.settings import Settings
