@@ -144,6 +144,16 @@ def test_what_the_official_layout_cannot_express_is_refused(tmp_path, schedule):
     assert not (tmp_path / "back.pth").exists()
 
 
+@pytest.mark.parametrize("scale", [0.5, "kappa:0.7", "learned", "stream:0.8"])
+def test_scaled_long_skips_are_refused(tmp_path, scale):
+    path = ours(tmp_path, skip_scale=scale)
+    with pytest.raises(UserError, match="skip_scale"):
+        export_file(path, tmp_path / "back.pth")
+    assert not (tmp_path / "back.pth").exists()
+    export_file(path, tmp_path / "again.safetensors")
+    assert load(tmp_path / "again.safetensors").net.config["skip_scale"] == scale
+
+
 def test_a_list_of_alphas_is_refused_too(tmp_path):
     path = ours(tmp_path, schedule=[1.0, 0.9] * 5)
     with pytest.raises(UserError, match=r"schedule \[\[1.0, 1.0\], \[0.9, 1.0\], .* no place for: export .safetensors"):

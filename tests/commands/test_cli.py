@@ -74,6 +74,10 @@ def metrics(**init_args):
         (["--config", "odd.yaml"], "trainr"),
         (["--config", "broken.yaml"], "cannot read broken.yaml"),
         (["--model.net.alpha_min", "0"], "alpha_min must lie in (0, 1], got 0"),
+        (["--model.net.skip_scale", "steep"], "skip_scale must be kappa or"),
+        (["--model.net.skip_scale", "0"], "skip_scale must lie in (0, 1000], got 0"),
+        (["--model.net.skip_scale", "kappa:2"], "kappa:2 must lie in (0, 1], got 2"),
+        (["--model.net.skip_scale", "stream"], "skip_scale stream takes its factors from the schedule gain"),
         (["--model.alpha", "0.7"], "'alpha' is not accepted"),
         (["--trainer.maximum", "3"], "unrecognized arguments: --trainer.maximum 3"),
         (["--model.net.alpha_mn", "1"], "Option 'alpha_mn' is not accepted; did you mean alpha_min?"),
@@ -153,6 +157,16 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
     net = load(path).net
     assert net.shortcuts.alphas == tuple(1 - k / 40 for k in range(6))
     assert net.config["schedule"][1] == [1 - 1 / 40, 1.0]
+
+
+def test_the_decay_in_two_parts_trains_and_its_checkpoint_is_read(tmp_path, monkeypatch):
+    flags = ["--model.net.skip_scale", "stream", "--model.net.schedule", "gain", "--model.net.alpha_min", "0.7"]
+    train(monkeypatch, tmp_path, "fit", *SMALL, *flags, *callback("LastCheckpoint"))
+    (path,) = tmp_path.rglob("last.ckpt")
+    train(monkeypatch, tmp_path, "fit", *SMALL, *flags, "--trainer.max_steps=3", "--ckpt_path", str(path))
+    net = load(path).net
+    assert net.config["skip_scale"] == "stream"
+    assert net.long_skips.scales.shape == (2, 1)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""What a decayed network is: the network of plain shortcuts whose branch k is multiplied by 1 / P_{k+1} (`gain`)."""
+"""What a decayed network is: the network of plain shortcuts whose branch k is multiplied by 1 / P_{k+1} (`gain`).
+
+Its long skips are scaled, too: `gain` with `skip_scale: stream` is the decay with the same weights.
+"""
 
 import math
 
@@ -69,11 +72,19 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-def test_a_decayed_network_is_a_plain_one_with_gains_but_for_the_eps_of_norms(make):
+STREAM = {"skip_scale": "stream"}
+WITH_SKIPS = ("uvit", "sit, added skips", "sit, concatenated skips", "mae, skips")
+OPTIONS = [(name, {}) for name in CASES] + [(name, STREAM) for name in WITH_SKIPS]
+OPTIONS += [("uvit", STREAM | {"granularity": "block", "branches": "mlp", "index": "v2"})]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_a_decayed_network_is_a_plain_one_with_gains_but_for_the_eps_of_norms(name, options):
+    """Its weights absorb the factors of long skips, or `skip_scale` gives them."""
     torch.manual_seed(0)
-    decayed, inputs, absorbed = make(alpha_min=ALPHA_MIN)
-    gained = make(alpha_min=ALPHA_MIN, schedule="gain")[0]
+    ablations = {option: value for option, value in options.items() if option != "skip_scale"}
+    decayed, inputs, absorbed = CASES[name](alpha_min=ALPHA_MIN, **ablations)
+    gained = CASES[name](alpha_min=ALPHA_MIN, schedule="gain", **options)[0]
     inputs = [x.double() if x.is_floating_point() else x for x in inputs]
     for net in (decayed.double(), gained.double()):
         for module in net.modules():
@@ -82,7 +93,7 @@ def test_a_decayed_network_is_a_plain_one_with_gains_but_for_the_eps_of_norms(ma
     for name, parameter in decayed.named_parameters():
         if name not in ("pos_embed", "decoder_pos_embed"):
             nn.init.normal_(parameter, std=0.3)
-    factors = absorbed(decayed)
+    factors = {} if "skip_scale" in options else absorbed(decayed)
     assert decayed.shortcuts.gains[-1] == pytest.approx(gained.shortcuts.betas[-1])
     gained.load_state_dict(
         gained.state_dict() | {name: p.detach() * factors.get(name, 1.0) for name, p in decayed.named_parameters()}

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from uvit_decay import decay
+from uvit_decay.nn.long_skips import LongSkips, SkipPlan, build_long_skips
 from uvit_decay.runtime.errors import UserError, check_numbers, check_whole, explained
 
 
@@ -125,6 +126,7 @@ class DecayedNet(
     dim: int
     class_token = False  # whether the first token is one
     shortcuts: decay.Shortcuts
+    long_skips: LongSkips | None  # factors of the long skips, None where they are plain
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md; the options are huggingface_hub's."""
@@ -147,10 +149,18 @@ class DecayedNet(
         `config` gets what a function of the user's own gave, so that a checkpoint is read without that function.
         """
         self.shortcuts = shortcuts
+        self.long_skips = None
         if not isinstance(self.config["schedule"], str):
             self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
         decay.register_weights(self, shortcuts, self.dim)
         self.register_load_state_dict_pre_hook(_check_weights)
+
+    def record_long_skips(self, plan: SkipPlan) -> None:
+        """Build the factors of the long skips (`skip_scale`), which are part of the state_dict unless they are 1.
+
+        Call it after the weights are initialised: gates keep torch's initialisation, as in ScaleLong's code.
+        """
+        self.long_skips = build_long_skips(self.config, self.shortcuts, plan)
 
     def branch_ends(self) -> list[str]:
         """Return the names of the last layers of the decayed branches, in execution order."""
@@ -194,8 +204,11 @@ class DecayedNet(
         yield tokens
         unread: list[Tensor] = []
         for k, block in enumerate(blocks):
+            inputs = [*conditions, *self._weights(k, keep, is_compiled(block))]
             skip = unread.pop() if k >= len(blocks) - skips else None
-            tokens = self.run_block(block, tokens, skip, *conditions, *self._weights(k, keep, is_compiled(block)))
+            if skip is not None and self.long_skips is not None:
+                inputs.append(self.long_skips(k - len(blocks) + skips, skip, is_compiled(block)))
+            tokens = self.run_block(block, tokens, skip, *inputs)
             if k < skips:
                 unread.append(tokens)
             yield tokens
@@ -256,6 +269,8 @@ def _check_weights(net: DecayedNet, state: dict[str, Tensor], prefix: str, *_: o
     Official files hold no alphas; they load into a network of any decay.
     """
     official = prefix + "alphas" not in state
+    if official and net.long_skips is not None and not net.long_skips.gates:
+        state[f"{prefix}long_skips.scales"] = net.long_skips.scales
     for name in net.shortcuts.recorded:
         if official:
             state[prefix + name] = net.shortcuts.tensor(name, net.dim)

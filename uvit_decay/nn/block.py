@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn.base import Rows
 from uvit_decay.nn.embed import without_autocast
+from uvit_decay.nn.long_skips import MergeWeights, merge_linear, scaled_skip
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Tokens = Float[Tensor, "b n d"]
@@ -127,14 +128,20 @@ class Block(nn.Module):
         self.skip_linear = nn.Linear(2 * dim, dim) if skip else None
 
     def forward(
-        self, x: Tokens, skip: Tokens | None, alphas: Factors = PLAIN, betas: Factors = PLAIN, scales: Factors = PLAIN
+        self,
+        x: Tokens,
+        skip: Tokens | None,
+        alphas: Factors = PLAIN,
+        betas: Factors = PLAIN,
+        scales: Factors = PLAIN,
+        merge: MergeWeights | None = None,
     ) -> Tokens:
         """Apply x <- alpha x + beta f(scale norm(x)) for attention, then for the MLP.
 
-        `skip` is given if and only if the block was built with skip=True.
+        `skip` is given if and only if the block was built with skip=True; `merge` are its factors, if it is scaled.
         """
         if self.skip_linear is not None:
-            x = merged(self.skip_linear, x, skip)
+            x = merged(self.skip_linear, x, skip, merge)
         x = decayed_add(x, self.attn(scaled(self.norm1(x), scales[0])), alphas[0], betas[0])
         return decayed_add(x, self.mlp(scaled(self.norm2(x), scales[1])), alphas[1], betas[1])
 
@@ -183,13 +190,17 @@ class AdaLNBlock(nn.Module):
         alphas: Factors,
         betas: Factors = PLAIN,
         scales: Factors = PLAIN,
+        merge: MergeWeights | None = None,
     ) -> Tokens:
         """Apply x <- alpha x + beta gate f(scale norm(x)) for attention, then for the MLP.
 
-        `skip` is given if and only if the block was built to merge one.
+        `skip` is given if and only if the block was built to merge one; `merge` are its factors, if it is scaled.
         """
         if self.skip is not None:
-            x = merged(self.skip, x, skip) if self.concat else x + self.skip(skip)
+            if self.concat:
+                x = merged(self.skip, x, skip, merge)
+            else:
+                x = x + merge_linear(self.skip, scaled_skip(skip, merge), merge)
         # The rows are in the official order: attention before MLP, each with shift, scale, gate.
         shift1, scale1, gate1, shift2, scale2, gate2 = self.adaLN_modulation(c)[:, None].chunk(6, dim=-1)
         normed = scaled(self.norm1(x), scales[0])
@@ -226,9 +237,9 @@ class AdaLNHead(nn.Module):
         zero_linear(self.linear)
 
 
-def merged(linear: nn.Linear, x: Tokens, skip: Tokens) -> Tokens:
-    """Return W [x, skip] + b in the dtype of the residual stream x."""
-    return linear(torch.cat([x, skip], dim=-1)).to(x.dtype)
+def merged(layer: nn.Linear, x: Tokens, skip: Tokens, weights: MergeWeights | None = None) -> Tokens:
+    """Return W [x, c skip] + d b in the dtype of the residual stream x, with the factors c and d of `weights`."""
+    return merge_linear(layer, torch.cat([x, scaled_skip(skip, weights)], dim=-1), weights).to(x.dtype)
 
 
 def scaled(x: Tokens, scale: float | Tensor) -> Tokens:

@@ -25,6 +25,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
+from uvit_decay.nn.long_skips import LongSkips, MergeWeights, SkipGate, SkipPlan, SkipScale, scaled_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 
@@ -60,10 +61,22 @@ class SkipLayer(nn.Module):
         )
 
     def forward(
-        self, state: Visible, y: Float[Tensor, "b all e"], restore: Int[Tensor, "b n"]
+        self,
+        state: Visible,
+        y: Float[Tensor, "b all e"],
+        restore: Int[Tensor, "b n"],
+        weights: MergeWeights | None = None,
+        gate: SkipGate | None = None,
     ) -> Float[Tensor, "b all e"]:
-        """Merge the encoder's `state` [class, visible patches] into the decoder's tokens y [class, patches]."""
-        return y + self.fc(torch.cat([unshuffled(state, self.mask_token, restore), y], dim=-1))
+        """Merge the encoder's `state` [class, visible patches] into the decoder's tokens y [class, patches].
+
+        Fixed `weights` scale the state before mask tokens enter. A learned `gate` reads all tokens, [class, patches],
+        whose order does not depend on the mask.
+        """
+        tokens = unshuffled(scaled_skip(state, weights), self.mask_token, restore)
+        if gate is not None:
+            tokens = tokens * gate(tokens)
+        return y + self.fc(torch.cat([tokens, y], dim=-1))
 
 
 class MAE(Encoder, pipeline_tag="image-feature-extraction"):
@@ -95,6 +108,8 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
+        skip_scale: factor of the encoder's states in SkipLayers: a number, `kappa:0.7`, `learned`, `learned-each`,
+            `stream` or `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the authors' network.
     """
 
     data_layers = DataLayers(("patch_embed", "decoder_pred"), ("pos_embed", "decoder_pos_embed"))
@@ -126,6 +141,7 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         checkpointing: bool = False,
         qk_norm: bool = False,
         norm_type: NormType = "layer",
+        skip_scale: SkipScale = 1.0,
     ) -> None:
         config = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         config |= _options_of_wiring(config)
@@ -151,6 +167,8 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         self.init_weights()
         if config["zero_init"]:
             self._zero_init()
+        sources = tuple(depth - 2 * i for i in range(count))
+        self.record_long_skips(SkipPlan(sources, (), 1 + self.patch_embed.tokens, every=2))
 
     def _zero_init(self) -> None:
         """Zero the last linear maps of all residual branches and skips, and the prediction (Sec. 3 of the paper)."""
@@ -177,11 +195,21 @@ class MAE(Encoder, pipeline_tag="image-feature-extraction"):
         y = self._decoder_tokens(states[-1], masking.restore)
         for i, block in enumerate(self.decoder_blocks):
             if i < len(self.skip):
-                y = self.skip[i](states[len(self.blocks) - 2 * i], y, masking.restore)
+                y = self._merged_skip(i, states[len(self.blocks) - 2 * i], y, masking.restore)
             y = self.run_block(block, y, None)
         with without_autocast(y):
             output = self.decoder_pred(self.decoder_norm(y))[:, 1:], masking.mask
         return (output, tuple(states[layer] for layer in layers)) if layers else output
+
+    def _merged_skip(
+        self, i: int, state: Visible, y: Float[Tensor, "b all e"], restore: Int[Tensor, "b n"]
+    ) -> Float[Tensor, "b all e"]:
+        """Return the decoder's tokens y after SkipLayer i has merged the encoder's `state`."""
+        if self.long_skips is None:
+            return self.skip[i](state, y, restore)
+        gate = self.long_skips.gate(i)
+        weights = self.long_skips(i, state) if gate is None else None
+        return self.skip[i](state, y, restore, weights, gate)
 
     def masking(self, noise: Float[Tensor, "b n"], mask_ratio: float) -> Masking:
         """Return the masks: of n patches the floor(n (1 - mask_ratio)) with the smallest noise stay visible."""

@@ -29,6 +29,7 @@ from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import AdaLNBlock, AdaLNHead, NormType, SkipMerge, Tokens
 from uvit_decay.nn.embed import LabelEmbedder, PatchEmbed, TimestepEmbedder, sincos_positions, unpatchify
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
+from uvit_decay.nn.long_skips import SkipPlan, SkipScale
 from uvit_decay.runtime.errors import UserError, check_choice
 
 Wiring = Literal["official", "decayed"]
@@ -65,6 +66,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         time: what is embedded: SiT's time 1 - t, or `dit`, 1000 t - 1: DiT's levels 0 .. 999 at t = .001 .. 1.
         learned_variance: return the second half of the channels, too, (b, 2c, h, w): DiT's variance, for the sampler
             dit-ddpm; needs learn_sigma. No loss here trains it.
+        skip_scale: factor of the long skips: a number, `kappa:0.7`, `learned`, `learned-each`, `stream` or
+            `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the published network.
     """
 
     data_layers = DataLayers(
@@ -99,6 +102,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         norm_type: NormType = "layer",
         time: Time = "sit",
         learned_variance: bool = False,
+        skip_scale: SkipScale = 1.0,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -131,6 +135,7 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
         self.layers = block_layers(self.decayed_blocks(), denoiser=True)
         self._init_weights()
+        self.record_long_skips(SkipPlan.mirrored(depth, half * (wiring == "decayed"), self.x_embedder.tokens))
 
     def _init_weights(self) -> None:
         """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""

@@ -23,6 +23,7 @@ from uvit_decay.nn.base import DataLayers, DecayedNet, check_sizes, init_linears
 from uvit_decay.nn.block import Block, NormType, Tokens, build_norm
 from uvit_decay.nn.embed import PatchEmbed, timestep_embedding, unpatchify, without_autocast
 from uvit_decay.nn.intermediates import block_layers, last_and_kept
+from uvit_decay.nn.long_skips import SkipPlan, SkipScale
 from uvit_decay.runtime.errors import UserError, check_choice
 
 
@@ -55,6 +56,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         checkpointing: recompute blocks in the backward pass of training: less memory, more time; not reentrant.
         qk_norm: norm queries and keys, each head over its channels, with learnable scales (ViT-22B, SD3, timm).
         norm_type: kind of all norms, also of queries and keys: `layer` (official) or `rms`, RMSNorm.
+        skip_scale: factor of the long skips: a number, `kappa:0.7`, `learned`, `learned-each`, `stream` or
+            `stream:0.8`, see `uvit_decay.nn.long_skips`; 1 is the official network.
     """
 
     data_layers = DataLayers(("patch_embed", "decoder_pred", "final_layer"), ("pos_embed",), "label_emb.weight")
@@ -85,6 +88,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         checkpointing: bool = False,
         qk_norm: bool = False,
         norm_type: NormType = "layer",
+        skip_scale: SkipScale = 1.0,
     ) -> None:
         super().__init__()
         self.config: dict[str, Any] = {k: v for k, v in locals().items() if k not in ("self", "__class__")}
@@ -119,6 +123,8 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
+        tokens = self.num_prefix_tokens + self.patch_embed.tokens
+        self.record_long_skips(SkipPlan.mirrored(depth + 1, half * skip, tokens))
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""
