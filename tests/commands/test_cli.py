@@ -161,7 +161,8 @@ def test_a_schedule_of_ones_own_is_trusted_by_a_flag_and_its_checkpoint_is_read_
 
 def test_the_decay_in_two_parts_trains_and_its_checkpoint_is_read(tmp_path, monkeypatch):
     flags = ["--model.net.skip_scale", "stream", "--model.net.schedule", "gain", "--model.net.alpha_min", "0.7"]
-    train(monkeypatch, tmp_path, "fit", *SMALL, *flags, *callback("LastCheckpoint"))
+    flags += callback("LastCheckpoint")
+    train(monkeypatch, tmp_path, "fit", *SMALL, *flags)
     (path,) = tmp_path.rglob("last.ckpt")
     train(monkeypatch, tmp_path, "fit", *SMALL, *flags, "--trainer.max_steps=3", "--ckpt_path", str(path))
     net = load(path).net

@@ -1,4 +1,4 @@
-"""Scales of long skips: every kind against its formula, recorded and compared, compiled, and refused where it cannot be.
+"""Scales of long skips: every kind against its formula; recorded and compared, compiled, refused.
 
 That `stream` makes the schedule `gain` the decay is in test_equivalence.py.
 """

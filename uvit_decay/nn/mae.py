@@ -25,7 +25,7 @@ from uvit_decay import decay
 from uvit_decay.nn.base import DataLayers
 from uvit_decay.nn.block import NormType, build_norm
 from uvit_decay.nn.embed import Pixels, patchify, unpatchify, without_autocast
-from uvit_decay.nn.long_skips import LongSkips, MergeWeights, SkipGate, SkipPlan, SkipScale, scaled_skip
+from uvit_decay.nn.long_skips import MergeWeights, SkipGate, SkipPlan, SkipScale, scaled_skip
 from uvit_decay.nn.vit import EPS, Encoder, positions
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers, check_whole
 
