@@ -100,14 +100,7 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.dim, self.time_scale, self.checkpointing = dim, time_scale, checkpointing
         self.null_label, self.num_prefix_tokens = null_label and num_classes > 0, 1 + (num_classes > 0)
 
-        self.patch_embed = PatchEmbed(image_size, patch_size, channels, dim)
-        self.time_embed = nn.Identity()
-        if mlp_time_embed:
-            self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
-        if num_classes:
-            self.label_emb = nn.Embedding(num_classes + self.null_label, dim)
-        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
-
+        self._build_embeddings(patch_size, mlp_time_embed)
         half = depth // 2
         block = partial(Block, dim, heads, mlp_ratio, qkv_bias, qk_norm=qk_norm, norm_type=norm_type)
         self.in_blocks = nn.ModuleList([block() for _ in range(half)])
@@ -123,8 +116,18 @@ class UViT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         _INITS[init](self)
         if zero_init or (zero_init is None and alpha_min < 1.0):
             self.silence(self.blocks())
-        tokens = self.num_prefix_tokens + self.patch_embed.tokens
-        self.record_long_skips(SkipPlan.mirrored(depth + 1, half * skip, tokens))
+        self.record_long_skips(SkipPlan.mirrored(depth + 1, half * skip, self.pos_embed.shape[1]))
+
+    def _build_embeddings(self, patch_size: int, mlp_time_embed: bool) -> None:
+        """Create the embeddings of patches, time, labels and positions."""
+        dim = self.dim
+        self.patch_embed = PatchEmbed(self.image_size, patch_size, self.channels, dim)
+        self.time_embed = nn.Identity()
+        if mlp_time_embed:
+            self.time_embed = nn.Sequential(nn.Linear(dim, 4 * dim), nn.SiLU(), nn.Linear(4 * dim, dim))
+        if self.num_classes:
+            self.label_emb = nn.Embedding(self.num_classes + self.null_label, dim)
+        self.pos_embed = nn.Parameter(torch.zeros(1, self.num_prefix_tokens + self.patch_embed.tokens, dim))
 
     def blocks(self) -> list[Block]:
         """Return all blocks in execution order."""
