@@ -1,0 +1,145 @@
+"""Files of released versions load, sample the same images and resume; docs/checkpoints.md promises it.
+
+`written/0.2.0.tar.xz` was written by `written/write.py` with commit afd6c43.
+"""
+
+import shutil
+import tarfile
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT, leaves, sample, train
+from hub_folders import export, own_modules, seeded, stacked  # noqa: F401
+
+from uvit_decay import history
+from uvit_decay.checkpoint import load, read_training_checkpoint
+from uvit_decay.compare.runs import Run
+from uvit_decay.data.latents import manifest
+from uvit_decay.data.latents.shards import LatentSet
+from uvit_decay.evaluation.feature_store import StatisticsFile
+from uvit_decay.hub.earlier import replaceable
+from uvit_decay.tasks.settings import differences
+
+VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
+NETWORKS = ("uvit", "sit", "mae")
+MOST_BYTES = 400_000  # of the archive of a version
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # of outputs on another machine
+RESUMED = {"rtol": 1e-3, "atol": 1e-3}  # after two optimizer steps there
+
+
+@pytest.fixture(scope="module", params=VERSIONS, ids=lambda path: path.name)
+def files(request, tmp_path_factory):
+    """The folder with the files of a version."""
+    folder = tmp_path_factory.mktemp("written")
+    with tarfile.open(request.param) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def expected(files):
+    return np.load(files / "expected.npz")
+
+
+def inputs(name):
+    """Arguments of the networks, as write.py has them."""
+    if name == "mae":
+        return torch.linspace(-1, 1, 128).reshape(2, 1, 8, 8), torch.linspace(0, 1, 32).reshape(2, 16)
+    shape, null = ((2, 1, 8, 8), 10) if name == "uvit" else ((2, 4, 2, 2), 2)
+    x = torch.linspace(-1, 1, 2 * shape[1] * shape[2] * shape[3]).reshape(shape)
+    return x, torch.tensor([0.2, 0.9]), torch.tensor([1, null])
+
+
+@torch.no_grad()
+def output(name, path, weights=None):
+    out = load(path, weights).net(*inputs(name))
+    return (out[0] if name == "mae" else out).numpy()
+
+
+@pytest.mark.parametrize("archive", VERSIONS, ids=lambda path: path.name)
+def test_they_are_small(archive):
+    assert archive.stat().st_size < MOST_BYTES
+
+
+@pytest.mark.parametrize("weights", ["raw", "ema"])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_of_checkpoints_yield_the_same_numbers(files, expected, name, weights):
+    checkpoint = load(files / name / "last.ckpt", weights)
+    assert (checkpoint.card.step, checkpoint.card.weights) == (4, weights)
+    np.testing.assert_allclose(
+        output(name, files / name / "last.ckpt", weights), expected[f"{name}_{weights}"], **TOLERANCE
+    )
+
+
+def test_sample_makes_the_same_images(files, expected, tmp_path, monkeypatch):
+    for number, path in enumerate(("uvit/last.ckpt", "uvit.safetensors", "diffusers")):
+        sample(monkeypatch, tmp_path, "--ckpt", files / path, "--num", 20, "--out", f"{number}.npz")
+        found = np.load(tmp_path / f"{number}.npz")["arr_0"]
+        assert np.abs(found.astype(int) - expected["samples"]).max() <= 1, path
+
+
+def test_diffusers_makes_the_same_images(files, expected):
+    from diffusers import DiffusionPipeline
+
+    pipeline = DiffusionPipeline.from_pretrained(files / "diffusers", trust_remote_code=True)
+    pictures = stacked(pipeline(class_labels=[i % 10 for i in range(20)], generator=seeded(0)).images)
+    assert np.abs(pictures.astype(int) - expected["samples"]).max() <= 1
+
+
+def test_a_new_export_replaces_the_folder(files, tmp_path):
+    folder = shutil.copytree(files / "diffusers", tmp_path / "folder")
+    assert len(replaceable(folder)) == 4
+    export(files / "uvit.safetensors", folder)
+    assert len(list(folder.glob("*.py"))) == 1
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_runs_resume_with_their_saved_configuration(files, expected, name, tmp_path, monkeypatch):
+    """As the version that wrote them would have continued."""
+    paths = ["--config", files / name / "config.yaml", "--ckpt_path", files / name / "last.ckpt"]
+    data = ["--data.path", files / "latents"] if name == "sit" else []
+    train(monkeypatch, tmp_path, "fit", *paths, *data, "--trainer.max_steps", 6)
+    (resumed,) = tmp_path.rglob("last.ckpt")
+    assert load(resumed).card.step == 6
+    before, after = (read_training_checkpoint(path)["settings"] for path in (files / name / "last.ckpt", resumed))
+    changed = {change.name for change in differences(before, after)} - {"data.path"}
+    assert changed == {"trainer.max_steps"}
+    np.testing.assert_allclose(output(name, resumed, "raw"), expected[f"{name}_resumed"], **RESUMED)
+
+
+def test_latents_hold_the_same_numbers(files):
+    latents = LatentSet(files / "latents", manifest.read(files / "latents"))
+    x, labels = latents[[0, 4, 5]]
+    assert (x.shape, x.dtype) == ((3, 8, 2, 2), torch.float16)
+    assert labels.tolist() == [0, 1, 1]
+    assert float(x.double().sum()) == pytest.approx(-2.933353304862976, rel=1e-12)
+
+
+def test_statistics_are_read(files):
+    found = StatisticsFile(files / "statistics.npz")
+    mean, cov = found.statistics("features")
+    assert (mean.shape, cov.shape) == ((64,), (64, 64))
+    assert found.metadata["extractor"].startswith("small-cnn-")
+
+
+def test_histories_are_read(files):
+    run = files / "uvit"
+    for name, value in (("probes.jsonl", "best_accuracy"), ("generation.jsonl", "fd"), ("branches.jsonl", "x_0")):
+        measurements = history.read(run / name)
+        assert measurements[-1].step == 4
+        assert all(value in measurement.values for measurement in measurements)
+    found = Run.read(run)
+    assert (found.last_step, found.options["model.net.dim"]) == (4, 8)
+
+
+def test_every_class_that_they_name_is_where_it_was(files):
+    configs = [yaml.safe_load(path.read_text()) for path in files.rglob("config.yaml")]
+    cards = [read_training_checkpoint(path)["uvit_decay"] for path in files.rglob("*.ckpt")]
+    named = {value for place, value in leaves([*configs, *cards]) if place[-1] == "class_path"}
+    assert len(named) > 15
+    for class_path in named:
+        module, _, name = class_path.rpartition(".")
+        assert hasattr(import_module(module), name), class_path
