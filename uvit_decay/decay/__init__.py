@@ -2,6 +2,7 @@
 
 from uvit_decay.decay.attach import Attached, attach
 from uvit_decay.decay.blocks import Gated, Single
+from uvit_decay.decay.mixing import Merge, mixing_matrix
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
@@ -24,6 +25,7 @@ __all__ = [
     "Granularity",
     "Index",
     "Kind",
+    "Merge",
     "Schedule",
     "Shortcuts",
     "Single",
@@ -33,6 +35,7 @@ __all__ = [
     "branch_weights",
     "decayed_add",
     "effective_decay",
+    "mixing_matrix",
     "register_weights",
     "shortcuts",
     "weighted",

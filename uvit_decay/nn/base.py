@@ -127,6 +127,7 @@ class DecayedNet(
     class_token = False  # whether the first token is one
     shortcuts: decay.Shortcuts
     long_skips: LongSkips | None  # factors of the long skips, None where they are plain
+    merges: tuple[decay.Merge, ...]  # of long skips into the decayed stream
 
     def save_pretrained(self, save_directory: str | Path, *, config: Any = None, **options: Any) -> str | None:
         """Write config.json, model.safetensors and README.md; the options are huggingface_hub's."""
@@ -149,7 +150,7 @@ class DecayedNet(
         `config` gets what a function of the user's own gave, so that a checkpoint is read without that function.
         """
         self.shortcuts = shortcuts
-        self.long_skips = None
+        self.long_skips, self.merges = None, ()
         if not isinstance(self.config["schedule"], str):
             self.config["schedule"] = [list(pair) for pair in zip(shortcuts.alphas, shortcuts.betas, strict=True)]
         decay.register_weights(self, shortcuts, self.dim)
@@ -161,6 +162,7 @@ class DecayedNet(
         Call it after the weights are initialised: gates keep torch's initialisation, as in ScaleLong's code.
         """
         self.long_skips = build_long_skips(self.config, self.shortcuts, plan)
+        self.merges = tuple(decay.Merge(2 * block, plan.boundary) for block in plan.merges)
 
     def branch_ends(self) -> list[str]:
         """Return the names of the last layers of the decayed branches, in execution order."""

@@ -60,18 +60,20 @@ class SkipPlan:
         merges: number of decayed blocks before each merge; empty if the decoder is not a part of the decayed stream.
         tokens: number n of tokens that a gate sees.
         every: blocks between two sources.
+        boundary: whether W of a merge reads the stream, too (`concat`); see `decay.mixing_matrix`.
     """
 
     sources: tuple[int, ...]
     merges: tuple[int, ...]
     tokens: int
     every: int = 1
+    boundary: bool = True
 
     @classmethod
-    def mirrored(cls, blocks: int, skips: int, tokens: int) -> SkipPlan:
+    def mirrored(cls, blocks: int, skips: int, tokens: int, boundary: bool = True) -> SkipPlan:
         """Return the plan of `skips` last blocks that read the states after the first ones, last in, first out."""
         sources = tuple(range(skips, 0, -1))
-        return cls(sources, tuple(range(blocks - skips, blocks)), tokens)
+        return cls(sources, tuple(range(blocks - skips, blocks)), tokens, boundary=boundary)
 
 
 class SkipGate(nn.Module):

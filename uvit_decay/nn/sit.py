@@ -135,7 +135,8 @@ class SiT(DecayedNet, pipeline_tag="unconditional-image-generation"):
         self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, granularity, index, branches))
         self.layers = block_layers(self.decayed_blocks(), denoiser=True)
         self._init_weights()
-        self.record_long_skips(SkipPlan.mirrored(depth, half * (wiring == "decayed"), self.x_embedder.tokens))
+        skips = half if wiring == "decayed" else 0
+        self.record_long_skips(SkipPlan.mirrored(depth, skips, self.x_embedder.tokens, boundary=skip == "concat"))
 
     def _init_weights(self) -> None:
         """Initialise as published: xavier-uniform maps, embeddings of std 0.02, branches and output of 0."""
