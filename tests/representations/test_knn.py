@@ -61,14 +61,19 @@ def test_the_chunks_change_nothing(data, monkeypatch, chunk, similarities):
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 10, 40])
-def test_of_equally_near_samples_the_first_are_kept(monkeypatch, chunk):
-    """Forty copies of two directions, exactly alike: the first five of the nearer one."""
+def test_equally_near_samples_are_all_of_the_nearest(monkeypatch, chunk):
+    """Forty copies of two directions, exactly alike: five of the nearer one, whichever they are."""
     monkeypatch.setattr(knn, "CHUNK", chunk)
     train = torch.tensor([[1.0, 0.0], [0.0, 1.0]]).repeat(20, 1)
     similar, index = neighbours(train, torch.tensor([[2.0, 0.0], [0.0, 3.0]]), 5)
-    assert index.tolist() == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]]
+    assert (index % 2).tolist() == [[0] * 5, [1] * 5]
+    assert all(len(set(row)) == 5 for row in index.tolist())
     assert (similar == 1).all()
-    assert vote(similar, index, uniform=True).tolist() == [0, 1]  # five votes of one each: the smallest class
+
+
+def test_of_classes_with_equal_votes_the_smallest_wins():
+    similar, labels = torch.ones(2, 4), torch.tensor([[3, 1, 3, 1], [2, 2, 0, 0]])
+    assert vote(similar, labels, uniform=True).tolist() == [1, 0]
 
 
 def test_lengths_and_precision_do_not_matter_and_zeros_do_not_crash(data):

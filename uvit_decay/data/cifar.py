@@ -1,25 +1,24 @@
-"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz.
+"""CIFAR-10 and CIFAR-100 from the official Python batches, extracted or in the official .tar.gz, read by torchvision.
 
-File names, URLs and checksums are those of torchvision. The batches are pickles, which could run code: none is read
-unless its md5 is the official one.
+The batches are pickles, which could run code: torchvision reads none whose md5 is not the official one.
 """
 
 from __future__ import annotations
 
 import pickle
-import tarfile
+import shutil
+import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 
 from uvit_decay.data.batches import InMemory
 from uvit_decay.data.datamodule import ImageData
 from uvit_decay.runtime.download import download, verify
-from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import at_home
 
 if TYPE_CHECKING:
@@ -29,16 +28,12 @@ if TYPE_CHECKING:
 class _CIFAR(ImageData, ABC):
     """Base class of CIFAR-10 and CIFAR-100; --help shows these arguments with those of either class.
 
-    `keys` are those of the labels in the batches and of the names in the meta file.
-
     Args:
         batch_size: global batch size, over all devices.
         device_batch_size: most images per forward pass on a device; null: its whole share of the global batch.
         flip: mirror half of the training images.
         seed: random seed of the image order and the flips.
     """
-
-    keys: tuple[str, str]
 
     def __init__(
         self,
@@ -74,17 +69,43 @@ class _CIFAR(ImageData, ABC):
                 self._failure = error
 
     def load(self) -> None:
-        """Read the files and set `train`, `test` and `class_names`."""
+        """Read the files by torchvision and set `train`, `test` and `class_names`."""
         place = self._find()
         if place is None:
             raise self._failure or UserError(self._not_found())
-        contents = {name: pickle.loads(content, encoding="latin1") for name, content in self._official_files(place)}
-        official, (label_key, name_key) = self.official(), self.keys
-        self.class_names = tuple(contents[official.meta["filename"]][name_key])
-        self.train, self.test = (
-            _joined([contents[name] for name, _ in batches], label_key)
-            for batches in (official.train_list, official.test_list)
-        )
+        if place.is_dir():
+            self._load_folder(place)
+            return
+        official = self.official()
+        verify(place, official.tgz_md5, "md5")
+        with tempfile.TemporaryDirectory() as root, explained(f"cannot unpack {place}", OSError):
+            shutil.unpack_archive(place, root, "gztar", filter="data")
+            self._load_folder(Path(root) / official.base_folder)
+
+    def _load_folder(self, folder: Path) -> None:
+        """Read the extracted files; torchvision compares their md5s before it unpickles them.
+
+        Raises:
+            UserError: a file is missing or not the official one.
+        """
+        official = type(self.kind, (self.official(),), {"base_folder": folder.name})  # users may rename the folder
+        try:
+            train, test = official(folder.parent, train=True), official(folder.parent, train=False)
+        except RuntimeError as error:
+            for name, md5 in self._md5s().items():
+                verify(folder / name, md5, "md5")
+            raise UserError(f"cannot read {folder}: {one_line(error)}") from error
+        self.class_names = tuple(self._names(folder, train))
+        self.train = _in_memory(train, self._targets(folder, train))
+        self.test = _in_memory(test, self._targets(folder, test))
+
+    def _names(self, folder: Path, official: datasets.CIFAR10) -> Sequence[str]:
+        """Return the names of the classes of files whose md5s are right."""
+        return official.classes
+
+    def _targets(self, folder: Path, official: datasets.CIFAR10) -> Sequence[int]:
+        """Return the class of each image of files whose md5s are right."""
+        return official.targets
 
     def _md5s(self) -> dict[str, str]:
         """Return the official md5 of each file to read, by name."""
@@ -110,22 +131,6 @@ class _CIFAR(ImageData, ABC):
         hint = "see why its download failed" if self.download else "set --data.download true"
         return f"no {official.__name__} at {self.path}: looked for {sought}; put {official.url} there, or {hint}"
 
-    def _official_files(self, place: Path) -> Iterator[tuple[str, bytes]]:
-        """Yield name and contents of each file in the extracted folder or the archive, which is not extracted.
-
-        Raises:
-            UserError: a checksum differs, or a file is missing.
-        """
-        official = self.official()
-        if place.is_dir():
-            for name, md5 in self._md5s().items():
-                verify(place / name, md5, "md5")
-                yield name, (place / name).read_bytes()
-        else:
-            verify(place, official.tgz_md5, "md5")
-            with tarfile.open(place, "r:gz") as archive:
-                yield from ((n, archive.extractfile(f"{official.base_folder}/{n}").read()) for n in self._md5s())
-
 
 class CIFAR10(_CIFAR):
     """CIFAR-10: 50,000 training and 10,000 test images of 32x32 RGB, 10 classes.
@@ -135,7 +140,7 @@ class CIFAR10(_CIFAR):
         download: download the archive (170 MB) into that folder if no data are present.
     """
 
-    kind, keys = "CIFAR10", ("labels", "label_names")
+    kind = "CIFAR10"
 
 
 class CIFAR100(_CIFAR):
@@ -154,15 +159,32 @@ class CIFAR100(_CIFAR):
         self, path: str = "data", download: bool = False, labels: Literal["fine", "coarse"] = "fine", **options: Any
     ) -> None:
         super().__init__(path, download, **options)
-        self.labels, self.keys = labels, (f"{labels}_labels", f"{labels}_label_names")
+        self.labels = labels
 
     @property
     def name(self) -> str:
         """Name of the training set in reports."""
         return "cifar100" if self.labels == "fine" else "cifar100-coarse"
 
+    def _names(self, folder: Path, official: datasets.CIFAR10) -> Sequence[str]:
+        if self.labels == "fine":
+            return official.classes
+        return _unpickle(folder / official.meta["filename"])["coarse_label_names"]
 
-def _joined(batches: Sequence[dict[str, Any]], key: str) -> InMemory:
-    """Join batches into one set; a row of 3072 bytes holds the red, green and blue plane, each row by row."""
-    images, labels = (np.concatenate([batch[name] for batch in batches]) for name in ("data", key))
-    return InMemory(torch.from_numpy(images.reshape(-1, 3, 32, 32)), torch.from_numpy(labels.astype(np.int64)))
+    def _targets(self, folder: Path, official: datasets.CIFAR10) -> Sequence[int]:
+        if self.labels == "fine":
+            return official.targets
+        ((name, _),) = official.train_list if official.train else official.test_list
+        return _unpickle(folder / name)["coarse_labels"]  # torchvision reads the fine ones alone
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """Return the contents of a file whose md5 torchvision has compared."""
+    with path.open("rb") as file:
+        return pickle.load(file, encoding="latin1")
+
+
+def _in_memory(official: datasets.CIFAR10, targets: Sequence[int]) -> InMemory:
+    """Convert torchvision's uint8 (n, 32, 32, 3) to a set of (n, 3, 32, 32)."""
+    images = torch.from_numpy(official.data.transpose(0, 3, 1, 2)).contiguous()
+    return InMemory(images, torch.tensor(targets, dtype=torch.int64))

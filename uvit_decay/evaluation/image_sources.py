@@ -121,7 +121,7 @@ def file_state(kind: str, path: Path) -> dict[str, Any]:
 class ArrayImages(ImageSource):
     """Images of an .npz as ADM's suite and sample.py write it: `arr_0` uint8 (n, h, w, c), labels `arr_1` int64 (n,).
 
-    An uncompressed array is mapped from the disk, after all of it has been compared with the zip's checksum.
+    The whole array is read into memory, after all of it has been compared with the zip's checksum.
 
     Args:
         path: the .npz file.
@@ -137,7 +137,7 @@ class ArrayImages(ImageSource):
         def fits(shape: tuple[int, ...], dtype: np.dtype) -> bool:
             return dtype == np.uint8 and len(shape) == 4 and 0 not in shape and shape[3] in (1, channels)
 
-        self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits, mapped=True)
+        self.array = npz.read(path, "arr_0", f"uint8 (n, h, w, {channels})", fits)
         self.name, self.shape = path.stem, (channels, *self.array.shape[1:3])
         if "arr_1" not in present:
             return

@@ -53,8 +53,10 @@ def knn_accuracy(
 def neighbours(
     train: Float[Tensor, "n d"], test: Float[Tensor, "n2 d"], k: int
 ) -> tuple[Float[Tensor, "n2 k"], Int64[Tensor, "n2 k"]]:
-    """Return similarities and indices of the k nearest training samples, nearest first, of equally near ones the first.
+    """Return similarities and indices of the k nearest training samples, nearest first.
 
+    Among equally near samples, torch.topk decides which are returned, and in which order. The choice is unspecified and
+    may depend on the device. Ties in the votes go to the smallest class, see `vote`.
     Needs about 3 SIMILARITIES floats besides its results, which are on the device of the test samples.
     """
     test, width = normalize(test.float(), dim=-1), min(CHUNK, max(1, SIMILARITIES // max(1, len(test))))
@@ -62,10 +64,12 @@ def neighbours(
     for start in range(0, len(train), width):
         x = normalize(train[start : start + width].to(test, non_blocking=True), dim=-1)
         with without_autocast(x):
-            similar, found = _nearest(test @ x.T, k)
-        near, index = torch.cat([near, similar], dim=1), torch.cat([index, start + found], dim=1)
-        near, order = near.sort(dim=1, descending=True, stable=True)
-        near, index = near[:, :k], index.gather(1, order)[:, :k]
+            similar = test @ x.T
+        found = similar.topk(min(k, similar.shape[1]), dim=1)
+        near = torch.cat([near, found.values], dim=1)
+        index = torch.cat([index, start + found.indices], dim=1)
+        near, order = near.topk(min(k, near.shape[1]), dim=1)
+        index = index.gather(1, order)
     return near, index
 
 
@@ -78,20 +82,3 @@ def vote(
     for label, weight in zip(labels.split(1, dim=-1), weights.double().split(1, dim=-1), strict=True):
         votes.scatter_add_(-1, label, weight)  # one neighbour at a time, for the same rounding on every device
     return votes.argmax(dim=-1)
-
-
-def _nearest(similar: Float[Tensor, "n2 b"], k: int) -> tuple[Float[Tensor, "n2 j"], Int64[Tensor, "n2 j"]]:
-    """Return the j = min(k, b) largest values of each row and their indices; of equal values those of lowest index.
-
-    topk does not specify which of equal values it returns, so rows with a further value equal to the smallest one
-    returned are sorted instead. Results are ordered by index, so that a later stable sort keeps ties in that order.
-    """
-    k = min(k, similar.shape[1])
-    index = similar.topk(k, dim=1).indices.sort(dim=1).values
-    values = similar.gather(1, index)
-    tied = (similar >= values.amin(dim=1, keepdim=True)).sum(dim=1) > k
-    if tied.any():
-        order = similar[tied].sort(dim=1, descending=True, stable=True).indices[:, :k].sort(dim=1).values
-        index[tied] = order
-        values[tied] = similar[tied].gather(1, order)
-    return values, index

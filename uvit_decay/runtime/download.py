@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import shutil
-import urllib.request
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock
-from tqdm import tqdm
 
 from uvit_decay.runtime.errors import UserError, explained
-from uvit_decay.runtime.files import remove_remains, replacing, writing
+from uvit_decay.runtime.files import writing
 
 Algorithm = Literal["md5", "sha256"]
 
@@ -54,18 +55,37 @@ def download(url: str, target: Path, expected: str, algorithm: Algorithm = "sha2
             lock = FileLock(f"{target}.lock").acquire()  # its empty file is kept, since others may wait for it
         with lock:
             if not target.exists():  # another process may have fetched it meanwhile
-                remove_remains(target.parent, escape(target.name))
+                for remains in target.parent.glob(f".{escape(target.name)}.*.partial"):  # of killed programs
+                    remains.unlink(missing_ok=True)
                 _fetch(url, target, expected, algorithm, timeout)
     verify(target, expected, algorithm)
 
 
 def _fetch(url: str, target: Path, expected: str, algorithm: Algorithm, timeout: float) -> None:
+    """Fetch a file beside `target`, compare its checksum, and rename it."""
+    from torch.hub import download_url_to_file
+
+    print(f"downloading {url} to {target}", file=sys.stderr)
+    partial = target.with_name(f".{target.name}.fetched.partial")
     hint = f"run again, or fetch it elsewhere and put it at {target}"
-    # Errors of urllib and of the disk are OSErrors.
-    failed = explained(f"cannot download {url}", OSError, http.client.HTTPException, hint=hint)
-    with replacing(target) as file, failed, urllib.request.urlopen(url, timeout=timeout) as response:
-        with tqdm.wrapattr(response, "read", total=response.length, desc=target.name) as source:
-            shutil.copyfileobj(source, file)
-        file.flush()
-        if not (actual := checksum(Path(file.name), algorithm)).startswith(expected):
-            raise OSError(f"{file.tell():,} bytes came, whose {algorithm} is {actual}, expected {expected}")
+    # torch raises a RuntimeError for another SHA-256; errors of urllib and of the disk are OSErrors.
+    with explained(f"cannot download {url}", OSError, RuntimeError, http.client.HTTPException, hint=hint):
+        try:
+            with _socket_timeout(timeout):
+                download_url_to_file(url, str(partial), hash_prefix=expected if algorithm == "sha256" else None)
+            if not (actual := checksum(partial, algorithm)).startswith(expected):
+                raise OSError(f"its {algorithm} is {actual}, expected {expected}")
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _socket_timeout(seconds: float) -> Iterator[None]:
+    """Limit how long new sockets wait for a byte in the body: torch.hub has no argument for it."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
