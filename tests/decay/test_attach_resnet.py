@@ -33,6 +33,17 @@ def test_compiled_blocks_are_compiled_anew_with_and_without_the_decay(case):
         assert torch.equal(compiled(x), plain)
 
 
+def test_gains_begin_again_at_projections():
+    """All blocks of this network have a projection, apart from the second block of layer1."""
+    torch.manual_seed(0)
+    model = RESNETS["torchvision-basic"]().model
+    attached = decay.attach(model, 0.6, "gain")
+    alphas = decay.shortcuts(5, 0.6, per_block=1).alphas
+    assert attached.shortcuts.restarts == (0, 2, 3, 4)
+    products = [alphas[0], alphas[0] * alphas[1], *alphas[2:]]
+    assert attached.shortcuts.betas == pytest.approx([1 / product for product in products])
+
+
 def test_several_devices_wrap_it(case, tmp_path):
     decay.attach(case.model, 0.7)
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
@@ -43,6 +54,14 @@ def test_several_devices_wrap_it(case, tmp_path):
     case.edited(case.weights(0.7).alphas).square().mean().backward()
     for ours, expected in zip(case.model.parameters(), case.reference.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, expected.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_branch_beside_a_projection_has_its_beta(case):
+    """`HookedProjection.scale`: the branch is multiplied by beta, the projection by alpha."""
+    numbers = [(1.0, 0.5), (0.9, 2.0), (0.8, 3.0), (0.7, 0.25), (0.6, 1.5)]
+    decay.attach(case.model, 1.0, numbers)
+    alphas, betas = zip(*numbers, strict=True)
+    torch.testing.assert_close(case(), case.edited(alphas, betas), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("options", [{"granularity": "block"}, {"branches": "attention"}, {"branches": "mlp"}])

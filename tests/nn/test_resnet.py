@@ -1,8 +1,11 @@
 """Our ResNet against torchvision's, plain and with decay.attach; its depth, its stems, what it refuses."""
 
+import math
+
 import pytest
 import torch
 from foreign_resnets import Residual
+from torch import nn
 from torchvision.models import resnet18
 from torchvision.models.resnet import BasicBlock
 from torchvision.models.resnet import ResNet as Torchvision
@@ -127,3 +130,33 @@ def test_it_computes_in_bfloat16_and_returns_single_precision():
 def test_wrong_arguments_are_refused(options, message):
     with pytest.raises(UserError, match=message):
         ResNet(**SMALL | options)
+
+
+def without_eps(net):
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-14  # torch refuses 0
+    return net.double()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gains_begin_again_at_projected_shortcuts(training):
+    """conv and batch norm forget the scale of the stream, so that P is 1 before each projection."""
+    options = SMALL | {"depth": 9, "alpha_min": 0.6, "pixels": "unit"}
+    torch.manual_seed(0)
+    decayed, gained = (without_eps(ResNet(**options, schedule=schedule)) for schedule in ("linear", "gain"))
+    assert decayed.shortcuts.restarts == gained.shortcuts.restarts == (2, 4, 7)
+    weights = {name: value for name, value in decayed.state_dict().items() if name not in ("alphas", "betas")}
+    gained.load_state_dict(gained.state_dict() | weights)
+    x = images(16, 4).double()
+    for net in (decayed, gained):
+        net.train()
+        for module in net.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = 1.0  # statistics of this batch, for evaluation
+        net.pooled(x)
+        net.train(training)
+    alphas = decayed.shortcuts.alphas
+    torch.testing.assert_close(decayed.pooled(x) / math.prod(alphas[7:]), gained.pooled(x), rtol=1e-8, atol=1e-11)
+    assert gained.shortcuts.betas[7] == pytest.approx(1 / alphas[7])
+    assert decayed.shortcuts.gains == pytest.approx(gained.shortcuts.gains)

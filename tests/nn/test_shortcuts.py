@@ -3,15 +3,18 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from foreign_models import MODELS
+from jsonargparse import ArgumentParser
 from mae_reference import SMALL as SMALL_MAE
 from networks import SIT, UVIT
 from torch import nn
 
 from uvit_decay import decay
 from uvit_decay.decay import SHORTCUTS, shortcuts
+from uvit_decay.decay.schedule import read_weights
 from uvit_decay.nn import MAE, ResNet, ViT
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.runtime.errors import UserError
@@ -172,10 +175,67 @@ def test_lists_and_functions_of_ones_own_are_recorded_as_numbers():
     assert ViT(16, 4, 3, 16, 2, 2, schedule=[1.0, 0.9, 0.8, 0.7]).shortcuts == decay.weighted([1.0, 0.9, 0.8, 0.7])
 
 
-@pytest.mark.parametrize("numbers", [[1.0, 0.9], [1.0, 0.9, 0.8, math.nan], [[1.0, 1.0, 1.0]] * 4])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [1.0, 0.9],
+        [1.0, 0.9, 0.8, math.nan],
+        [[1.0, 1.0, 1.0]] * 4,
+        [1e39] * 4,
+        [1.0, 1.0, 1.0, 1e308],
+        [10**400] * 4,
+        [10**5000] * 4,
+        [[0.9, 1e308]] * 4,
+        [1e20] * 4,
+        [1e30, 1e30, 1e-30, 1e-30],
+        [None] * 4,
+        ["1"] * 4,
+        b"1111",
+        [[]] * 4,
+        None,
+        0.9,
+        torch.tensor(0.9),
+        torch.ones(4, 3),
+    ],
+)
 def test_a_list_that_does_not_fit_is_one_line(numbers):
-    with pytest.raises(UserError, match="for each of the 4 residual branches"):
-        shortcuts(2, 1.0, numbers)
+    with pytest.raises(UserError, match=r"\b4 (branches|alphas)"):
+        read_weights(numbers, 4)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [1, 0.5, (1.0, 2.0), [0.5, 1]],
+        torch.tensor([[1, 1], [0.5, 1], [1, 2], [0.5, 1]]),
+        [torch.tensor(1.0), 0.5, torch.tensor([1.0, 2.0]), np.float64(0.5)],
+    ],
+)
+def test_a_list_may_mix_alphas_and_pairs_and_hold_tensors(numbers):
+    assert read_weights(numbers, 4) == decay.weighted([1.0, 0.5, 1.0, 0.5], [1.0, 1.0, 2.0, 1.0])
+
+
+def test_flags_take_lists_of_alphas_and_pairs():
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--schedule", type=decay.Schedule)
+    given = parser.parse_args(["--schedule", "[[1, 1], 1, 0.5, [0.5, 2]]"]).schedule
+    assert read_weights(given, 4) == decay.weighted([1.0, 1.0, 0.5, 0.5], [1.0, 1.0, 1.0, 2.0])
+    assert parser.parse_args(["--schedule", "[1, 0.5]"]).schedule == [1.0, 0.5]
+    assert parser.parse_args(["--schedule", "cosine"]).schedule == "cosine"
+
+
+def test_a_function_is_read_as_a_list():
+    assert shortcuts(2, 1.0, lambda count: np.full(count, 0.5)) == decay.weighted([0.5] * 4)
+    for wrong in ([1e39] * 4, None):
+        with pytest.raises(UserError, match=r"\b4 branches"):
+            shortcuts(2, 1.0, lambda count, wrong=wrong: wrong)
+
+
+def test_gains_beyond_float32_are_refused():
+    with pytest.raises(UserError, match="float32.*alpha_min"):
+        shortcuts(1000, 1e-3, "gain")
+    with pytest.raises(UserError, match="float32.*rate_over_gain"):
+        _ = shortcuts(1000, 1e-3).gains
 
 
 def test_what_does_not_fall_refuses_alpha_min_and_one_kind_of_branches():

@@ -6,13 +6,14 @@ The blocks that it knows are in `uvit_decay.decay.blocks`, the hooks themselves 
 from __future__ import annotations
 
 import sys
+from itertools import accumulate
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from uvit_decay.decay.blocks import Gated, Pairs, Single, known_pairs
-from uvit_decay.decay.hooks import HookedBranches, HookedPair
+from uvit_decay.decay.hooks import HookedBranches, HookedPair, HookedProjection
 from uvit_decay.decay.schedule import (
     Branches,
     Granularity,
@@ -111,7 +112,9 @@ def attach(
     per_block, count = _per_block(named), sum(len(group.norms) for group in groups)
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
-    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block)
+    firsts = accumulate((len(group.norms) for group in groups), initial=0)
+    restarts = [first for first, group in zip(firsts, groups, strict=False) if isinstance(group, HookedProjection)]
+    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, restarts)
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
     attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))

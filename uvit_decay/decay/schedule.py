@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from numbers import Real
+from operator import mul
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, weighted
+from uvit_decay.decay.table import NAMES, SHORTCUTS, Shortcuts, Weights, is_float32, weighted
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
 
 # An entry of the table; alphas, or pairs of alpha and beta, of all branches; or a function that gives these for their
 # number, `--trust mine --model.net.schedule mine.late` (docs/extending.md). Networks record a function as what it gave.
-Numbers = Sequence[float] | Sequence[Sequence[float]]
-Schedule = Literal[*SHORTCUTS] | Sequence[float] | Sequence[Sequence[float]] | Callable[[int], Numbers]
+Numbers = Sequence[float | Sequence[float]]
+Schedule = Literal[*SHORTCUTS] | Sequence[float | Sequence[float]] | Callable[[int], Numbers]
 Granularity = Literal["branch", "block"]
 Index = Literal["code", "v2", "v1"]
 Branches = Literal["both", "attention", "mlp"]
@@ -75,6 +80,7 @@ def shortcuts(
     index: Index = "code",
     branches: Branches = "both",
     per_block: Literal[1, 2] = 2,
+    restarts: Sequence[int] = (),
 ) -> Shortcuts:
     """Return the shortcut weights of `per_block` * `blocks` residual branches.
 
@@ -89,6 +95,10 @@ def shortcuts(
         branches: decay only the `attention` or only the `mlp` branches, the others keep alpha = 1 (Table 3b).
         per_block: residual branches of a block: 2 in a transformer, 1 in a ResNet, where `granularity` and `branches`
             have no meaning and must be left alone.
+        restarts: branches beside a projected shortcut, see `Shortcuts`.
+
+    Raises:
+        UserError: arguments out of range or that do not fit together; weights that are not finite in float32.
     """
     check_numbers("(0, 1]", alpha_min=alpha_min)
     check_choice(Granularity, granularity=granularity)
@@ -108,26 +118,53 @@ def shortcuts(
     if (not falls or schedule == "learnable") and branches != "both":
         raise UserError(f"the schedule {schedule!r} is for both kinds of branches, got branches {branches!r}")
     if not named:
-        return _listed(schedule(count) if callable(schedule) else schedule, count)
-    if per_block == 1 and SHORTCUTS[schedule].blocks:
+        listed = read_weights(schedule(count) if callable(schedule) else schedule, count)
+        return replace(listed, restarts=tuple(restarts))
+    kind = SHORTCUTS[schedule]
+    if per_block == 1 and kind.blocks:
         raise UserError(f"the schedule {schedule!r} is for the blocks of transformers, not for those of a ResNet")
     repeat = 1 if granularity == "branch" else 2
     depths = [u for u in _depths(count // repeat, index) for _ in range(repeat)]
     if branches != "both":
         depths[1 if branches == "attention" else 0 :: 2] = [0.0] * blocks
-    return SHORTCUTS[schedule].weights(depths, alpha_min)
+    weights = replace(kind.weights(depths, alpha_min), restarts=tuple(restarts))
+    return weights.with_gains() if kind.gains else weights
 
 
-def _listed(numbers: Numbers, count: int) -> Shortcuts:
+def read_weights(numbers: object, count: int) -> Shortcuts:
     """Return shortcuts of alphas, or of pairs of alpha and beta, that were given one by one."""
-    pairs = [tuple(number) if isinstance(number, Sequence) else (number, 1.0) for number in numbers]
-    if len(pairs) != count or not all(len(pair) == 2 and all(map(math.isfinite, pair)) for pair in pairs):
-        raise UserError(
-            f"a schedule given as a list needs a finite alpha, or a pair of alpha and beta, for each of the {count} "
-            f"residual branches, got {len(pairs)} entries: {str(numbers)[:200]}"
-        )
+    entries = _to_list(numbers)
+    wanted = f"a schedule given as a list needs an alpha, or a pair of alpha and beta, for each of the {count} branches"
+    if entries is None:
+        raise UserError(f"{wanted}, got a {type(numbers).__name__}")
+    if len(entries) != count:
+        raise UserError(f"{wanted}, got {len(entries)} entries")
+    pairs = []
+    for k, entry in enumerate(entries):
+        pair = _to_list(entry) or [entry, 1.0]
+        values = [_to_number(value) for value in pair]
+        if len(values) != 2 or None in values:
+            raise UserError(f"{wanted}, numbers that are finite in float32; entry {k} is something else")
+        pairs.append(values)
     alphas, betas = zip(*pairs, strict=True)
-    return weighted([float(alpha) for alpha in alphas], [float(beta) for beta in betas])
+    if not all(map(is_float32, accumulate(alphas, mul))):
+        raise UserError(f"the product of the {count} alphas of this schedule exceeds float32")
+    return weighted(alphas, betas)
+
+
+def _to_list(value: object) -> list[object] | None:
+    """Return the elements of a list, a tuple or an array; None for anything else."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str | bytes) else None
+
+
+def _to_number(value: object) -> float | None:
+    """Return a number that is finite in float32, which may be a tensor of one; None for anything else."""
+    if isinstance(value, Tensor | np.ndarray):
+        value = value.tolist()  # a number, if it has no dimensions
+    fits = isinstance(value, Real) and is_float32(value)
+    return float(value) if fits else None
 
 
 def _depths(n: int, index: Index) -> list[float]:

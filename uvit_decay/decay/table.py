@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +41,8 @@ class Shortcuts:
         scales: factors of what the branch's norm gives.
         learned: which of them are parameters, with these initial values.
         per_channel: whether there is a beta for each channel.
+        restarts: branches beside a projected shortcut that ends in a norm (a ResNet's). Its output does not depend on
+            the scale of the stream, so the product P of the alphas begins there, with the branch's own alpha.
     """
 
     alphas: tuple[float, ...]
@@ -50,6 +50,7 @@ class Shortcuts:
     scales: tuple[float, ...]
     learned: Literal["alphas", "betas"] | None = None
     per_channel: bool = False
+    restarts: tuple[int, ...] = ()
 
     @property
     def recorded(self) -> tuple[str, ...]:
@@ -60,12 +61,28 @@ class Shortcuts:
     def gains(self) -> tuple[float, ...]:
         """beta_k / P_{k+1}: the factor of branch k in the network of plain shortcuts that is the same function.
 
+        P begins at 1, and again at each of `restarts`.
+
         Raises:
-            UserError: numbers that are not positive, for which there is no such network, or no step of the same sign.
+            UserError: numbers that are not positive, for which there is no such network, or no step of the same sign;
+                gains that exceed float32.
         """
         if min(*self.alphas, *self.betas) <= 0:
             raise UserError("the gains beta / P of branches need alphas and betas above 0: see gain and rate_over_gain")
-        return tuple(beta / product for beta, product in zip(self.betas, accumulate(self.alphas, mul), strict=True))
+        gains, product = [], 1.0
+        for k, (alpha, beta) in enumerate(zip(self.alphas, self.betas, strict=True)):
+            product = alpha if k in self.restarts else product * alpha
+            gains.append(beta / product if product > 0 else math.inf)
+        if not all(map(is_float32, gains)):
+            raise UserError(
+                f"the gains beta / P of {len(gains)} branches exceed float32: set alpha_min closer to 1; "
+                "see gain and rate_over_gain"
+            )
+        return tuple(gains)
+
+    def with_gains(self) -> Shortcuts:
+        """Return the plain shortcuts whose branches have the gains of these, which are the same function."""
+        return replace(self, alphas=(1.0,) * len(self.alphas), betas=self.gains)
 
     def tensor(self, name: str, dim: int) -> Tensor:
         """Return the named weights, of all branches or of all branches and `dim` channels."""
@@ -88,6 +105,7 @@ class Kind:
         weights: the weights of branches at the depths u_k, with `alpha_min`.
         falls: whether alpha_min, granularity, index and branches change it; else alpha_min and branches must be left
             alone, and the others change nothing.
+        gains: whether the branches get the gains of these weights, on plain shortcuts.
         blocks: whether it counts blocks of two branches or weights channels, which a ResNet's stages do not have.
     """
 
@@ -95,7 +113,13 @@ class Kind:
     source: str
     weights: Callable[[Sequence[float], float], Shortcuts]
     falls: bool = False
+    gains: bool = False
     blocks: bool = False
+
+
+def is_float32(value: Any) -> bool:
+    """Return whether a real number is finite in float32."""
+    return bool(abs(value) <= torch.finfo(torch.float32).max)
 
 
 def weighted(
@@ -116,10 +140,6 @@ def _linear(depths: Sequence[float], a: float) -> list[float]:
 
 def _cosine(depths: Sequence[float], a: float) -> list[float]:
     return [a + (1.0 - a) * 0.5 * (1.0 + math.cos(math.pi * u)) for u in depths]
-
-
-def _gain(depths: Sequence[float], a: float) -> Shortcuts:
-    return weighted([1.0] * len(depths), weighted(_linear(depths, a)).gains)
 
 
 def _mp_sum(depths: Sequence[float], a: float) -> Shortcuts:
@@ -171,8 +191,9 @@ SHORTCUTS: dict[str, Kind] = {
         "x + f / P_{k+1}, with P of linear: the function of linear, with the same weights at the start, up to the "
         "norms' eps",
         "the control of docs/how_it_works.md",
-        _gain,
+        lambda depths, a: weighted(_linear(depths, a)),
         falls=True,
+        gains=True,
     ),
     "mp_sum": Kind(
         "((1 - t) x + t f) / sqrt((1 - t)^2 + t^2), t = 0.3",

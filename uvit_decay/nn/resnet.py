@@ -98,7 +98,8 @@ class ResNet(DecayedNet, pipeline_tag="image-classification"):
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         if num_classes:
             self.fc = nn.Linear(self.dim, num_classes)
-        self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, index=index, per_block=1))
+        projected = [k for k, block in enumerate(self.blocks()) if block.downsample is not None]
+        self.record_shortcuts(decay.shortcuts(depth, alpha_min, schedule, index=index, per_block=1, restarts=projected))
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
