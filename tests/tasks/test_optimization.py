@@ -136,6 +136,9 @@ OPTIMIZERS = {
     "sgd": Optimization(0.1, optimizer="sgd", warmup_steps=2, decay_on="matrices"),
     "lars": Optimization(0.1, optimizer="lars", warmup_steps=2, weight_decay=1e-4, schedule="cosine"),
     "muon": Optimization(1e-3, optimizer="muon", momentum=0.95, warmup_steps=2, decay_on="matrices"),
+    "torch.optim.NAdam": Optimization(
+        1e-3, optimizer="torch.optim.NAdam", arguments={"momentum_decay": 1e-3}, warmup_steps=2, decay_on="matrices"
+    ),
     "adamw": Optimization(betas=(0.9, 0.95), blr=8e-3, decay_on="layers", warmup_epochs=0.1, schedule="cosine"),
 }
 
@@ -197,6 +200,48 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
         optim.build(Net(), 1e-3)
 
 
+def test_a_class_has_the_groups_and_its_arguments():
+    optim = Optimization(optimizer="torch.optim.NAdam", arguments={"betas": (0.5, 0.6)}, decay_on="matrices")
+    optimizer = optim.build(Net(), 0.3)
+    assert type(optimizer) is torch.optim.NAdam
+    assert [(g["lr"], g["weight_decay"], g["betas"]) for g in optimizer.param_groups] == [
+        (0.3, 0.03, (0.5, 0.6)),
+        (0.3, 0.0, (0.5, 0.6)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["NAdam", "RAdam", "Adagrad", "Adafactor", "Rprop", "ASGD", "RMSprop", "Adamax"])
+def test_the_state_of_a_class_is_known_without_a_table(name):
+    """One step on a twin of each parameter gives the form of the state after several steps of the real one."""
+    optim = Optimization(optimizer=f"torch.optim.{name}", weight_decay=0.0)
+    net = Net()
+    optimizer = optim.build(net, 1e-3)
+    for step in range(2):
+        for parameter in net.parameters():
+            parameter.grad = torch.full_like(parameter, step + 1.0)
+        optimizer.step()
+    for parameter in net.parameters():
+        state, expected = optimizer.state[parameter], optim.moments(parameter, optimizer.param_groups[0])
+        assert state.keys() == expected.keys()
+        for key, value in state.items():
+            assert type(value) is type(expected[key])
+            assert not isinstance(value, torch.Tensor) or value.shape == expected[key].shape
+    assert optim.tensors_per_parameter() >= (name != "Adafactor")
+
+
+def test_damaged_moments_of_a_class_are_refused(tmp_path):
+    optim = OPTIMIZERS["torch.optim.NAdam"]
+    run(tmp_path, optim, max_steps=1)
+    contents = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    state = contents["optimizer_states"][0]["state"]
+    check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
+    for name, wrong in (("exp_avg", torch.zeros(1)), ("mu_product", 1.0), ("exp_avg_sq", None)):
+        right, state[0][name] = state[0][name], wrong
+        with pytest.raises(UserError, match=f"optimizer_states.0.state.0.{name}"):
+            check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
+        state[0][name] = right
+
+
 @pytest.mark.parametrize("name", ["lars", "sgd", "adamw"])
 def test_the_optimizer_has_the_settings(name):
     optim = Optimization(optimizer=name, momentum=0.6, betas=(0.8, 0.7), weight_decay=0.1)
@@ -224,7 +269,18 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
         ({"lr": 1e-3, "blr": 1e-3}, "blr is in place of lr: set --model.optim.lr or --model.optim.blr to null"),
         ({"warmup_steps": 0, "warmup_epochs": 1}, "warmup_epochs is in place of warmup_steps"),
         ({"layer_decay": 0.0}, "layer_decay must lie in"),
-        ({"optimizer": "adam"}, "optimizer must be adamw or muon or lars or sgd, got 'adam'"),
+        ({"optimizer": "adam"}, "--model.optim.optimizer adam: .*adamw, muon, lars, sgd.*torch.optim.NAdam"),
+        ({"optimizer": "mine.Lion"}, "--model.optim.optimizer mine.Lion: .*--trust mine"),
+        ({"optimizer": "torch.nn.Linear"}, "--model.optim.optimizer torch.nn.Linear"),
+        ({"optimizer": "torch.optim.LBFGS"}, "--model.optim.optimizer torch.optim.LBFGS"),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, "--model.optim.arguments .*'beta': 1"),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, "--model.optim.arguments .*--model.optim.lr"),
+        ({"optimizer": "torch.optim.Rprop"}, "torch.optim.Rprop .*--model.optim.weight_decay 0"),
+        ({"optimizer": "adamw", "arguments": {"eps": 1e-6}}, "--model.optim.arguments .*adamw"),
+        (
+            {"optimizer": "torch.optim.NAdam", "rate_over_gain": True},
+            "--model.optim.rate_over_gain .*torch.optim.NAdam",
+        ),
         ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
     ],
 )

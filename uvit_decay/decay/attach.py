@@ -6,7 +6,7 @@ The blocks that it knows are in `uvit_decay.decay.blocks`, the hooks themselves 
 from __future__ import annotations
 
 import sys
-from itertools import accumulate
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -112,9 +112,8 @@ def attach(
     per_block, count = _per_block(named), sum(len(group.norms) for group in groups)
     if count % per_block:
         raise UserError(f"branches come in twos, attention and MLP, got {count}: see `pairs` of decay.attach")
-    firsts = accumulate((len(group.norms) for group in groups), initial=0)
-    restarts = [first for first, group in zip(firsts, groups, strict=False) if isinstance(group, HookedProjection)]
-    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, restarts)
+    projected = _projected_branches(groups)
+    weights = shortcuts(count // per_block, alpha_min, schedule, granularity, index, branches, per_block, projected)
     if weights.per_channel and dim is None:
         raise UserError(f"the schedule {schedule!r} learns a weight for each channel: give their number, `dim`")
     attached = Attached(weights, dim or 1, next((p.device for p in model.parameters()), torch.device("cpu")))
@@ -143,6 +142,12 @@ def _hooked_branches(model: nn.Module, pairs: Pairs) -> list[HookedBranches]:
     if len({names[norm] for norm in norms}) != len(norms):
         raise UserError("two branches begin with the same module: each needs its own, or one entry in `pairs`")
     return groups
+
+
+def _projected_branches(groups: Sequence[HookedBranches]) -> list[int]:
+    """Return the numbers of the branches beside projected shortcuts."""
+    owners = [group for group in groups for _ in group.norms]
+    return [k for k, group in enumerate(owners) if isinstance(group, HookedProjection)]
 
 
 def _per_block(pairs: Pairs) -> Literal[1, 2]:

@@ -15,7 +15,6 @@ from uvit_decay.callbacks.resumption import runs_of
 from uvit_decay.doctor.rehearsal import FORWARD, Measured
 from uvit_decay.doctor.report import Finding, Level, Run, duration, gib
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.optimization import BUFFERS
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously
@@ -73,7 +72,7 @@ def checkpoint_bytes(task: Task, callbacks: Iterable[Callback]) -> int:
     weights = sum(tensor.nbytes for tensor in {*task.net.parameters(), *task.net.buffers()})
     averages = sum(isinstance(callback, EMA) for callback in callbacks)
     averaged = 4 * averages * sum(parameter.numel() for parameter in task.net.parameters())
-    return weights + len(BUFFERS[task.optim.optimizer]) * trained + averaged
+    return weights + task.optim.tensors_per_parameter() * trained + averaged
 
 
 def kept_checkpoints(callbacks: Iterable[Callback], begun: int, total: float) -> float:

@@ -191,7 +191,7 @@ class Task(LightningModule):
         check_training_precision(self.trainer.precision)
         if isinstance(data, ImageData):
             self._check_data(data)
-        if self.optim.optimizer in ("lars", "muon") and isinstance(self.trainer.strategy, Sharded):
+        if self.optim.needs_whole_matrices and isinstance(self.trainer.strategy, Sharded):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
         if stage == "fit" and isinstance(data, ImageData) and data.test is None:
             self.trainer.limit_val_batches = 0  # Lightning would warn of an empty list

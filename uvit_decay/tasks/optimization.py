@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
@@ -12,21 +13,18 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from uvit_decay.nn.base import Residual
 from uvit_decay.runtime.errors import UserError, check_choice, check_numbers
-from uvit_decay.runtime.optimizers import LARS, MUON, Muon
+from uvit_decay.runtime.optimizers import MUON
+from uvit_decay.tasks.optimizer_table import ARGUMENTS, FLAG, OPTIMIZERS, build_class, class_state, named_state
 from uvit_decay.tasks.rate_over_gain import RateFactors, RowSteps, rate_factors
 from uvit_decay.tasks.sharding import full
 
-Name = Literal["adamw", "muon", "lars", "sgd"]
 DecayOn = Literal["all", "matrices", "layers"]
 Annealing = Literal["constant", "cosine"]
-ADAM = ("exp_avg", "exp_avg_sq")
-BUFFERS = {"adamw": ADAM, "muon": ADAM, "lars": ("momentum_buffer",), "sgd": ("momentum_buffer",)}  # at most
-GAIN_POWERS = {"adamw": 1, "muon": 1, "sgd": 2}  # of `rate_factors`; lars has none
 IN_PLACE = {"lr": ("blr", 2e-4), "warmup_steps": ("warmup_epochs", 2500)}  # what may replace it; without either
 EMBEDDINGS = ("pos_embed", "cls_token")  # which fine-tuning does not decay (MAE's code)
 
@@ -53,7 +51,10 @@ class Optimization:
             `warmup_epochs` 2500.
         schedule: after the warm-up: `constant`, or half a `cosine` period down to `min_lr` at the end of training.
         optimizer: `adamw`, `muon` (for the matrices of blocks, with steps as long as AdamW's, which has all else),
-            `lars` (MAE's linear probes) or `sgd` with momentum.
+            `lars` (MAE's linear probes), `sgd` with momentum, or the class path of any other optimizer, such as
+            `torch.optim.NAdam`. A class gets the groups with their `lr` and `weight_decay`, and `arguments`, but not
+            `betas` and `momentum`.
+        arguments: further keyword arguments of an optimizer by class path.
         blr: in place of `lr`: the learning rate of a global batch of 256; that of the run is proportional to its batch.
         momentum: of Muon (0.95 is usual), LARS and SGD, in (0, 1).
         decay_on: parameters with weight decay: `all`, as in U-ViT's code; `matrices`, not biases and 1-D tensors (MAE's
@@ -74,7 +75,7 @@ class Optimization:
     weight_decay: float = 0.03
     warmup_steps: int | None = None
     schedule: Annealing = "constant"
-    optimizer: Name = "adamw"
+    optimizer: str = "adamw"
     blr: float | None = None
     momentum: float = 0.9
     decay_on: DecayOn = "all"
@@ -82,6 +83,7 @@ class Optimization:
     warmup_epochs: float | None = None
     min_lr: float = 0.0
     rate_over_gain: bool = False
+    arguments: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         for name, (other, _) in IN_PLACE.items():
@@ -94,12 +96,23 @@ class Optimization:
         check_numbers("[0, 1)", **{"the first of betas": self.betas[0], "the second of betas": self.betas[1]})
         check_numbers("(0, 1)", momentum=self.momentum)
         check_numbers("(0, 1]", layer_decay=self.layer_decay)
-        for known, name in ((Name, "optimizer"), (DecayOn, "decay_on"), (Annealing, "schedule")):
+        for known, name in ((DecayOn, "decay_on"), (Annealing, "schedule")):
             check_choice(known, **{name: getattr(self, name)})
-        if self.rate_over_gain and self.optimizer not in GAIN_POWERS:
-            flags = f"--model.optim.rate_over_gain true with --model.optim.optimizer {self.optimizer}"
-            others = " or ".join(GAIN_POWERS)
-            raise UserError(f"{flags}: no rate of a branch follows from its gain; set the optimizer to {others}")
+        self._check_optimizer()
+
+    def _check_optimizer(self) -> None:
+        rule = OPTIMIZERS.get(self.optimizer)
+        if rule is None:  # a class: built once, before any work
+            example = {"params": [nn.Parameter(torch.zeros(2, 2))], "lr": self.rate(256)}
+            self._optimizer([{**example, "weight_decay": self.weight_decay}], self.rate(256))
+        elif self.arguments:
+            raise UserError(f"{ARGUMENTS} are for optimizers by class path, not for {self.optimizer}: leave them out")
+        if self.rate_over_gain and (rule is None or rule.gain_power is None):
+            flags = f"--model.optim.rate_over_gain true with {FLAG} {self.optimizer}"
+            others = " or ".join(name for name, rule in OPTIMIZERS.items() if rule.gain_power is not None)
+            raise UserError(
+                f"{flags}: no rate of a branch is known to follow from its gain; set the optimizer to {others}"
+            )
 
     def rate(self, batch_size: int) -> float:
         """Return the learning rate after the warm-up for this global batch size."""
@@ -178,7 +191,7 @@ class Optimization:
         """Return the factors of the learning rate, where they are not 1."""
         if not self.rate_over_gain:
             return RateFactors()
-        factors = rate_factors(net, GAIN_POWERS[self.optimizer])
+        factors = rate_factors(net, OPTIMIZERS[self.optimizer].gain_power)
         if factors.of_rows and self.optimizer == MUON:
             flags = "--model.optim.rate_over_gain true with --model.optim.optimizer muon"
             raise UserError(f"{flags}: muon updates the gates of a {type(net).__name__} with other rows; use adamw")
@@ -199,14 +212,7 @@ class Optimization:
         for all parameters.
         """
         groups = self.groups(net, lr, own)
-        if self.optimizer == "adamw":
-            optimizer: Optimizer = AdamW(groups, lr, self.betas, weight_decay=self.weight_decay, fused=True)
-        elif self.optimizer == MUON:
-            optimizer = Muon(groups, lr, self.betas, self.momentum)
-        elif self.optimizer == "lars":
-            optimizer = LARS(groups, lr, self.momentum, self.weight_decay)
-        else:
-            optimizer = SGD(groups, lr, self.momentum, weight_decay=self.weight_decay)
+        optimizer = self._optimizer(groups, lr)
         # The settings of this run are kept.
         optimizer.register_load_state_dict_pre_hook(
             lambda ours, stored: {**stored, "param_groups": ours.state_dict()["param_groups"]}
@@ -216,12 +222,40 @@ class Optimization:
             RowSteps(optimizer, [(net.get_parameter(name), factors) for name, factors in of_rows.items()])
         return optimizer
 
-    def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return an example of what the optimizer keeps of a parameter after a step: tensors of the right shapes."""
-        if group.get(MUON):
-            return {"momentum_buffer": parameter}
-        step = {"step": torch.tensor(0.0)} if BUFFERS[self.optimizer] == ADAM else {}
-        return step | dict.fromkeys(BUFFERS[self.optimizer], parameter)
+    def _optimizer(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        if self.optimizer in OPTIMIZERS:
+            return OPTIMIZERS[self.optimizer].build(groups, lr, self.betas, self.momentum)
+        return build_class(self.optimizer, self.arguments or {}, groups, lr)
+
+    @property
+    def needs_whole_matrices(self) -> bool:
+        """Whether the optimizer cannot take sharded matrices."""
+        return self.optimizer in OPTIMIZERS and OPTIMIZERS[self.optimizer].whole
+
+    def moments(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an example of what the optimizer keeps of a parameter after a step.
+
+        It has tensors of the right shapes; an optimizer by class path may keep numbers, too.
+        """
+        if self.optimizer in OPTIMIZERS:
+            return named_state(self.optimizer, parameter, group)
+        form = parameter.shape, parameter.stride(), parameter.dtype
+        if form not in self._states:
+            self._states[form] = class_state(self.optimizer, self.arguments or {}, parameter, group)
+        return self._states[form]
+
+    @cached_property
+    def _states(self) -> dict[tuple[Any, ...], dict[str, Any]]:
+        """States of an optimizer by class path, by shape, strides and dtype of a parameter: each costs a step."""
+        return {}
+
+    def tensors_per_parameter(self) -> int:
+        """Return the number of tensors as large as a parameter that the optimizer keeps of it, at most."""
+        if self.optimizer in OPTIMIZERS:
+            return len(OPTIMIZERS[self.optimizer].buffers)
+        parameter = torch.zeros(4, 4)
+        state = self.moments(parameter, {"lr": 1e-3, "weight_decay": self.weight_decay})
+        return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in state.values())
 
 
 def hidden_matrices(net: nn.Module) -> set[str]:

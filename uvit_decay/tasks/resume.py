@@ -171,7 +171,7 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, positioned: 
         raise ValueError("its optimizer has other groups of parameters")
     ordered = [(parameter, group) for group in groups for parameter in group["params"]]
     for i, moments in optimizer["state"].items():
-        _check_tensors(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
+        _check_moments(moments, task.optim.moments(*ordered[i]), f"optimizer_states.0.state.{i}")
     counts = [contents["global_step"], contents["epoch"], contents.get("images_seen", 0), ema["updates"] if ema else 0]
     counts += [schedule["last_epoch"], _global_batches(contents) if positioned else 0]
     if not all(isinstance(count, int) and 0 <= count < MOST for count in counts):
@@ -181,6 +181,16 @@ def _check_form(contents: Mapping[str, Any], task: LightningModule, positioned: 
 def _global_batches(contents: Mapping[str, Any]) -> Any:
     """Return the number of global batches that a run has trained on, the state of its `StepLoader`."""
     return contents["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]["start"]
+
+
+def _check_moments(stored: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> None:
+    """Raise an error unless `stored` has the tensors of `ours`, see `_check_tensors`, and values of the same types."""
+    tensors = {name: value for name, value in ours.items() if isinstance(value, Tensor)}
+    for name, value in ours.items():
+        if name not in tensors and type(stored[name]) is not type(value):
+            raise ValueError(f"{where}.{name} must be {type(value).__name__}")
+    of_tensors = {name: value for name, value in stored.items() if name in tensors or name not in ours}
+    _check_tensors(of_tensors, tensors, where)
 
 
 def _check_tensors(stored: Mapping[str, Any], ours: Mapping[str, Tensor], where: str) -> None:
