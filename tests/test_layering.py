@@ -22,7 +22,7 @@ FORBIDDEN = {
     "compare": (ISLANDS | ABOVE | {"decay"}) - {"compare", "evaluation"},  # reads the table of metrics
     "history.py": ISLANDS | ABOVE | {"decay"},
     "evaluation": {"tasks", "callbacks", "doctor", "commands", "hub"},
-    "tasks": ABOVE - {"tasks", "samples", "checkpoint"} | {"representations"},
+    "tasks": ABOVE - {"tasks", "samples", "checkpoint"},  # REPA's teacher is opened as probes open their networks
     "callbacks": {"compare", "doctor", "commands", "hub"},
     "doctor": {"compare", "representations", "commands", "hub"},
     "checkpoint": ABOVE - {"checkpoint"} | {"representations"},

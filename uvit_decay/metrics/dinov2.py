@@ -115,7 +115,7 @@ class DINOv2Net(nn.Module):
 
     def __init__(self, path: Path, protocol: DINOv2Protocol) -> None:
         super().__init__()
-        state = {name: value for name, value in load_weights(path, WEIGHTS).items() if name != "mask_token"}
+        state = _read_state(path)
         self.vit, self.dim, self.depth = _vision_transformer(state, path)  # which checks the tensors
         self.resize, self.sha256 = RESIZE_DINOV2[protocol], digest(state)
         self.register_buffer("mean", 255 * torch.tensor(MEAN)[:, None, None])
@@ -124,6 +124,22 @@ class DINOv2Net(nn.Module):
 
     def forward(self, images: UInt8[Tensor, "n 3 h w"]) -> Float32[Tensor, "n d"]:
         return self.vit((self.resize(images) - self.mean) / self.std).float()
+
+
+def load_vision_transformer(path: Path) -> nn.Module:
+    """Return timm's network of a file of DINOv2's weights at 224x224, in eval mode, with the original's positions.
+
+    Raises:
+        UserError: the file does not exist, cannot be read, or holds other weights.
+    """
+    if not path.is_file():
+        raise UserError(f"the DINOv2 weights {path} do not exist")
+    return _vision_transformer(_read_state(path), path)[0].eval()
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file without the mask token, which one of the two layouts has."""
+    return {name: value for name, value in load_weights(path, WEIGHTS).items() if name != "mask_token"}
 
 
 def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Module, int, int]:

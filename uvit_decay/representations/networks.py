@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from uvit_decay import checkpoint
 from uvit_decay.autoencoder import LatentSpace
@@ -98,6 +99,23 @@ def open_judging_data(judged: ProbedNetwork, data: str | None, test: str | None)
         trained = f"was trained on {judged.data}: name it, or other data," if judged.data else "needs images: name some"
         raise UserError(f"{judged.name} {trained} with --data")
     return open_data(data or judged.data, test, judged.net.image_size, judged.net.channels, judged.is_encoder)
+
+
+def fit_pictures(x: Float[Tensor, "b c h w"], net: nn.Module, where: str) -> Float[Tensor, "b c2 h2 w2"]:
+    """Return pictures of [-1, 1] in the channels and the size that a network takes; grey ones are repeated.
+
+    Pictures of another size are resized, bicubic with antialias, and clamped.
+
+    Raises:
+        UserError: other channels; `where` is the beginning of the message.
+    """
+    if x.shape[1] != net.channels:
+        if x.shape[1] != 1:
+            raise UserError(f"{where} has {net.channels} channels, the images have {x.shape[1]}")
+        x = x.expand(-1, net.channels, -1, -1)
+    if x.shape[-1] == net.image_size:
+        return x
+    return interpolate(x, size=(net.image_size,) * 2, mode="bicubic", antialias=True).clamp(-1, 1)
 
 
 class Pixels(nn.Module):

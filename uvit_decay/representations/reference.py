@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import normalize
 
 from uvit_decay.autoencoder import Autoencoder, decoder
 from uvit_decay.image_io import to_float
 from uvit_decay.nn.embed import without_autocast
 from uvit_decay.representations.features import TokenReader, final_norm
-from uvit_decay.representations.networks import ProbedNetwork, open_network
+from uvit_decay.representations.networks import ProbedNetwork, fit_pictures, open_network
 from uvit_decay.representations.options import Alignment, Probing
 from uvit_decay.runtime.distributed import Processes
 from uvit_decay.runtime.errors import UserError
@@ -85,15 +85,8 @@ class ReferenceNetwork:
 
     def _enter(self, x: Float[Tensor, "b c h w"]) -> Float[Tensor, "b c2 h2 w2"]:
         """Return pictures in [-1, 1] of the channels and the size that the reference takes, of inputs of a network."""
-        net = self.judged.net
-        x = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
-        if x.shape[1] != net.channels:
-            if x.shape[1] != 1:
-                raise UserError(f"--reference {self.judged.title} sees grey images, these have {x.shape[1]} channels")
-            x = x.expand(-1, net.channels, -1, -1)
-        if x.shape[-1] == net.image_size:
-            return x
-        return interpolate(x, size=(net.image_size,) * 2, mode="bicubic", antialias=True).clamp(-1, 1)
+        pictures = x if self.autoencoder is None else to_float(self.autoencoder.decode(x))
+        return fit_pictures(pictures, self.judged.net, f"--reference {self.judged.title}")
 
 
 def open_reference(

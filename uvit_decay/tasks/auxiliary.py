@@ -9,16 +9,19 @@ each auxiliary loss is logged, without its weight, as train/aux/NAME.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from uvit_decay.data.batches import Batch
+from uvit_decay.data.datamodule import ImageData
 from uvit_decay.nn.intermediates import HasIntermediates, layer_indices
 from uvit_decay.runtime.errors import UserError, check_numbers
+from uvit_decay.tasks.loader_data import LoaderData
 
+PREFIX = "train/aux/"  # of names in logs
 LAYERS = "layers"  # argument of a network's forward with which it returns states, too
 
 
@@ -36,6 +39,7 @@ class AuxiliaryLoss(nn.Module):
 
     Attributes:
         num_prefix_tokens: number of tokens at the beginning of each state that are not patches; known after `bind`.
+        figures: further scalar tensors of the newest micro-batch by name, logged as train/aux/NAME_FIGURE.
 
     Raises:
         UserError: a weight out of range.
@@ -46,6 +50,7 @@ class AuxiliaryLoss(nn.Module):
         check_numbers("[0, inf)", weight=weight)
         self.layers, self.weight = layers, weight
         self.num_prefix_tokens = 0
+        self.figures: dict[str, Tensor] = {}
 
     @property
     def name(self) -> str:
@@ -55,9 +60,16 @@ class AuxiliaryLoss(nn.Module):
     def bind(self, net: nn.Module) -> None:
         """Prepare for a network, with its `dim`, `layers` and `num_prefix_tokens`; the task calls this once.
 
-        A subclass may extend this to build modules; it must not keep `net` as an attribute.
+        A subclass may extend this to choose `layers` by the network and to build modules; it must not keep `net` as an
+        attribute.
         """
         self.num_prefix_tokens = net.num_prefix_tokens
+
+    def prepare(self, data: ImageData | LoaderData, images: int) -> None:
+        """Raise a UserError if the loss does not fit the data of a run; `images` are those of a micro-batch."""
+
+    def remark(self, figures: dict[str, float]) -> str | None:
+        """Return a line to print at a logged step, or None; `figures` are means over the global batch."""
 
     def forward(
         self, states: dict[str, Float[Tensor, "b n d"]], batch: Batch, times: Float[Tensor, " b"] | None
@@ -97,17 +109,42 @@ class AuxiliaryLosses(nn.ModuleList):
             if not isinstance(loss, AuxiliaryLoss):
                 kind = type(loss).__name__
                 raise UserError(f"--model.auxiliary takes uvit_decay.tasks.AuxiliaryLoss, {kind} is not a subclass")
+            loss.bind(net)
             if loss.layers is not None and not loss.layers:
                 raise UserError(f"--model.auxiliary.layers of {loss.name} is empty: name a layer, or give null for all")
-        self.names = _distinct([loss.name for loss in losses])
         self._layer_names = [layer.name for layer in net.layers] if losses else []
         self._wanted: list[list[int]] = []  # indices of the layers of each loss
         for loss in losses:
             names = None if loss.layers is None else [str(layer) for layer in loss.layers]
             self._wanted.append(layer_indices(net.layers, names))
-            loss.bind(net)
             self.append(loss)
         self.layers = tuple(sorted({layer for wanted in self._wanted for layer in wanted}))
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the losses in logs; equal names get a number."""
+        return _distinct([loss.name for loss in self])
+
+    def prepare(self, data: ImageData | LoaderData, images: int) -> None:
+        """Raise a UserError if a loss does not fit the data of a run; `images` are those of a micro-batch."""
+        for loss in self:
+            loss.prepare(data, images)
+
+    def figures(self) -> dict[str, Tensor]:
+        """Return the further numbers of all losses for the newest micro-batch, by name in logs."""
+        found = {}
+        for name, loss in zip(self.names, self, strict=True):
+            for figure, value in loss.figures.items():
+                found[f"{name}_{figure}"] = value
+        return found
+
+    def remarks(self, logged: Mapping[str, Tensor]) -> Iterator[str]:
+        """Yield the lines that the losses want to print at a logged step, whose numbers are `logged` by name."""
+        for name, loss in zip(self.names, self, strict=True):
+            figures = {figure: float(logged[f"{PREFIX}{name}_{figure}"]) for figure in loss.figures}
+            line = loss.remark(figures)
+            if line is not None:
+                yield line
 
     def values(self, states: Sequence[Tensor], batch: Batch, times: Tensor | None) -> dict[str, Tensor]:
         """Return the scalar of each loss by name, without its weight; `states` are those of `self.layers`."""

@@ -46,7 +46,7 @@ from uvit_decay.runtime.errors import RunEnded, UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.sampling_options import Weights
-from uvit_decay.tasks.auxiliary import AuxiliaryLoss, AuxiliaryLosses, Observed
+from uvit_decay.tasks.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
@@ -193,6 +193,8 @@ class Task(LightningModule):
             self._check_data(data)
         if self.optim.needs_whole_matrices and isinstance(self.trainer.strategy, Sharded):
             raise UserError(f"{self.optim.optimizer} needs whole matrices: set --trainer.strategy ddp, not fsdp")
+        if stage == "fit" and len(self.auxiliary):
+            self.auxiliary.prepare(data, data.batch_size // (self.trainer.world_size * data.micro_batches))
         if stage == "fit" and isinstance(data, ImageData) and data.test is None:
             self.trainer.limit_val_batches = 0  # Lightning would warn of an empty list
         if stage == "fit" and self.trainer.ckpt_path is None:
@@ -237,7 +239,8 @@ class Task(LightningModule):
         total = loss + self.auxiliary.weighted_sum(auxiliary) if auxiliary else loss
         self._guard(~torch.isfinite(total.detach()))
         self._utilisation.images += len(batch.images) * self.trainer.world_size
-        logged = {"train/loss": loss} | {f"train/aux/{name}": value for name, value in auxiliary.items()}
+        shown = auxiliary | self.auxiliary.figures() if auxiliary else {}
+        logged = {"train/loss": loss} | {f"{PREFIX}{name}": value for name, value in shown.items()}
         self._losses.append({name: value.detach().float() for name, value in logged.items()})
         return total
 
@@ -323,6 +326,8 @@ class Task(LightningModule):
             # Lightning's `prog_bar` would wait for the device at every batch.
             for name in ("train/loss", "train/images_per_second"):
                 self.trainer.progress_bar_metrics[name] = float(self.trainer.callback_metrics[name])
+            for line in self.auxiliary.remarks(self.trainer.callback_metrics):
+                rank_zero_info(line)
             self._utilisation.restart()
 
     def on_train_start(self) -> None:

@@ -1,0 +1,214 @@
+"""LayerSync, the dispersive loss and REPA: their values and gradients, what they log, store and refuse."""
+
+import csv
+import math
+
+import pytest
+import torch
+import yaml
+from conftest import digits_config, tiny_net, tiny_task, tiny_trainer, train
+from small_mae import mae_task
+from torch import nn
+
+from uvit_decay.checkpoint import load
+from uvit_decay.data import Digits
+from uvit_decay.data.batches import Batch
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks import REPA, DispersiveLoss, LayerSync
+from uvit_decay.tasks.layersync import default_pair
+from uvit_decay.tasks.repa import resize_grid
+
+BATCH = Batch(torch.zeros(6, 1, 8, 8), torch.zeros(6, dtype=torch.int64), 0, 0, 6)
+
+
+class Blocks(nn.Module):
+    """What losses read of a network of this depth, with two prefix tokens."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.num_prefix_tokens, self.dim = 2, 4
+        self.layers = tuple(tiny_net().layers[:1]) * (depth + 1)
+
+
+def tokens(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("depth", "pair"), [(28, (8, 16)), (24, (8, 18)), (12, (4, 8)), (6, (2, 4)), (3, (1, 2))])
+def test_layersync_aligns_blocks_by_depth(depth, pair):
+    assert default_pair(depth) == pair
+
+
+def test_layersync_is_the_negative_cosine_of_patch_tokens_whose_reference_has_no_gradient():
+    loss = LayerSync()
+    loss.num_prefix_tokens = 2
+    student, reference = tokens(6, 5, 4, seed=1).float().requires_grad_(), tokens(6, 5, 4, seed=2).float()
+    reference.requires_grad_()
+    value = loss({"1": student, "2": reference}, BATCH, None)
+    a, b = student.detach()[:, 2:].double(), reference.detach()[:, 2:].double()
+    cosines = (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1))
+    assert value.item() == pytest.approx(-cosines.mean().item(), abs=1e-6)
+    value.backward()
+    assert reference.grad is None
+    unit = a / a.norm(dim=-1, keepdim=True)
+    other = b / b.norm(dim=-1, keepdim=True)
+    expected = -(other - cosines[..., None] * unit) / a.norm(dim=-1, keepdim=True) / cosines.numel()
+    torch.testing.assert_close(student.grad[:, 2:].double(), expected, atol=1e-6, rtol=1e-4)
+    assert not student.grad[:, :2].any()
+    scaled = loss({"1": 7.0 * student.detach(), "2": 0.1 * reference.detach()}, BATCH, None)
+    assert scaled.item() == pytest.approx(value.item(), abs=1e-6)  # so that decay and gain have the same loss
+
+
+def dispersive(length: str, z, tau: float):
+    """The equation of the paper, written out."""
+    if length == "free":
+        z = z / z.square().mean().sqrt()
+    count, size = len(z), z[0].numel()
+    terms = [(-(z[i] - z[j]).square().sum() / size / tau).exp() for i in range(count) for j in range(count)]
+    return (torch.stack(terms).sum() / count**2).log()
+
+
+@pytest.mark.parametrize("length", ["kept", "free"])
+@pytest.mark.parametrize("version", ["jax", "pytorch"])
+def test_the_dispersive_loss_and_its_gradient_are_those_of_the_equation(version, length):
+    loss = DispersiveLoss(version, length=length)
+    z = tokens(6, 5, 4).requires_grad_()
+    expected = dispersive(length, z, {"jax": 0.5, "pytorch": 1.0}[version])
+    (gradient,) = torch.autograd.grad(expected, z)
+    ours = z.detach().float().requires_grad_()
+    value = loss({"1": ours}, BATCH, None)
+    value.backward()
+    assert value.item() == pytest.approx(expected.item(), abs=1e-5)
+    torch.testing.assert_close(ours.grad.double(), gradient, atol=1e-5, rtol=1e-3)
+
+
+def test_the_dispersive_loss_measures_distance_and_what_is_left_of_its_gradient():
+    loss = DispersiveLoss(tau=0.5)
+    z = tokens(6, 5, 4).float()
+    loss({"1": z}, BATCH, None)
+    flat = z.flatten(1).double()
+    distances = torch.cdist(flat, flat).square() / flat.shape[1]
+    others = distances[~torch.eye(6, dtype=torch.bool)]
+    assert loss.figures["distance"].item() == pytest.approx(others.mean().item(), rel=1e-5)
+    left = (-others / 0.5).exp().sum()
+    assert loss.figures["gradient_left"].item() == pytest.approx((left / (left + 6)).item(), rel=1e-4)
+    assert loss({"1": 100 * z}, BATCH, None).item() == pytest.approx(-math.log(6))  # the diagonal alone
+    spent = {name: value.item() for name, value in loss.figures.items()}
+    assert spent["gradient_left"] < 1e-6
+    assert loss.remark({"distance": 1.0, "gradient_left": 0.5}) is None
+    assert loss.remark(spent)
+    assert loss.remark(spent) is None  # once in a run
+
+
+@pytest.mark.parametrize(("version", "block"), [("jax", 3), ("pytorch", 12)])
+def test_the_versions_of_the_dispersive_loss_choose_the_layer(version, block):
+    loss = DispersiveLoss(version)
+    loss.bind(Blocks(12))
+    assert loss.layers == [block]
+    assert (loss.weight, loss.tau) == {"jax": (0.5, 0.5), "pytorch": (0.25, 1.0)}[version]
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    """A small MAE of the digits, as a checkpoint."""
+    folder = tmp_path_factory.mktemp("teacher")
+    trainer = tiny_trainer(folder, max_steps=1)
+    trainer.fit(mae_task(), Digits(32))
+    trainer.save_checkpoint(folder / "mae.ckpt")
+    return str(folder / "mae.ckpt")
+
+
+@pytest.mark.parametrize("kind", ["mlp", "conv"])
+def test_repa_is_the_negative_cosine_to_the_tokens_of_the_encoder(kind, teacher):
+    torch.manual_seed(0)
+    net, loss = tiny_net(), REPA(teacher, projector=kind, hidden=8)
+    loss.bind(net)
+    encoder = load(teacher).net
+    images = torch.randn(6, 1, 8, 8).clamp(-1, 1)
+    patches = (8 // net.config["patch_size"]) ** 2
+    *_, last = encoder.forward_intermediates(images)
+    expected = last[:, encoder.num_prefix_tokens :].detach()
+    if kind == "conv":
+        expected = (expected - expected.mean(1, keepdim=True)) / (expected.std(1, keepdim=True) + 1e-6)
+    assert expected.shape[1] == patches
+    tokens_ = torch.randn(6, net.num_prefix_tokens + patches, net.dim, requires_grad=True)
+    value = loss({"1": tokens_}, BATCH._replace(images=images), torch.rand(6))
+    projected = loss.projector(tokens_[:, net.num_prefix_tokens :]).detach()
+    cosines = (projected * expected).sum(-1) / projected.norm(dim=-1) / expected.norm(dim=-1)
+    assert value.item() == pytest.approx(-cosines.mean().item(), abs=1e-5)
+    value.backward()
+    assert tokens_.grad[:, net.num_prefix_tokens :].any()
+    assert not any(parameter.requires_grad for parameter in loss.teacher.net.parameters())
+    assert all("teacher" not in name for name in loss.state_dict())
+    assert loss.weight == {"mlp": 0.5, "conv": 1.0}[kind]
+
+
+def test_a_grid_of_tokens_is_resized():
+    grid = torch.arange(16.0).reshape(1, 4, 4, 1).flatten(1, 2)
+    half = resize_grid(grid, 4)
+    assert half.shape == (1, 4, 1)
+    assert half.mean().item() == pytest.approx(grid.mean().item())
+    assert resize_grid(grid, 16) is grid
+
+
+LOSSES = {
+    "layersync": ["LayerSync"],
+    "dispersive16": ["DispersiveLoss"],
+    "repa": ["REPA", "--model.auxiliary.hidden=8"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_run_with_an_auxiliary_loss_logs_resumes_and_samples(name, teacher, tmp_path, monkeypatch):
+    kind, *more = LOSSES[name]
+    more += [f"--model.auxiliary.teacher={teacher}"] if kind == "REPA" else []
+    tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.log_every_n_steps=1", "--data.batch_size=16"]
+    config = digits_config()
+    kept = ("EMA", "LastCheckpoint")  # no previews, metrics or probes
+    callbacks = config["trainer"]["callbacks"]
+    config["trainer"]["callbacks"] = [each for each in callbacks if each["class_path"].endswith(kept)]
+    (tmp_path / "small.yaml").write_text(yaml.safe_dump(config))
+    words = ["fit", "--config=small.yaml", *tiny, f"--model.auxiliary+={kind}", *more]
+
+    def run(folder, *options):
+        folder.mkdir(exist_ok=True)
+        (folder / "small.yaml").write_text((tmp_path / "small.yaml").read_text())
+        train(monkeypatch, folder, *words, *options)
+        run_folder = sorted(folder.glob("runs/digits/version_*"))[-1]
+        return torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+    whole = run(tmp_path / "whole", "--trainer.max_steps=4")
+    run(tmp_path / "parts", "--trainer.max_steps=2")
+    parts = run(tmp_path / "parts", "--trainer.max_steps=4", "--ckpt_path=auto")
+    assert whole.keys() == parts.keys()
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+    rows = list(csv.DictReader((tmp_path / "whole/runs/digits/version_0/metrics.csv").open()))
+    assert all(math.isfinite(float(row[f"train/aux/{name}"])) for row in rows if row.get("train/loss"))
+
+
+def test_misfits_are_refused_before_training(teacher, tmp_path):
+    net = tiny_net()
+    for make, fragments in {
+        (lambda: tiny_task(net, auxiliary=[LayerSync(2, 1)])): ("--model.auxiliary.student 2", "reference 1"),
+        (lambda: tiny_task(net, auxiliary=[LayerSync("nowhere", 1)])): ("nowhere",),
+        (lambda: tiny_task(net, auxiliary=[DispersiveLoss(layer=99)])): ("99",),
+        (lambda: DispersiveLoss(tau=0.0)): ("tau", "0"),
+        (lambda: REPA(str(tmp_path / "missing.ckpt"))): ("missing.ckpt",),
+        (lambda: REPA("checkpoints/digits.safetensors")): ("checkpoints/digits.safetensors",),
+    }.items():
+        with pytest.raises(UserError) as error:
+            make()
+        assert all(fragment in str(error.value) for fragment in fragments)
+    task = tiny_task(tiny_net(), auxiliary=[DispersiveLoss()])
+    with pytest.raises(UserError, match="device_batch_size"):
+        tiny_trainer(tmp_path, max_steps=1).fit(task, Digits(4, device_batch_size=1))
+
+
+def test_other_micro_batches_than_the_checkpoints_are_refused(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=1)
+    trainer.fit(tiny_task(tiny_net(), auxiliary=[DispersiveLoss()]), Digits(32))
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    task = tiny_task(tiny_net(), auxiliary=[DispersiveLoss()])
+    with pytest.raises(UserError, match=r"32.*16"):
+        tiny_trainer(tmp_path, max_steps=2).fit(task, Digits(32, device_batch_size=16), ckpt_path=tmp_path / "a.ckpt")
