@@ -1,13 +1,15 @@
 """BranchNorms: a run records what its branches do and trains as without."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from conftest import Losses, state, tiny_net, tiny_task, tiny_trainer
+from gloo import on_two_processes
 
 from uvit_decay import history
-from uvit_decay.callbacks import BranchNorms
+from uvit_decay.callbacks import BranchNorms, Preview
 from uvit_decay.data import Digits
 
 
@@ -46,3 +48,26 @@ def test_what_starts_at_zero_has_no_relative_update(tmp_path):
     (measured,) = history.read(tmp_path / "branches.jsonl")
     assert math.isnan(measured.values["update_5"])
     assert measured.values["f_5"] == 0
+
+
+def measured_values(folder, pieces=1, **options):
+    """Train for two steps and return what was measured at the second, of a global batch of 32 in `pieces` a process."""
+    task = tiny_task(tiny_net(zero_init=False))
+    data = Digits(32, device_batch_size=32 // pieces // options.get("devices", 1))
+    tiny_trainer(folder, Preview(1, 2, every_n_steps=1), BranchNorms(1), max_steps=2, **options).fit(task, data)
+    return history.read(folder / "branches.jsonl")[-1].values
+
+
+def test_micro_batches_measure_what_one_batch_does(tmp_path):
+    one, four = (measured_values(tmp_path / str(pieces), pieces) for pieces in (1, 4))
+    assert four == pytest.approx(one, rel=1e-3)
+
+
+def measured_on_rank(folder, rank):
+    return measured_values(folder / "two", devices=2, strategy="ddp")
+
+
+@pytest.mark.slow
+def test_two_processes_measure_what_one_does(tmp_path):
+    two, _ = on_two_processes(partial(measured_on_rank, tmp_path), tmp_path)
+    assert two == pytest.approx(measured_values(tmp_path / "one"), rel=1e-3)

@@ -12,7 +12,10 @@ from conftest import ROOT, refused, tiny_task, tiny_trainer, train
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
 
+from uvit_decay import history
 from uvit_decay.callbacks import RunLogger
+from uvit_decay.callbacks.loggers import tolerate_failure
+from uvit_decay.callbacks.run_log import record
 from uvit_decay.commands import cli
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError, user_errors
@@ -170,3 +173,30 @@ def test_a_start_that_fails_leaves_no_folder(trained, tmp_path, monkeypatch, cap
     words = [flag.format(trained=trained) for flag in flags]
     assert message in refused(capsys, train, monkeypatch, tmp_path, "fit", *tiny, *words)
     assert not list(tmp_path.glob("runs/digits/*"))
+
+
+def test_a_logger_that_fails_warns_once_and_the_others_go_on(tmp_path, monkeypatch, caplog):
+    failing, other = Foreign(), Foreign()
+    failing.log_image.side_effect = ConnectionError("no network")
+    fit(monkeypatch, tmp_path, failing, other)
+    assert [call.kwargs["key"] for call in other.log_image.call_args_list] == ["branches", "samples", "probes"]
+    assert failing.log_image.call_count == 3
+    warnings = [record for record in caplog.records if "Foreign" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "no network" in warnings[0].getMessage()
+
+
+def test_numbers_of_a_logger_that_fails_reach_the_others_and_the_history(tmp_path):
+    failing, other = Foreign(), Foreign()
+    failing.log_metrics.side_effect = ConnectionError("no network")
+    task = Mock(images_seen=32)
+    trainer = Mock(loggers=[failing, other], global_step=3, callbacks=[], lightning_module=task)
+    trainer.num_training_batches, trainer.accumulate_grad_batches = 2, 1
+    record(trainer, tmp_path / "probes.jsonl", {"a": 1.0}, {}, {"probe/a": 1.0})
+    assert other.log_metrics.call_args.args == ({"probe/a": 1.0}, 3)
+    assert [measured.values for measured in history.read(tmp_path / "probes.jsonl")] == [{"a": 1.0}]
+
+
+def test_a_run_folder_that_cannot_be_written_ends_the_run(tmp_path):
+    with pytest.raises(OSError, match="disk"), tolerate_failure(CSVLogger(str(tmp_path))):
+        raise OSError(28, "disk")

@@ -80,6 +80,7 @@ def metrics(**init_args):
         (["--model.net.skip_scale", "stream"], "skip_scale stream takes its factors from the schedule gain"),
         (["--model.alpha", "0.7"], "'alpha' is not accepted"),
         (["--trainer.maximum", "3"], "unrecognized arguments: --trainer.maximum 3"),
+        (["--trainer.max_step", "3"], "--trainer.max_step"),
         (["--model.net.alpha_mn", "1"], "Option 'alpha_mn' is not accepted; did you mean alpha_min?"),
         (["--trainer.max_steps", "ten"], "\"trainer.max_steps\": Expected a <class 'int'>. Got value: ten"),
         (["--data.seed", "3"], "--seed_everything"),

@@ -31,6 +31,17 @@ def test_an_epoch_shows_each_image_at_most_once_and_epochs_differ():
     assert [batch.number for batch in first + second] == list(range(8))
 
 
+def test_a_limit_that_does_not_divide_an_epoch_shortens_no_iteration():
+    sampler = StepSampler(50, 12, 0, 0, 1, shuffle=True)
+    sampler.steps = 3
+    loader = StepLoader(numbers(50), sampler)
+    iterations = [list(loader) for _ in range(3)]
+    assert [[batch.number for batch in found] for found in iterations] == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    unlimited = batches(epochs=3)
+    for batch in sum(iterations, []):
+        assert torch.equal(batch.labels, unlimited[batch.number].labels)
+
+
 @pytest.mark.parametrize("start", [1, 4, 9])
 def test_a_loader_goes_on_where_it_was(start):
     whole, rest = batches(epochs=3), batches(start=start, epochs=3)

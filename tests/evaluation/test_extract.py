@@ -77,3 +77,11 @@ def test_parts_are_consecutive_and_small_sets_have_work_for_many_processes(count
     assert [i for part in parts for i in part] == list(range(count))
     assert max(map(len, parts)) <= 256
     assert len(parts) >= min(count, 12)
+
+
+def test_a_store_of_other_tensors_is_filled_again(tmp_path):
+    extracted(Numbers(50, False), tmp_path / "store", keep=("features",))
+    images = Numbers(50, False)
+    store = extracted(images, tmp_path / "store", keep=("features", "images"))
+    assert images.reads == list(range(50))
+    assert store.tensor("images").flatten(1).tolist() == store.tensor("features").tolist()

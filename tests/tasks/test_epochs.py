@@ -46,6 +46,11 @@ def test_limits_and_intervals_count_steps_in_any_pieces(tmp_path, limit, interva
     assert left == (limit, interval, 1)
 
 
+def test_every_epoch_of_a_limit_has_its_steps(tmp_path):
+    *_, step, ends, _ = run(tmp_path, limit_train_batches=3)
+    assert (step, ends) == (9, [3, 6, 9])  # the second crosses the end of the 5 batches of all images
+
+
 def test_images_seen_are_counted_over_changes_of_the_batch(tmp_path):
     path, task = tmp_path / "checkpoints" / "last.ckpt", tiny_task()
     tiny_trainer(tmp_path, max_steps=2).fit(tiny_task(), Digits(32))

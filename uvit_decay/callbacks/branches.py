@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from uvit_decay import history
-from uvit_decay.callbacks.periodic import log_picture
+from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.run_log import continue_history, record, run_folder
 from uvit_decay.decay import branch_weights
 from uvit_decay.nn.base import DecayedNet
@@ -33,7 +33,7 @@ TITLES = {
 
 
 class BranchTerms:
-    """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in its latest forward pass.
+    """The root mean squares of x_k and of beta_k f_k, for every branch k of a network in all forward passes observed.
 
     x_k is what the norm of the branch reads, and beta f the rest of the sum: x_{k+1} - alpha_k x_k. Compiled blocks run
     as they are written meanwhile, since their graphs ignore hooks.
@@ -43,12 +43,38 @@ class BranchTerms:
         self.net, self.blocks = net, net.decayed_blocks()
         if not all(isinstance(block, Block | AdaLNBlock) for block in self.blocks.values()):
             raise UserError(f"a {type(net).__name__} has branches without norms: remove BranchNorms from the callbacks")
-        self.x, self.f = ([0.0] * len(net.shortcuts.alphas) for _ in range(2))
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+        self._reset()
+
+    @property
+    def x(self) -> list[float]:
+        """The root mean square of x_k for each branch k on this process; NaN before the first forward pass."""
+        return root_mean_squares(self.sums)[0]
+
+    @property
+    def f(self) -> list[float]:
+        """The root mean square of beta_k f_k for each branch k on this process; NaN before the first forward pass."""
+        return root_mean_squares(self.sums)[1]
+
+    @property
+    def sums(self) -> Tensor:
+        """Sums over the forward passes of this process, float32 (4, branches), which waits for the device.
+
+        The rows are the sums of x_k^2 and of (beta_k f_k)^2, and how many numbers each of them has. Sums of several
+        processes may be added before `root_mean_squares` turns them into the terms.
+        """
+        return torch.tensor([list(map(float, row)) for row in self._rows])
+
+    def _reset(self) -> None:
+        branches = len(self.net.shortcuts.alphas)
+        self._rows: list[list[Tensor | float]] = [[0.0] * branches for _ in range(4)]
 
     def start(self) -> None:
-        """Register the hooks, unless they are."""
-        for i, block in enumerate(self.blocks.values() if not self._handles else ()):
+        """Forget earlier forward passes and register the hooks, unless they are registered."""
+        if self._handles:
+            return
+        self._reset()
+        for i, block in enumerate(self.blocks.values()):
             for k, norm in ((2 * i, block.norm1), (2 * i + 1, block.norm2)):
                 self._handles.append(norm.register_forward_pre_hook(partial(self._enter, k)))
             self._handles.append(block.register_forward_hook(partial(self._leave, 2 * i + 1)))
@@ -66,7 +92,8 @@ class BranchTerms:
         x = args[0].detach()
         if k % 2:
             self._end(k - 1, x)
-        self.x[k], self._state = _rms(x), x
+        self._add(0, k, x)
+        self._state = x
 
     def _leave(self, k: int, block: nn.Module, args: object, out: Tensor) -> None:
         self._end(k, out.detach())
@@ -74,20 +101,28 @@ class BranchTerms:
 
     def _end(self, k: int, x: Tensor) -> None:
         alpha = branch_weights(self.net, self.net.shortcuts, k).alpha
-        self.f[k] = _rms(x - alpha * self._state)
+        self._add(1, k, x - alpha * self._state)
+
+    @torch.no_grad()
+    def _add(self, row: int, k: int, x: Tensor) -> None:
+        """Add the squares of a tensor to a row of the sums, on the device and without waiting for it."""
+        self._rows[row][k] = self._rows[row][k] + x.float().square().mean() * x.numel()
+        self._rows[row + 2][k] += x.numel()  # of its own: recomputation need not reach the end of a block
 
 
-@torch.no_grad()
-def _rms(x: Tensor) -> Tensor:
-    return x.float().square().mean().sqrt()
+def root_mean_squares(sums: Tensor) -> tuple[list[float], list[float]]:
+    """Return the root mean squares of x_k and of beta_k f_k for each branch k, given the sums of `BranchTerms`."""
+    squares_x, squares_f, count_x, count_f = sums
+    return (squares_x / count_x).sqrt().tolist(), (squares_f / count_f).sqrt().tolist()
 
 
 class BranchNorms(Callback):
     """Norms and updates of all residual branches, every N steps; other steps cost nothing.
 
-    For each branch: the root mean squares of the stream x that it reads and of beta f that it adds, on this process's
-    last micro-batch of the step, and how far the step moved the weight of the branch's last layer, relative to its
-    length. Adds a line to branches.jsonl, and draws branches.png over depth and training at the end.
+    For each branch: the root mean squares of the stream x that it reads and of beta f that it adds, over the global
+    batch of the step (all micro-batches of all processes), and how far the step moved the weight of the branch's last
+    layer, relative to its length. Adds a line to branches.jsonl, and draws branches.png over depth and training at the
+    end.
 
     Args:
         every_n_steps: optimizer steps between measurements.
@@ -113,29 +148,31 @@ class BranchNorms(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, task: Task, optimizer: Optimizer) -> None:
         if (trainer.global_step + 1) % self.every_n_steps == 0 and not trainer.fast_dev_run:
+            self._observed.stop()  # evaluations after this step must not count
             self._before = [weight.detach().clone() for weight in self._weights(task)]
 
     def on_train_batch_end(self, trainer: Trainer, task: Task, *_: Any) -> None:
         if not self._before:
             return
-        self._observed.stop()
+        sums = self._observed.sums.to(task.device)
+        x, f = root_mean_squares(trainer.strategy.reduce(sums, reduce_op="sum"))
         pairs = zip(self._before, self._weights(task), strict=True)
         updates = [(_length(after.detach() - before), _length(before)) for before, after in pairs]
         self._before = []
         folder = run_folder(trainer)
         if trainer.is_global_zero:
-            found = {"x": [float(x) for x in self._observed.x], "f": [float(f) for f in self._observed.f]}
-            found["ratio"] = [f / x if x else math.nan for x, f in zip(*found.values(), strict=True)]
-            found["update"] = [moved / length if length else math.nan for moved, length in updates]
+            found = {"x": x, "f": f, "ratio": [_ratio(*pair) for pair in zip(f, x, strict=True)]}
+            found["update"] = [_ratio(moved, length) for moved, length in updates]
             values = {f"{name}_{k}": value for name, row in found.items() for k, value in enumerate(row)}
             record(trainer, folder / FILE, values, {"branches": self._ends}, {})
 
     def on_train_end(self, trainer: Trainer, task: Task) -> None:
-        if trainer.is_global_zero and not trainer.fast_dev_run:
-            path = run_folder(trainer) / FILE
-            if measured := history.read(path):
-                draw(measured, path.with_name(FIGURE))
-                log_picture(trainer, path.with_name(FIGURE))
+        if trainer.fast_dev_run:
+            return
+        path = run_folder(trainer) / FILE  # on all ranks: they exchange it
+        if trainer.is_global_zero and (measured := history.read(path)):
+            draw(measured, path.with_name(FIGURE))
+            log_picture(trainer, path.with_name(FIGURE))
 
     def on_exception(self, trainer: Trainer, task: Task, error: BaseException) -> None:
         if self._observed is not None:  # else the run never began
@@ -153,6 +190,10 @@ def draw(measured: list[history.Measurement], path: Any) -> None:
         for name, title in TITLES.items()
     }
     heat_maps(path, found, [m.step for m in measured], ("optimizer step", "residual branch"))
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan
 
 
 def _length(weight: Tensor) -> float:

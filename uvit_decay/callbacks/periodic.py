@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from lightning.pytorch import Callback, Trainer
-from lightning.pytorch.loggers import MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
 from uvit_decay import history
+from uvit_decay.callbacks.loggers import log_picture
 from uvit_decay.callbacks.run_log import continue_history, continued_folder, run_folder
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.data.datamodule import ImageData
@@ -130,21 +129,6 @@ def save_picture(trainer: Trainer, folder: Path, name: str, picture: Image.Image
     save_image(folder / f"{name}.png", picture)
     log_picture(trainer, folder / f"{name}.png")
     save_image(path, picture)  # last: a resumed run takes it as the sign that all is done
-
-
-def log_picture(trainer: Trainer, path: Path) -> None:
-    """Send the picture of a file to every logger that takes images, under its name; for rank 0 alone.
-
-    They are W&B's and others with `log_image`, MLflow's, and TensorBoard's.
-    """
-    name, step, picture = path.stem, trainer.global_step, Image.open(path).convert("RGB")
-    for logger in trainer.loggers:
-        if isinstance(logger, MLFlowLogger):
-            logger.experiment.log_image(logger.run_id, picture, key=name, step=step)
-        elif log_image := getattr(logger, "log_image", None):
-            log_image(key=name, images=[picture], step=step)
-        elif add_image := getattr(logger.experiment, "add_image", None):
-            add_image(name, np.asarray(picture), step, dataformats="HWC")
 
 
 class PeriodicSampling(Periodic):

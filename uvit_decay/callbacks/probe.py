@@ -9,7 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.ema import averaged
-from uvit_decay.callbacks.periodic import Periodic, log_picture
+from uvit_decay.callbacks.loggers import log_picture
+from uvit_decay.callbacks.periodic import Periodic
 from uvit_decay.callbacks.run_log import record
 from uvit_decay.history import PROBES
 from uvit_decay.nn.intermediates import Pool, layer_indices

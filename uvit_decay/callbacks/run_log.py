@@ -16,6 +16,7 @@ from lightning.pytorch.loggers.csv_logs import CSVLogger, ExperimentWriter
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
+from uvit_decay.callbacks.loggers import log_numbers
 from uvit_decay.callbacks.resumption import makes_folders
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_rows, run_of
@@ -80,9 +81,7 @@ def record(
     images = trainer.lightning_module.images_seen
     measurement = history.Measurement(step, step / batches, images, dict(values), metadata)
     with at_signals(trainer, leave=False):
-        for logger in trainer.loggers:
-            logger.log_metrics(dict(logged), step)
-            logger.save()
+        log_numbers(trainer, logged)
         history.append(path, measurement)
 
 

@@ -52,7 +52,13 @@ CKPT_PATH = (
 
 
 class Parser(LightningArgumentParser):
-    """A parser that reports a wrong option or config key in one line instead of a page of usage."""
+    """A parser that reports a wrong option or config key in one line instead of a page of usage.
+
+    An abbreviated option is wrong: it could become ambiguous, or mean another setting, in a later version.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         raise UserError(_gist(with_hint(message, self._option_string_actions))) from ex

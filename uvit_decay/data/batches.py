@@ -157,21 +157,23 @@ class StepSampler(DistributedSampler):
         self.share = batch_size // ranks
         self.micro_batches = micro_batches(self.share, limit)
         self.batches = -(-size // batch_size) if fill else size // batch_size  # in an epoch
+        self.steps = self.batches  # global batches after which an iteration ends; fewer where training limits an epoch
 
     def __len__(self) -> int:
         return self.batches * self.micro_batches
 
     def __iter__(self) -> Iterator[Slice]:
-        batches, step = self.batches, self.share // self.micro_batches
-        epoch, position = divmod(self.start, batches)
-        order = torch.arange(self.size)
-        if self.shuffle:
-            order = torch.randperm(self.size, generator=generator("order", self.seed, epoch))
-        for k in range(position, batches):
+        step = self.share // self.micro_batches
+        end = (self.start // self.steps + 1) * self.steps
+        shown, order = -1, torch.arange(self.size)  # the epoch whose order this is
+        for number in range(self.start, end):
+            epoch, position = divmod(number, self.batches)
+            if self.shuffle and epoch != shown:
+                shown, order = epoch, torch.randperm(self.size, generator=generator("order", self.seed, epoch))
             for first in range(self.rank * self.share, (self.rank + 1) * self.share, step):
-                begin = k * self.batch_size + first
+                begin = position * self.batch_size + first
                 indices = order[torch.arange(begin, begin + step) % self.size].tolist()
-                yield indices, epoch * batches + k, first, self.batch_size
+                yield indices, number, first, self.batch_size
 
 
 class _Batches(Dataset):

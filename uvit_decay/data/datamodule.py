@@ -168,8 +168,16 @@ class ImageData(LightningDataModule):
         workers = min(self.num_workers, os.cpu_count() or 1)
         return StepLoader(images, sampler, augment, workers, pin_memory=device.type == "cuda")
 
+    def count_train_batches(self) -> int:
+        """Return the number of micro-batches of each process in a pass over the training images."""
+        return len(self._train_sampler())
+
     def train_dataloader(self) -> StepLoader:
-        return self._loader(self.train, self._train_sampler(), self.augmentation())
+        sampler = self._train_sampler()
+        limit = self.trainer.limit_train_batches if self.trainer else None
+        if isinstance(limit, int):  # in micro-batches; a float is that of all
+            sampler.steps = min(max(1, limit // sampler.micro_batches), sampler.batches)
+        return self._loader(self.train, sampler, self.augmentation())
 
     def val_dataloader(self) -> StepLoader | list[StepLoader]:
         """Return a loader of the test set in order, or [] without a test set.

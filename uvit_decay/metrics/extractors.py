@@ -180,13 +180,13 @@ class SmallClassifier(Extractor):
             self.channels, self.widths["logits"] = images.shape[1], int(labels.max()) + 1
             # Equal at each call, independent of the global random state and modes.
             with (
-                torch.random.fork_rng(),
+                torch.random.fork_rng(devices=()),  # it trains on the CPU; the states of GPUs stay as they are
                 torch.enable_grad(),
                 torch.inference_mode(False),
                 computing(images.device, "float32"),
                 cpu_threads(1),  # the rounding of sums depends on the number of threads
             ):
-                torch.manual_seed(0)
+                torch.default_generator.manual_seed(0)
                 self.net = self._trained(images, labels)
             weights = (tensor.cpu().numpy().tobytes() for tensor in self.net.state_dict().values())
             self.sha256 = hashlib.sha256(b"".join(weights)).hexdigest()

@@ -60,7 +60,10 @@ class Advanced:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports a wrong option in one line, without the usage."""
+    """A parser that reports a wrong option, or an abbreviated one, in one line, without the usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         raise UserError(with_hint(message.removeprefix("argument "), self._option_string_actions))

@@ -272,9 +272,9 @@ def run_length(trainer: Trainer) -> tuple[int, float]:
     """Return the optimizer steps of an epoch and of the whole run, which may be infinite.
 
     Lightning's `estimated_stepping_batches` sets up the loader, and a resumed run would then not move it to the
-    place of its checkpoint.
+    place of its checkpoint. No loader is made here, which could move images to a GPU once more.
     """
-    batches, limit = len(trainer.datamodule.train_dataloader()), trainer.limit_train_batches
+    batches, limit = trainer.datamodule.count_train_batches(), trainer.limit_train_batches
     batches = min(batches, limit) if isinstance(limit, int) else int(batches * limit)
     epoch = math.ceil(batches / trainer.accumulate_grad_batches)
     total = math.inf if trainer.max_epochs in (None, -1) else epoch * max(trainer.max_epochs, 1)

@@ -1,0 +1,65 @@
+"""Pictures and numbers for all loggers of a run; a logger that fails stops neither the others nor the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from weakref import WeakSet
+
+import numpy as np
+from lightning.pytorch import Trainer
+from lightning.pytorch.loggers import Logger, MLFlowLogger
+from lightning.pytorch.utilities import rank_zero_info
+from PIL import Image
+
+from uvit_decay.callbacks.resumption import makes_folders
+from uvit_decay.runtime.errors import UserError, one_line
+
+_WARNED: WeakSet[Logger] = WeakSet()  # loggers whose failure has been reported
+
+
+@contextmanager
+def tolerate_failure(logger: Logger) -> Iterator[None]:
+    """Turn an exception of a logger in the body into one warning for each logger.
+
+    The files of the run folder are the record of a run: if they cannot be written, the error is raised.
+    """
+    try:
+        yield
+    except Exception as error:
+        if makes_folders(logger) and isinstance(error, UserError | OSError):
+            raise
+        if logger not in _WARNED:
+            _WARNED.add(logger)
+            what = f"{type(error).__name__}: {one_line(error)}"
+            rank_zero_info(f"warning: {type(logger).__name__} failed and is without some results of this run: {what}")
+
+
+def log_numbers(trainer: Trainer, values: Mapping[str, float]) -> None:
+    """Send numbers of the current step to every logger, and write them; for rank 0 alone."""
+    for logger in trainer.loggers:
+        with tolerate_failure(logger):
+            logger.log_metrics(dict(values), trainer.global_step)
+            logger.save()
+
+
+def log_picture(trainer: Trainer, path: Path) -> None:
+    """Send the picture of a file to every logger that takes images, under its name; for rank 0 alone.
+
+    They are W&B's and others with `log_image`, MLflow's, and TensorBoard's.
+    """
+    picture = Image.open(path).convert("RGB")
+    for logger in trainer.loggers:
+        with tolerate_failure(logger):
+            _send_picture(logger, path.stem, picture, trainer.global_step)
+
+
+def _send_picture(logger: Logger, name: str, picture: Image.Image, step: int) -> None:
+    """Send a picture to a logger if it takes images."""
+    if isinstance(logger, MLFlowLogger):
+        logger.experiment.log_image(logger.run_id, picture, key=name, step=step)
+    elif log_image := getattr(logger, "log_image", None):
+        log_image(key=name, images=[picture], step=step)
+    elif add_image := getattr(logger.experiment, "add_image", None):
+        add_image(name, np.asarray(picture), step, dataformats="HWC")
