@@ -1,26 +1,20 @@
 """What a report says beside the metrics."""
 
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import torch
 
+from uvit_decay.evaluation.feature_store import FeatureStore, Reference
+from uvit_decay.evaluation.generation import Comparison
 from uvit_decay.evaluation.report import _coverage
-
-
-class Stored:
-    """A feature store of one tensor."""
-
-    def __init__(self, features):
-        self.features, self.store = features, self
-
-    def tensor(self, name):
-        return {"features": self.features}[name]
 
 
 def test_coverage_is_the_share_of_reference_images_near_samples():
     spread = torch.linspace(0, 1, 16)[:, None].repeat(1, 2)
     real = torch.cat([spread, spread + 100])  # two clusters
     fake = spread.repeat(2, 1) + 1e-3  # in the first alone
-    side = SimpleNamespace(class_names=("one",), labels=torch.zeros(32, dtype=torch.int64))
-    comparison = SimpleNamespace(samples=side, reference=side)
-    assert _coverage(comparison, Stored(fake), Stored(real)) == {"one": 0.5}
+    side = Mock(class_names=("one",), labels=torch.zeros(32, dtype=torch.int64))
+    comparison = Mock(spec=Comparison, samples=side, reference=side)
+    samples, reference = Mock(spec=FeatureStore), Mock(spec=Reference, store=Mock(spec=FeatureStore))
+    samples.tensor, reference.tensor = Mock(return_value=fake), Mock(return_value=real)
+    assert _coverage(comparison, samples, reference) == {"one": 0.5}

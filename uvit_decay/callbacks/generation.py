@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -53,7 +52,10 @@ class GenerationMetrics(PeriodicSampling):
         allow_few: allow fewer images than features, for a trial.
         metrics: metrics by their names in --metrics of evaluate.py, such as [mind], the cheap one; null: those by
             default that compare no single images, such as fid (fd of other features than Inception's) and is.
-        when: when to measure, and how to sample, as of `PeriodicSampling`.
+        sampling: how to sample; null means the task's.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
     history_file = GENERATION
@@ -68,9 +70,12 @@ class GenerationMetrics(PeriodicSampling):
         batch_size: int = 256,
         allow_few: bool = False,
         metrics: list[str] | None = None,
-        **when: Any,
+        sampling: Sampling | None = None,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        every_n_epochs: int | None = None,
     ) -> None:
-        super().__init__(**when)
+        super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
         check_whole(1, MOST_IMAGES, num=num, max_reference=max_reference, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
         self.extractor, self.num, self.seed, self.batch_size = extractor, num, seed, batch_size

@@ -136,11 +136,19 @@ class PeriodicSampling(Periodic):
 
     Args:
         sampling: how to sample; null means the task's.
-        when: as of `Periodic`.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
-    def __init__(self, sampling: Sampling | None = None, **when: Any) -> None:
-        super().__init__(**when)
+    def __init__(
+        self,
+        sampling: Sampling | None = None,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        every_n_epochs: int | None = None,
+    ) -> None:
+        super().__init__(every_n_steps, at_end, every_n_epochs)
         self.sampling = sampling
         self.asked = sampling.precision if sampling else None
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from lightning.pytorch import Trainer
 
@@ -11,6 +9,7 @@ from uvit_decay.callbacks.ema import averaged
 from uvit_decay.callbacks.periodic import Periodic, PeriodicSampling, save_picture
 from uvit_decay.class_names import in_words
 from uvit_decay.data import ImageData
+from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.image_io import grid_columns, labelled_grid
 from uvit_decay.representations.reconstruction import Reconstructor
 from uvit_decay.runtime.distributed import Processes, batches
@@ -33,14 +32,27 @@ class Preview(PeriodicSampling):
         columns: columns of the grid.
         seed: seed of the noise; image i is that of sample.py with this seed and these classes.
         batch_size: images per batch on each device.
-        when: when to make grids, and how to sample, as of `PeriodicSampling`.
+        sampling: how to sample; null means the task's.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
     picture = "samples"
     reads_images = False
 
-    def __init__(self, rows: int = 10, columns: int = 10, seed: int = 0, batch_size: int = 128, **when: Any) -> None:
-        super().__init__(**when)
+    def __init__(
+        self,
+        rows: int = 10,
+        columns: int = 10,
+        seed: int = 0,
+        batch_size: int = 128,
+        sampling: Sampling | None = None,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        every_n_epochs: int | None = None,
+    ) -> None:
+        super().__init__(sampling, every_n_steps, at_end, every_n_epochs)
         check_whole(1, LARGEST_GRID, rows=rows, columns=columns, batch_size=batch_size)
         check_whole(1, LARGEST_GRID, images=rows * columns)
         check_whole(0, MOST_SEED, seed=seed)
@@ -80,15 +92,24 @@ class Reconstructions(Periodic):
         mask_ratio: share of removed patches, in (0, 1); null: that of the training.
         seed: seed of the masks.
         batch_size: images per batch.
-        when: when to make grids, as of `Periodic`.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
     picture = "reconstructions"
 
     def __init__(
-        self, num: int = 16, mask_ratio: float | None = None, seed: int = 0, batch_size: int = 64, **when: Any
+        self,
+        num: int = 16,
+        mask_ratio: float | None = None,
+        seed: int = 0,
+        batch_size: int = 64,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        every_n_epochs: int | None = None,
     ) -> None:
-        super().__init__(**when)
+        super().__init__(every_n_steps, at_end, every_n_epochs)
         check_whole(1, LARGEST_GRID, num=num, batch_size=batch_size)
         check_whole(0, MOST_SEED, seed=seed)
         self.num, self.mask_ratio, self.seed, self.batch_size = num, mask_ratio, seed, batch_size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -45,7 +44,9 @@ class LinearProbes(Periodic):
         seed: seed of the noise.
         batch_size: images per batch on each device.
         precision: of the network; null: that of the task's sampling, else the default of evaluations.
-        when: when to probe, as of `Periodic`.
+        every_n_steps: optimizer steps between evaluations; 0 means only at the end.
+        at_end: evaluate when training ends, too.
+        every_n_epochs: epochs between further evaluations; null means none.
     """
 
     history_file = PROBES
@@ -58,17 +59,25 @@ class LinearProbes(Periodic):
         pool: Pool | None = None,
         max_train: int = 10_000,
         max_test: int = 5_000,
-        neighbours: int = 20,
-        seed: int = 0,
-        batch_size: int = 256,
+        neighbours: int = Probing.neighbours,
+        seed: int = Probing.seed,
+        batch_size: int = Probing.batch_size,
         precision: Precision | None = None,
-        **when: Any,
+        every_n_steps: int = 0,
+        at_end: bool = True,
+        every_n_epochs: int | None = None,
     ) -> None:
-        super().__init__(**when)
-        sizes = {"max_train": max_train, "max_test": max_test, "neighbours": neighbours, "batch_size": batch_size}
-        times = None if times is None else tuple(times)
-        chosen = None if layers is None else tuple(map(str, layers))
-        self.probing = Probing(times=times, layers=chosen, pool=pool or "mean", seed=seed, **sizes)
+        super().__init__(every_n_steps, at_end, every_n_epochs)
+        self.probing = Probing(
+            times=None if times is None else tuple(times),
+            layers=None if layers is None else tuple(map(str, layers)),
+            pool=pool or Probing.pool,
+            max_train=max_train,
+            max_test=max_test,
+            neighbours=neighbours,
+            seed=seed,
+            batch_size=batch_size,
+        )
         self.batch_size, self.watch, self.asked = batch_size, watch, precision
 
     def ready(self, trainer: Trainer, task: Task) -> None:
