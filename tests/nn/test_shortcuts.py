@@ -280,3 +280,18 @@ def test_the_documentation_orders_the_rows_of_the_paper_by_what_is_left_of_the_i
     assert left == sorted(left)
     for row, number in zip(PAPER_ROWS, left, strict=True):
         assert f"| {row} | {abs(number):.2f} | " in text
+
+
+def test_stochastic_depth_multiplies_the_weights_of_branches():
+    """A branch with the gain in its last layer is dropped and kept as one with the gain as its beta."""
+    sizes = dict(image_size=16, patch_size=4, channels=3, dim=16, depth=2, heads=2, num_classes=3)
+    torch.manual_seed(0)
+    gained, plain = ViT(**sizes, alpha_min=0.6, schedule="gain"), ViT(**sizes)
+    weights = {name: value.detach().clone() for name, value in gained.named_parameters()}
+    for end, beta in zip(gained.branch_ends(), gained.shortcuts.betas, strict=True):
+        weights[f"{end}.weight"] *= beta
+        weights[f"{end}.bias"] *= beta
+    plain.load_state_dict(plain.state_dict() | weights)
+    x, keep = torch.randn(2, 3, 16, 16), torch.tensor([[2.0, 0.0], [0.0, 2.0], [2.0, 2.0], [2.0, 0.0]])
+    torch.testing.assert_close(gained(x, keep), plain(x, keep), rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(plain(x, keep), plain(x), rtol=1e-2)

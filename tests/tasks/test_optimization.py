@@ -35,6 +35,7 @@ class Net(nn.Module):
         return int(name.split(".")[1]) + 1 if name.startswith("blocks.") else 3
 
 
+DECAY_ON = ("all", "matrices", "layers")
 VECTORS = {"blocks.0.bias", "blocks.1.bias", "norm.weight", "norm.bias", "head.bias"}
 
 
@@ -75,6 +76,14 @@ def test_learned_alphas_have_weight_decay(decay_on):
     """App. A.4 of the paper: no regularisation of them "beyond standard weight decay"."""
     net = small_mae(schedule="learnable")
     assert of_each(net, Optimization(weight_decay=0.05, decay_on=decay_on))["alphas"][1] == 0.05
+
+
+@pytest.mark.parametrize("schedule", ["layerscale", "rezero"])
+def test_learned_betas_have_no_weight_decay_unless_all_parameters_have(schedule):
+    """Those of LayerScale are a matrix, branches by channels, and no linear map."""
+    net = small_mae(schedule=schedule, alpha_min=1.0)
+    decays = {on: of_each(net, Optimization(weight_decay=0.05, decay_on=on))["betas"][1] for on in DECAY_ON}
+    assert decays == {"all": 0.05, "matrices": 0.0, "layers": 0.0}
 
 
 @pytest.mark.parametrize("options", [{}, {"schedule": "gain"}])

@@ -253,3 +253,24 @@ def test_no_value_that_is_read_may_be_a_word(trained):
         with pytest.raises(UserError, match="^x (is damaged|was trained)"):
             check(contents, task, "x")
         damage(contents, place, lambda value, right=right: right)
+
+
+@pytest.mark.parametrize(
+    ("stored", "ours", "same_weights"),
+    [
+        ([[1.0, 0.5]] * 6, [[1.0, 0.25]] * 6, False),
+        ("constant-branch", [[1.0, 0.5**0.5]] * 6, True),
+        ("depth_scaled", [[1.0, 0.5]] * 6, False),
+    ],
+)
+def test_betas_are_compared_as_alphas_are(tmp_path, stored, ours, same_weights):
+    """Other betas are refused whatever is allowed; another name of the same ones can be allowed."""
+    fit(tmp_path, max_steps=1, task=tiny_task(tiny_net(schedule=stored, alpha_min=1.0)))
+    contents = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    task = tiny_task(tiny_net(schedule=ours, alpha_min=1.0))
+    task.allowed = ["all"]
+    if same_weights:
+        check(contents, task, "x", trains=True)
+        task.allowed = []
+    with pytest.raises(UserError, match="net.schedule"):
+        check(contents, task, "x", trains=True)
