@@ -157,7 +157,7 @@ def test_a_batch_job_that_is_warned_saves_and_is_put_into_the_queue_again(two, w
     if not exhaustive:
         pytest.skip("a sample: --exhaustive warns a job, too")
     running = two.batch(batch_script(work, "--trainer.max_steps 100000"), work)
-    running.until("LinearProbes at step")
+    running.until("LinearProbes")
     for node in two.nodes:
         for pid in node.processes():
             if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"python\0train.py"):  # not srun

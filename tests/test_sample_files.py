@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from conftest import pixels, refused, sample
 from PIL import Image
+from refusals import find_line
 
 from uvit_decay.runtime.files import claimed
 
@@ -68,18 +69,18 @@ def test_what_is_no_whole_picture_is_made_again(half, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (["--seed", 1], "its images have seed 0, not 1"),
-        (["--steps", 3], "its images have steps 2, not 3"),
-        (["--guidance", 1], "its images have guidance 2.0, not 1.0"),
-        (["--classes", "1,2"], "its images have labels all 10 classes in turn, not classes 1,2 in turn"),
-        (["--weights", "raw"], "its images have weights ema, not raw"),
-        (["--num", 8], "it has images beyond --num 8, such as 000008.png"),
+        (["--seed", 1], ("seed 0", 1)),
+        (["--steps", 3], ("steps 2", 3)),
+        (["--guidance", 1], ("guidance 2.0", "1.0")),
+        (["--classes", "1,2"], ("all 10", "1,2")),
+        (["--weights", "raw"], ("weights ema", "raw")),
+        (["--num", 8], ("--num 8", "000008.png")),
     ],
 )
 def test_images_of_another_sampling_are_left_alone(half, tmp_path, monkeypatch, capsys, change, reason):
     before = {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
     error = refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10, *change)
-    assert error == f"error: --out p: {reason}: choose another folder"
+    find_line(error, "--out p", reason)
     assert before == {path: path.read_bytes() for path in (tmp_path / "p").glob("[!.]*")}
 
 
@@ -90,7 +91,7 @@ def test_images_of_another_checkpoint_are_left_alone_wherever_it_lies(half, tmp_
     about = tmp_path / "p" / "sampling.json"
     about.write_text(json.dumps({**json.loads(about.read_text()), "sha256": "0" * 64}))
     line = refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
-    assert f"its images have sha256 {'0' * 64}, not" in line
+    find_line(line, "0" * 64)
     for damage in ("{", "[1]", ""):
         about.write_text(damage)
         assert "p/sampling.json" in refused(capsys, sample, monkeypatch, tmp_path, *half, "--num", 10)
@@ -103,7 +104,7 @@ def test_what_another_program_is_writing_is_left_alone(trained, tmp_path, monkey
     with claimed(tmp_path / out):
         before = {*tmp_path.rglob("*")}
         error = refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
-        assert error == f"error: another program is writing {out}: wait for its end, or choose another name"
+        find_line(error, "another program", out)
         assert {*tmp_path.rglob("*")} == before
     sample(monkeypatch, tmp_path, "--ckpt", trained, "--num", 2, "--out", out)
     assert {path.name for path in tmp_path.iterdir()} == {out}

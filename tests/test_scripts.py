@@ -26,7 +26,7 @@ def test_the_default_trains_looks_and_names_the_command_that_samples(programs, t
     header = (run / "metrics.csv").read_text().splitlines()[0]
     for column in ("train/loss", "train/lr", "train/grad_norm", "train/images_per_second", "val/loss", "fd"):
         assert column in header
-    command = re.search(r"sample from it: python (sample\.py .*)", trained.stdout + trained.stderr)[1]
+    command = re.search(r"python (sample\.py .*)", trained.stdout + trained.stderr)[1]
     sampled = programs.start(*shlex.split(command), "--num", "10", cwd=tmp_path)
     assert sampled.wait() == 0, sampled.stderr
     assert Image.open(tmp_path / "samples.png").size[0] > 600

@@ -5,12 +5,12 @@ import torch
 from conftest import same, state, tiny_task, tiny_trainer
 from lightning.pytorch.callbacks import LambdaCallback
 from record_ops import RecordOps
+from refusals import raises_user_error
 from small_vit import linear_probe, small_vit
 
 from uvit_decay.callbacks import EMA
 from uvit_decay.callbacks.ema import averaged
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import ClassifyTask
 
 
@@ -100,7 +100,7 @@ def test_averaged_restores_weights_and_mode_after_an_error_and_a_bad_average_is_
     assert same(state(task), before)
     assert task.net.training
     ema.shadow["norm.weight"][0] = float("nan")
-    with pytest.raises(UserError, match="averaged weights are not finite at step 3"):
+    with raises_user_error("averaged", "step 3"):
         trainer.save_checkpoint(tmp_path / "bad.ckpt")
     assert not (tmp_path / "bad.ckpt").exists()
     trainer.callbacks.remove(ema)
@@ -110,7 +110,7 @@ def test_averaged_restores_weights_and_mode_after_an_error_and_a_bad_average_is_
 
 def test_weights_below_batch_norms_are_not_averaged_but_those_of_a_probe_are(tmp_path):
     trained = ClassifyTask(small_vit(batch_norm=True))
-    with pytest.raises(UserError, match="the running statistics of batch norms would not be those of the average"):
+    with raises_user_error("batch norms"):
         tiny_trainer(tmp_path, EMA(0.9), max_steps=1).fit(trained, Digits(32))
     ema = EMA(0.9)
     tiny_trainer(tmp_path, ema, max_steps=1).fit(linear_probe(), Digits(32))
@@ -129,5 +129,5 @@ def test_an_update_is_one_operation():
 
 def test_a_decay_outside_its_range_is_refused():
     for decay in (1.0, -0.1, float("nan")):
-        with pytest.raises(UserError, match=r"decay must lie in \[0, 1\)"):
+        with raises_user_error("decay", "[0, 1)"):
             EMA(decay)

@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, refused, tiny_task, tiny_trainer, train
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger
+from refusals import find_line, raises_user_error
 
 from uvit_decay import history
 from uvit_decay.callbacks import RunLogger
@@ -46,7 +47,7 @@ def test_a_number_follows_the_highest_and_one_that_is_there_is_refused(tmp_path)
     assert logger.version == 7
     logger.log_metrics({"a": 1.0}, 0)
     logger.finalize("success")
-    with pytest.raises(UserError, match="exists already"):
+    with raises_user_error("exists"):
         RunLogger("x", str(tmp_path), version=7)
 
 
@@ -114,7 +115,7 @@ def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, mo
     fit(monkeypatch, tmp_path, logger, RunLogger("x", "mine"))
     assert (tmp_path / "mine" / "x" / "version_0" / "checkpoints" / "last.ckpt").exists()
     assert {path.name for path in tmp_path.iterdir()} == {"mine"}
-    with pytest.raises(UserError, match="version_0 holds a run already: choose another version"):
+    with raises_user_error("version_0"):
         fit(monkeypatch, tmp_path, CSVLogger("mine", "x", 0))
 
 
@@ -123,7 +124,7 @@ def test_the_first_logger_that_makes_a_folder_gives_that_of_the_run(tmp_path, mo
 )
 def test_a_run_that_never_began_leaves_no_folder(tmp_path, hook, left):
     logger, fail = RunLogger("x", str(tmp_path)), Mock(side_effect=UserError("on purpose"))
-    with pytest.raises(UserError, match="on purpose"):
+    with raises_user_error("on purpose"):
         tiny_trainer(tmp_path, LambdaCallback(**{hook: fail}), logger=logger, max_steps=6).fit(tiny_task(), Digits(32))
     assert (tmp_path / "x" / "version_0").exists() == left
 
@@ -141,7 +142,7 @@ def test_a_root_that_cannot_be_written_is_found_before_training(tmp_path, monkey
     (tmp_path / "root").write_text("a file, in which no folder can be made, not even by root")
     place = "default_root_dir" if logger == "false" else "logger.save_dir"
     flags = ["--config", str(DIGITS), f"--trainer.logger={logger}", f"--trainer.{place}={tmp_path / 'root' / 'x'}"]
-    with pytest.raises(UserError, match="cannot write .*/root/x"):
+    with raises_user_error("/root/x"):
         cli.CLI.run(["fit", *flags])
 
 
@@ -158,20 +159,20 @@ def test_a_run_that_is_stopped_before_its_first_step_leaves_no_folder(tmp_path, 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trainer.max_steps=0"], "--trainer.max_steps 0 trains nothing"),
-        (["--data=uvit_decay.data.CIFAR10", "--data.path=nowhere"], "no CIFAR10 at nowhere"),
+        (["--trainer.max_steps=0"], "--trainer.max_steps 0"),
+        (["--data=uvit_decay.data.CIFAR10", "--data.path=nowhere"], ("CIFAR10", "nowhere")),
         (
             ["--ckpt_path={trained}", "--trainer.max_epochs=1", "--trainer.limit_train_batches=6"],
-            "the end of the run: set --trainer.max_epochs higher",
+            "--trainer.max_epochs",
         ),
-        (["--ckpt_path={trained}", "--trainer.max_steps=12"], "the checkpoint is at step 12: set --trainer.max_steps"),
-        ([f"--ckpt_path={ROOT}/checkpoints/digits.safetensors"], "has weights but no optimizer: name a .ckpt"),
+        (["--ckpt_path={trained}", "--trainer.max_steps=12"], ("step 12", "--trainer.max_steps")),
+        ([f"--ckpt_path={ROOT}/checkpoints/digits.safetensors"], ("optimizer", ".ckpt")),
     ],
 )
 def test_a_start_that_fails_leaves_no_folder(trained, tmp_path, monkeypatch, capsys, flags, message):
     tiny = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.callbacks=[]"]
     words = [flag.format(trained=trained) for flag in flags]
-    assert message in refused(capsys, train, monkeypatch, tmp_path, "fit", *tiny, *words)
+    find_line(refused(capsys, train, monkeypatch, tmp_path, "fit", *tiny, *words), message)
     assert not list(tmp_path.glob("runs/digits/*"))
 
 

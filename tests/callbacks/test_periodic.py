@@ -4,13 +4,13 @@ import pytest
 import torch
 from conftest import same, tiny_task, tiny_trainer
 from lightning.pytorch.callbacks import LambdaCallback
+from refusals import raises_user_error
 from runs import fit
 
 from uvit_decay.callbacks import GenerationMetrics, LinearProbes, Preview
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.metrics.extractors import SmallClassifier
-from uvit_decay.runtime.errors import UserError
 
 
 def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatch):
@@ -21,7 +21,7 @@ def test_tf32_may_be_named_before_the_network_is_on_its_gpu(tmp_path, monkeypatc
 
     tiny_trainer(tmp_path, LambdaCallback(setup=on_a_gpu), max_steps=1).fit(tiny_task(), Digits(32))
     for callback in (Preview(sampling=Sampling(precision="tf32")), LinearProbes(times=(0.1,), precision="tf32")):
-        with pytest.raises(UserError, match="precision tf32 is of CUDA GPUs, this device is cpu"):
+        with raises_user_error("tf32", "CUDA", "cpu"):
             tiny_trainer(tmp_path, callback, max_steps=1).fit(tiny_task(), Digits(32))
 
 
@@ -73,4 +73,3 @@ def test_two_callbacks_of_one_history_are_warned_of_once(tmp_path, caplog):
         trainer.fit(tiny_task(), Digits(32))
     warnings = [text for text in caplog.messages if "replaces" in text]
     assert [warning.split()[-1] for warning in warnings] == ["probes.jsonl", "generation.jsonl"]
-    assert all("is there twice: at the same step, the second replaces the first in " in text for text in warnings)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import same, tiny_net
 from official_files import changed_training, described, imported, redescribe, tiny
+from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
 from uvit_decay.checkpoint import ModelCard, load, read_training_checkpoint
@@ -19,7 +20,7 @@ from uvit_decay.sampling_options import SamplingOptions
 
 NET, PATH, SAMPLING = ("net", "init_args"), ("path", "init_args"), ("sampling",)
 LATENTS = {"vae": "x", "sha256": "", "scale": 1.0, "shift": 0.0, "channels": 4, "factor": 8}
-DAMAGED = "model.safetensors is damaged, or of another version of .*"
+DAMAGED = "model.safetensors", "damaged"
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_an_exported_checkpoint_is_the_same_network(trained, tmp_path, weights):
     ours, exported = load(trained, weights), load(target)
     assert same(ours.net.state_dict(), exported.net.state_dict())
     assert (exported.card, exported.path) == (ours.card, ours.path)
-    with pytest.raises(UserError, match=f"holds {weights} weights"):
+    with raises_user_error(weights):
         load(target, "raw" if weights == "ema" else "ema")
 
 
@@ -66,18 +67,18 @@ def test_bad_files_are_refused_in_one_line(trained, tmp_path):
     short.write_bytes(trained.read_bytes()[: trained.stat().st_size // 2])
     save_file({"weight": torch.zeros(2)}, plain)
     for path, message in (
-        (short, "truncated or not a checkpoint"),
-        (tmp_path, "is a folder"),
-        (plain, "not exported by this project"),
+        (short, (short, "truncated")),
+        (tmp_path, (tmp_path, "folder")),
+        (plain, (plain, "exported")),
     ):
-        with pytest.raises(UserError, match=message):
+        with raises_user_error(message):
             load(path)
 
 
 def test_missing_ema_weights_are_said(trained, tmp_path):
     raw = changed_training(trained, tmp_path, lambda contents: contents["callbacks"].pop("EMA"))
     assert load(raw).card.weights == "raw"
-    with pytest.raises(UserError, match="no EMA weights"):
+    with raises_user_error("EMA"):
         load(raw, "ema")
 
 
@@ -105,7 +106,7 @@ def test_a_card_of_an_encoder_has_no_path_and_one_of_a_denoiser_all_of_its_parts
     assert ModelCard.from_dict(card.to_dict(), "x") == card
     assert card.to_dict().keys().isdisjoint({"path", "prediction", "sampling"})
     for name in ("path", "prediction", "sampling"):
-        with pytest.raises(UserError, match=f"its model card lacks {name}, a denoiser has path, prediction and sam"):
+        with raises_user_error("model card", name):
             ModelCard.from_dict({key: value for key, value in values.items() if key != name}, "x")
 
 
@@ -126,7 +127,7 @@ def test_a_trusted_class_is_built(exported, tmp_path, monkeypatch, part, base):
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     change(exported, (part, "class_path"), f"{module}.Mine")
-    with pytest.raises(UserError, match=f"--trust {module}.Mine"):
+    with raises_user_error(f"--trust {module}.Mine"):
         load(exported)
     assert type(getattr(load(exported, trusted=[f"{module}.Mine"]), part)).__name__ == "Mine"
     sample(ckpt=exported, num=1, out=tmp_path / "one.png", sampling=SamplingOptions(trust=[module], device="cpu"))
@@ -134,55 +135,59 @@ def test_a_trusted_class_is_built(exported, tmp_path, monkeypatch, part, base):
 
 
 CARDS = {
-    "newer": (("version",), 2, f"{DAMAGED}has version 2, known are those up to 1: update uvit_decay"),
-    "version": (("version",), "1", f"{DAMAGED}version must be int"),
-    "huge-version": (("version",), 10**30, f"{DAMAGED}version must be int"),
-    "depth": ((*NET, "depth"), 10**12, "depth must be at least 1 and at most 1000"),
-    "size": ((*NET, "image_size"), 10**4, "do not fit the network"),
-    "dim": ((*NET, "dim"), 32, "do not fit the network"),
-    "decay": ((*NET, "alpha_min"), 0.6, "trained with alphas"),
-    "text": ((*NET, "depth"), "2", "depth must be int, it is '2'"),
-    "zero-patch": ((*NET, "patch_size"), 0, "patch_size must be at least 1"),
-    "kind": ((*NET, "schedule"), "steep", "schedule must be linear or"),
-    "unknown": ((*NET, "dimm"), 3, "cannot be built"),
-    "no-net": (("net",), None, "net must be dict"),
-    "block": (("net", "class_path"), "uvit_decay.nn.block.Mlp", "cannot be built"),
-    "program": (("net",), {"class_path": "subprocess.Popen", "init_args": {}}, "not part of uvit_decay"),
-    "function": (("net",), {"class_path": "os.system", "init_args": {}}, "not part of uvit_decay"),
-    "through": (("net",), {"class_path": "uvit_decay.nn.embed.torch.nn.Linear", "init_args": {}}, "cannot be imported"),
-    "betas": ((*PATH, "beta_max"), 0.0, "VP needs 0 < beta_min <= beta_max"),
+    "newer": (("version",), 2, (*DAMAGED, 2, 1)),
+    "version": (("version",), "1", (*DAMAGED, "version")),
+    "huge-version": (("version",), 10**30, (*DAMAGED, "version")),
+    "depth": ((*NET, "depth"), 10**12, ("depth", 1, 1000)),
+    "size": ((*NET, "image_size"), 10**4, "fit the network"),
+    "dim": ((*NET, "dim"), 32, "fit the network"),
+    "decay": ((*NET, "alpha_min"), 0.6, "alphas"),
+    "text": ((*NET, "depth"), "2", ("depth", "'2'")),
+    "zero-patch": ((*NET, "patch_size"), 0, ("patch_size", 1)),
+    "kind": ((*NET, "schedule"), "steep", ("schedule", "linear")),
+    "unknown": ((*NET, "dimm"), 3, "dimm"),
+    "no-net": (("net",), None, "net"),
+    "block": (("net", "class_path"), "uvit_decay.nn.block.Mlp", "uvit_decay.nn.block.Mlp"),
+    "program": (("net",), {"class_path": "subprocess.Popen", "init_args": {}}, "subprocess.Popen"),
+    "function": (("net",), {"class_path": "os.system", "init_args": {}}, "os.system"),
+    "through": (
+        ("net",),
+        {"class_path": "uvit_decay.nn.embed.torch.nn.Linear", "init_args": {}},
+        "uvit_decay.nn.embed.torch.nn.Linear",
+    ),
+    "betas": ((*PATH, "beta_max"), 0.0, ("VP", "0 < beta_min <= beta_max")),
     "discrete": (
         ("path",),
         {"class_path": "uvit_decay.diffusion.noise_path.SDDiscrete", "init_args": {"beta_end": 2.0}},
-        "SDDiscrete needs 0 < beta_start <= beta_end < 1",
+        ("SDDiscrete", "0 < beta_start <= beta_end < 1"),
     ),
-    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "cannot be imported"),
-    "prediction": (("prediction",), "epss", "prediction must be eps or x or velocity or score, it is 'epss'"),
-    "sampler": ((*SAMPLING, "sampler"), "magic", "sampler must be"),
-    "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance must be float"),
-    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance must lie in"),
-    "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval must be"),
-    "sde": ((*SAMPLING, "sde"), {"form": 3}, "form must be"),
-    "field": ((*SAMPLING, "colour"), 1, "has the unknown field colour"),
-    "names": (("class_names",), ["a"], "names 1 classes, its network has 10"),
-    "step": (("step",), "12", "step must be int"),
-    "weights": (("weights",), "best", "weights must be ema or raw"),
-    "latents": (("latents",), {"vae": "x"}, "latents lacks"),
-    "scale": (("latents",), LATENTS | {"scale": 0.0, "channels": 1}, "a latent space has positive scale"),
-    "channels": (("latents",), LATENTS, "describes latents of 4 channels, its network has 1"),
+    "no-path": (("path", "class_path"), "uvit_decay.diffusion.noise_path.None", "uvit_decay.diffusion.noise_path.None"),
+    "prediction": (("prediction",), "epss", ("prediction", "eps", "x", "velocity", "score", "'epss'")),
+    "sampler": ((*SAMPLING, "sampler"), "magic", "sampler"),
+    "guidance": ((*SAMPLING, "guidance"), float("nan"), "guidance"),
+    "overflow": ((*SAMPLING, "guidance"), 1e300, "guidance"),
+    "interval": ((*SAMPLING, "guidance_interval"), [0.1], "guidance_interval"),
+    "sde": ((*SAMPLING, "sde"), {"form": 3}, "form"),
+    "field": ((*SAMPLING, "colour"), 1, "colour"),
+    "names": (("class_names",), ["a"], ("classes", 1, 10)),
+    "step": (("step",), "12", "step"),
+    "weights": (("weights",), "best", ("weights", "ema", "raw")),
+    "latents": (("latents",), {"vae": "x"}, "latents"),
+    "scale": (("latents",), LATENTS | {"scale": 0.0, "channels": 1}, "scale"),
+    "channels": (("latents",), LATENTS, ("channels", 4, 1)),
 }
 
 
 @pytest.mark.parametrize(("place", "value", "message"), CARDS.values(), ids=CARDS)
 def test_a_card_that_is_not_true_is_refused_before_anything_is_built(exported, place, value, message):
     change(exported, place, value)
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         load(exported)
 
 
 def test_weights_that_do_not_fit_their_card_are_not_exported(exported, tmp_path):
     change(exported, (*NET, "dim"), 32)
-    with pytest.raises(UserError, match=r"has the shape .*16.*, not .*32"):
+    with raises_user_error(16, 32):
         export_file(exported, tmp_path / "official.pth")
 
 
@@ -208,5 +213,5 @@ def test_a_card_of_more_than_plain_values_or_without_end_is_refused(trained, tmp
     for more in ({"more": grown}, {"step": torch.zeros(2)}):
         path = changed_training(trained, tmp_path, lambda contents, more=more: contents["uvit_decay"].update(more))
         for use in (load, lambda path: export_file(path, tmp_path / "out.safetensors")):
-            with pytest.raises(UserError, match="its model card holds more than names and plain values, or has no end"):
+            with raises_user_error("model card"):
                 use(path)

@@ -9,6 +9,7 @@ from official_files import (
     CASES,
     HERE,
     TINY,
+    check_note,
     described,
     imported,
     is_close,
@@ -17,8 +18,8 @@ from official_files import (
     redescribe,
     saved,
     tiny,
-    unrecorded,
 )
+from refusals import raises_user_error
 from safetensors.torch import load_file
 from uvit_reference import SMALL, inputs, official_forward, official_shapes
 
@@ -29,7 +30,6 @@ from uvit_decay.diffusion.noise_path import VP, SDDiscrete
 from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import UVIT_SIZES
-from uvit_decay.runtime.errors import UserError
 
 EULER_MARUYAMA, DPM = Sampling("uvit-em", 1000, clip=False), Sampling("uvit-dpm", 50, clip=False)
 PIXELS_32, PIXELS_64 = dict(image_size=32, channels=3), dict(image_size=64, channels=3)
@@ -103,7 +103,7 @@ def test_a_file_is_told_by_names_and_shapes_is_the_official_function_and_goes_ba
     card = checkpoint.card
     assert (card.prediction, card.step, card.weights, checkpoint.path) == ("eps", 0, "ema", VP())
     assert (card.latents is None) == (config["channels"] != 4)
-    assert export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth") == unrecorded("heads 2")
+    check_note(export_file(tmp_path / "ours.safetensors", tmp_path / "back.pth"), "heads 2")
     assert same(torch.load(tmp_path / "back.pth", weights_only=True), state)
 
 
@@ -152,7 +152,7 @@ def test_a_file_named_as_raw_weights_holds_raw_weights(tmp_path):
 @pytest.mark.parametrize("weights", ["ema", "raw"])
 def test_ours_to_official_to_ours_is_equal(trained, tmp_path, weights):
     official, target = tmp_path / "official.pth", tmp_path / "back.safetensors"
-    assert export_file(trained, official, weights) == unrecorded("heads 2, alpha_min 0.7")
+    check_note(export_file(trained, official, weights), "heads 2, alpha_min 0.7")
     assert set(torch.load(official, weights_only=True)) == set(official_shapes(8, 2, 1, 16, 2, num_classes=10))
     import_official(official, target, weights, ImportOptions(heads=2, alpha_min=0.7))
     back, ours = load(target), load(trained, weights)
@@ -166,18 +166,18 @@ def test_a_safetensors_file_is_exported_again(trained, tmp_path):
     export_file(first, second)
     assert described(second) == described(first)
     assert same(load_file(second), load_file(first))
-    with pytest.raises(UserError, match="holds raw weights, not ema"):
+    with raises_user_error("raw", "ema"):
         export_file(first, tmp_path / "official.pth", "ema")
-    with pytest.raises(UserError, match="would replace the file that is read"):
+    with raises_user_error("replace"):
         export_file(first, tmp_path / "." / "first.safetensors")
 
 
 def test_the_whole_decay_is_named_where_it_is_lost(tmp_path):
     official, lost = tmp_path / "official.pth", "heads 2, alpha_min 0.6, schedule cosine, branches mlp"
     path = ours(tmp_path, alpha_min=0.6, schedule="cosine", branches="mlp")
-    assert export_file(path, official) == unrecorded(lost, "schedule", "branches")
+    check_note(export_file(path, official), lost, "schedule", "branches")
     path = ours(tmp_path, granularity="block")  # of which all alphas are 1
-    assert export_file(path, official) == unrecorded("heads 2")
+    check_note(export_file(path, official), "heads 2")
 
 
 def test_all_that_an_import_would_guess_wrong_is_named_where_it_is_lost(tmp_path):

@@ -6,6 +6,7 @@ import torch
 from conftest import same
 from mae_reference import BASE, SMALL, SMALL_VIT, STD, inputs, standardised
 from official_files import TINY_ENCODER, imported, our_encoder, ours
+from refusals import find_line, raises_user_error
 from safetensors.torch import load_file
 
 from uvit_decay.checkpoint import load
@@ -16,7 +17,6 @@ from uvit_decay.checkpoint.official.timm import python_lines
 from uvit_decay.commands.convert import main
 from uvit_decay.nn import MAE, ViT
 from uvit_decay.nn.sizes import VIT_SIZES
-from uvit_decay.runtime.errors import UserError
 
 DECAYED = dict(wiring="decayed", alpha_min=0.6)
 CASES = {
@@ -104,7 +104,7 @@ def test_published_sizes_have_names_in_timm(size, patch, line, tmp_path):
     with torch.device("meta"):
         net = MAE(**BASE | VIT_SIZES[size] | dict(patch_size=patch))
     words, _, last = python_lines(net, net.state_dict(), "a.pth").splitlines()
-    assert words == "for images standardised with ImageNet's mean and standard deviation, the same function is"
+    find_line(words, "ImageNet")
     assert last.endswith(line)
 
 
@@ -121,9 +121,9 @@ def test_the_command_line_names_the_decay_and_the_licence(tmp_path, capsys):
 def test_what_timm_cannot_express_is_refused_in_one_line(tmp_path):
     target = tmp_path / "timm.pth"
     learned = our_encoder(tmp_path, ViT, **SMALL_VIT, schedule="learnable")
-    with pytest.raises(UserError, match="has learned alphas, which the layout of timm has no place for: export"):
+    with raises_user_error("alphas", "timm"):
         export_file(learned, target, to="timm")
-    with pytest.raises(UserError, match="holds a UViT, the layout of timm is for ViT and MAE: leave out --to"):
+    with raises_user_error("UViT", "timm", "--to"):
         export_file(ours(tmp_path), target, to="timm")
     assert not target.exists()
 

@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import refused, train
 from jsonargparse import Namespace
+from refusals import find_line
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.checks import unclip_latents
@@ -36,59 +37,59 @@ def metrics(**init_args):
         (["--trainer.devices", "abc"], "devices"),
         (["--trainer.val_check_interval", "0"], "--trainer.val_check_interval 0"),
         (["--trainer.accumulate_grad_batches", "0"], "--trainer.accumulate_grad_batches 0"),
-        (["--trainer.reload_dataloaders_every_n_epochs", "1"], "every epoch has an order of its own without it"),
-        (["--trainer.overfit_batches", "2"], "overfit_batches 2: give --data.path a folder of few images"),
-        (callback("GradientAccumulationScheduler", LIGHTNING, scheduling={0: 2}), "Scheduler changes the batch"),
+        (["--trainer.reload_dataloaders_every_n_epochs", "1"], ("epoch", "order")),
+        (["--trainer.overfit_batches", "2"], ("overfit_batches 2", "--data.path")),
+        (callback("GradientAccumulationScheduler", LIGHTNING, scheduling={0: 2}), "GradientAccumulationScheduler"),
         (["--seed_everything=-1"], "seed_everything must be"),
         (["--seed_everything=true"], "--seed_everything: Expected a <class 'int'>. Got value: True"),
-        (["--trainer.check_val_every_n_epoch", "0"], "check_val_every_n_epoch takes a number from 1"),
-        (["--trainer.gradient_clip_val", ".nan"], "gradient_clip_val takes a number from 0"),
-        (["--seed_everything", HUGE], f"seed_everything must be at least 0 and at most {2**32 - 1}"),
-        (["--model.compile", "abc"], "compile takes true, false or one of"),
-        (["--model.net.dim", HUGE], "dim must be at least 1"),
+        (["--trainer.check_val_every_n_epoch", "0"], ("check_val_every_n_epoch", 1)),
+        (["--trainer.gradient_clip_val", ".nan"], ("gradient_clip_val", 0)),
+        (["--seed_everything", HUGE], ("seed_everything", 0, 2**32 - 1)),
+        (["--model.compile", "abc"], ("compile", "true", "false")),
+        (["--model.net.dim", HUGE], ("dim", 1)),
         (["--model.net.num_classes", "-1"], "num_classes must be"),
-        (["--model.net.mlp_ratio", "-1"], "mlp_ratio must lie in (0, 1000], got -1"),
+        (["--model.net.mlp_ratio", "-1"], ("mlp_ratio", "(0, 1000]", "-1")),
         (["--model.net.mlp_ratio", "nan"], '"mlp_ratio"'),
-        (["--model.net.dim", "65536", "--model.net.mlp_ratio", "999"], "cannot be built"),
-        (["--model.path", "null"], "path must be"),
-        (["--model.label_dropout", "null"], "label_dropout must lie in [0, 1], got None"),
-        (["--model.optim", "null"], "cannot be built"),
-        (["--data.batch_size", HUGE], "batch_size must be at least 1"),
-        (["--data.device_batch_size", "0"], "device_batch_size must be at least 1"),
-        (callback("Preview", rows=0), "rows must be at least 1"),
-        (callback("Preview", columns=10**6), "columns must be at least 1 and at most 10000"),
-        (callback("Preview", rows=200, columns=200), "images must be at least 1 and at most 10000"),
-        (callback("Preview", every_n_steps=-1), "every_n_steps must be at least 0"),
-        (metrics(num=10**9), "num must be at least 1 and at most 10000000"),
-        (metrics(max_reference=0), "max_reference must be at least 1"),
+        (["--model.net.dim", "65536", "--model.net.mlp_ratio", "999"], "memory"),
+        (["--model.path", "null"], "path"),
+        (["--model.label_dropout", "null"], ("label_dropout", "[0, 1]", "None")),
+        (["--model.optim", "null"], "configuration"),
+        (["--data.batch_size", HUGE], ("batch_size", 1)),
+        (["--data.device_batch_size", "0"], ("device_batch_size", 1)),
+        (callback("Preview", rows=0), ("rows", 1)),
+        (callback("Preview", columns=10**6), ("columns", 1, 10000)),
+        (callback("Preview", rows=200, columns=200), ("images", 1, 10000)),
+        (callback("Preview", every_n_steps=-1), ("every_n_steps", 0)),
+        (metrics(num=10**9), ("num", 1, 10000000)),
+        (metrics(max_reference=0), ("max_reference", 1)),
         (callback("LinearProbes", neighbours=0), "neighbours must be"),
         (callback("LastCheckpoint", keep_every_n_steps=None), "keep_every_n_steps must be"),
         (callback("CPUThreads", count=0), "count must be"),
-        (["--config", "binary.yaml"], "no text file"),
-        (["--config=text.yaml"], "text.yaml holds no settings"),
-        (["-c", "/dev/zero"], "/dev/zero is no file"),
-        (["--config", "loop.yaml"], "nested more than"),
+        (["--config", "binary.yaml"], "text"),
+        (["--config=text.yaml"], "text.yaml"),
+        (["-c", "/dev/zero"], "/dev/zero"),
+        (["--config", "loop.yaml"], "nested"),
         (["--config", "laughs.yaml"], "more than 200,000 values"),
         (["--config", "deep.yaml"], "recursion"),
-        (["--config", "missing.yaml"], "File does not exist"),
+        (["--config", "missing.yaml"], "exist"),
         (["--config", "odd.yaml"], "trainr"),
         (["--config", "broken.yaml"], "cannot read broken.yaml"),
-        (["--model.net.alpha_min", "0"], "alpha_min must lie in (0, 1], got 0"),
+        (["--model.net.alpha_min", "0"], ("alpha_min", "(0, 1]", 0)),
         (["--model.net.skip_scale", "steep"], "skip_scale must be kappa or"),
-        (["--model.net.skip_scale", "0"], "skip_scale must lie in (0, 1000], got 0"),
-        (["--model.net.skip_scale", "kappa:2"], "kappa:2 must lie in (0, 1], got 2"),
-        (["--model.net.skip_scale", "stream"], "skip_scale stream takes its factors from the schedule gain"),
-        (["--model.alpha", "0.7"], "'alpha' is not accepted"),
+        (["--model.net.skip_scale", "0"], ("skip_scale", 0, 1000)),
+        (["--model.net.skip_scale", "kappa:2"], ("kappa:2", 0, 1, 2)),
+        (["--model.net.skip_scale", "stream"], ("skip_scale", "stream")),
+        (["--model.alpha", "0.7"], "'alpha'"),
         (["--trainer.maximum", "3"], "unrecognized arguments: --trainer.maximum 3"),
         (["--trainer.max_step", "3"], "--trainer.max_step"),
-        (["--model.net.alpha_mn", "1"], "Option 'alpha_mn' is not accepted; did you mean alpha_min?"),
+        (["--model.net.alpha_mn", "1"], ("alpha_mn", "alpha_min")),
         (["--trainer.max_steps", "ten"], "\"trainer.max_steps\": Expected a <class 'int'>. Got value: ten"),
         (["--data.seed", "3"], "--seed_everything"),
-        (["--ckpt_path", "missing.ckpt"], "the file missing.ckpt does not exist"),
+        (["--ckpt_path", "missing.ckpt"], "missing.ckpt"),
         (["--trainer.accelerator", "abacus"], "abacus"),
         (["--trainer.precision", "bf16-true"], "train in 32-true or bf16-mixed"),
-        (["--trainer.strategy", "fsdp_cpu_offload"], "fsdp is the one that shards here"),
-        (["--model.optim.betas", "[2, 3]"], "the first of betas must lie in [0, 1), got 2"),
+        (["--trainer.strategy", "fsdp_cpu_offload"], "fsdp"),
+        (["--model.optim.betas", "[2, 3]"], ("betas", "[0, 1)", 2)),
     ],
     ids=lambda value: " ".join(value)[-60:] if isinstance(value, list) else "",
 )
@@ -102,8 +103,15 @@ def test_a_hostile_value_is_one_line_before_any_work(tmp_path, monkeypatch, caps
     (tmp_path / "deep.yaml").write_text("trainer: " + "[" * 5000)
     (tmp_path / "odd.yaml").write_text("trainr: {max_steps: 3}\n")
     (tmp_path / "broken.yaml").write_text("trainer: [unclosed\n")
-    assert message in refuses(
-        monkeypatch, capsys, tmp_path, *([] if {"--config", "-c", "--config=text.yaml"} & {*flags} else SMALL), *flags
+    find_line(
+        refuses(
+            monkeypatch,
+            capsys,
+            tmp_path,
+            *([] if {"--config", "-c", "--config=text.yaml"} & {*flags} else SMALL),
+            *flags,
+        ),
+        message,
     )
 
 
@@ -130,8 +138,7 @@ def test_a_configuration_names_what_is_trusted(tmp_path, monkeypatch, capsys, cl
     monkeypatch.syspath_prepend(tmp_path)
     flags = callback(class_path, "" if "." in class_path else LIGHTNING, **init_args)
     line = refuses(monkeypatch, capsys, tmp_path, *SMALL, *flags)
-    assert f"{named} is none of what configurations may name" in line
-    assert line.endswith(f"{named} allows it")
+    find_line(line, "--trust", named)
 
 
 def test_a_base_class_is_no_data(tmp_path, monkeypatch, capsys):
@@ -175,13 +182,13 @@ def test_the_decay_in_two_parts_trains_and_its_checkpoint_is_read(tmp_path, monk
     ("words", "message"),
     [
         (["fit", "--trust"], "--trust: expected one argument"),
-        (["fti"], "subcommands of train.py are fit, validate, doctor: got fti; did you mean fit?"),
+        (["fti"], ("fit, validate, doctor", "fti")),
         ([], "subcommands of train.py are fit, validate, doctor: got nothing"),
         (["--trainer.max_steps", "3"], "subcommands of train.py are fit, validate, doctor: got --trainer.max_steps"),
     ],
 )
 def test_what_is_no_whole_command_is_one_line(tmp_path, monkeypatch, capsys, words, message):
-    assert message in refused(capsys, train, monkeypatch, tmp_path, *words)
+    find_line(refused(capsys, train, monkeypatch, tmp_path, *words), message)
 
 
 def test_a_recipe_of_pixels_does_not_clip_latents(encoded, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from typing import get_args, get_type_hints
 import pytest
 import yaml
 from conftest import ROOT, refused, train
+from refusals import find_line
 
 import uvit_decay
 from uvit_decay.__main__ import COMMANDS, main
@@ -35,13 +36,13 @@ def test_help_and_version(monkeypatch, capsys):
     assert uvit(monkeypatch, "--version") == 0
     assert capsys.readouterr().out == f"uvit_decay {version('uvit_decay')}\n"
     assert uvit_decay.__version__ == version("uvit_decay")
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+    with pytest.raises(AttributeError, match="'nothing'"):
         _ = uvit_decay.nothing
 
 
 def test_an_unknown_command_is_one_line(monkeypatch, capsys):
     assert uvit(monkeypatch, "smaple") == 2
-    assert capsys.readouterr().err.startswith("error: smaple is no command of uvit-decay, which are train, doctor, ")
+    find_line(capsys.readouterr().err, "error: smaple", "train, doctor,")
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -68,15 +69,14 @@ def test_what_a_run_of_the_command_says_names_commands(monkeypatch, tmp_path, ca
     options = ["--trainer.callbacks=uvit_decay.callbacks.LastCheckpoint", "--trainer.callbacks+=Summary"]
     assert uvit(monkeypatch, "train", "fit", *tiny, *options) == 0, capsys.readouterr().err
     last = "runs/digits/version_0/checkpoints/last.ckpt"
-    assert f"sample from it: uvit-decay sample --ckpt {last}" in caplog.text
+    find_line(caplog.text, f"uvit-decay sample --ckpt {last}")
     assert uvit(monkeypatch, "export", "checkpoints/digits.safetensors", "model.safetensors") == 0  # the bundled one
     assert "wrote model.safetensors" in capsys.readouterr().out
 
 
 def test_a_configuration_that_is_nowhere_is_one_line_with_the_known_names(monkeypatch, tmp_path, capsys):
     line = refused(capsys, train, monkeypatch, tmp_path, "fit", "--config", "digit")
-    assert line.startswith("error: --config digit: File does not exist; configurations of the package are cifar100_")
-    assert "digits, digits_sit" in line
+    find_line(line, "--config digit", "digits, digits_sit")
 
 
 def test_help_imports_no_torch():

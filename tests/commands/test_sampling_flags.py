@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import pixels, refused, sample, tiny_net, tiny_task, tiny_trainer
 from hub_folders import write_denoiser
+from refusals import find_line
 
 from uvit_decay.data import Digits
 from uvit_decay.diffusion.noise_path import Linear
@@ -58,7 +59,7 @@ def test_clipping_guidance_and_precision_are_chosen_and_named(trained, tmp_path,
     assert all(np.any(images != plain) for images in others)
     assert abs(others[-1] - plain).mean() < 20
     line = refused(capsys, sample, monkeypatch, tmp_path, *base, "--precision", "tf32", "--device", "cpu")
-    assert "precision tf32 is of CUDA GPUs" in line
+    find_line(line, "tf32", "CUDA")
 
 
 def test_image_i_does_not_depend_on_how_many_are_asked_for_but_on_seed_and_class(trained, tmp_path, monkeypatch):
@@ -81,9 +82,9 @@ def test_guidance_and_classes_on_an_unconditional_checkpoint_are_refused(tmp_pat
     tiny_trainer(tmp_path, max_steps=1).fit(tiny_task(tiny_net(num_classes=0)), Digits(32))
     ckpt = tmp_path / "checkpoints" / "last.ckpt"
     for args, message in (
-        (["--guidance", "2"], "unconditional: use guidance 1"),
-        (["--classes", "1"], "leave out --classes"),
-        (["--labels", "random"], "leave out --labels"),
+        (["--guidance", "2"], ("unconditional", "guidance")),
+        (["--classes", "1"], "--classes"),
+        (["--labels", "random"], "--labels"),
     ):
-        assert message in refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", ckpt, *args)
+        find_line(refused(capsys, sample, monkeypatch, tmp_path, "--ckpt", ckpt, *args), message)
     sample(monkeypatch, tmp_path, "--ckpt", ckpt, "--num", 3)

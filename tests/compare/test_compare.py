@@ -7,6 +7,7 @@ import pytest
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 from PIL import Image
+from refusals import find_line
 from run_folders import METADATA, a_run, compare, configuration, refused, shifted
 
 from uvit_decay import plots
@@ -30,7 +31,7 @@ def test_the_table_and_the_figure(four, tmp_path, monkeypatch, capsys):
     assert lines[2].startswith("| 1.0 | 2 | 0.810 +- 0.014 | 0.820 +- 0.014 | 0.203 +- 0.004 | 4.010 +- 0.014 | 14.50 ")
     assert lines[3].startswith("| 0.7 | 2 | 0.900 +- 0.000 | 0.910 +- 0.000 | 0.225 +- 0.000 | 4.100 +- 0.000 | 12.00 ")
     assert lines[4].startswith("| all | 4 | - | - | - | - | - | - | 0.93 +- 0.00 | ")
-    assert "Last evaluation at step 180" in shown.out
+    find_line(shown.out, "step 180")
     assert "samples 1000, weights ema, sampler dpm++, steps 12, guidance 2.0, against digits-train" in shown.out
     assert shown.err == ""
     assert Image.open(tmp_path / "compare.png").size == (1200, 350)
@@ -82,7 +83,7 @@ def test_a_collapse_into_the_mean_is_a_column_a_panel_and_a_remark(drawn, tmp_pa
     assert "| share of the mean |" in shown.out.splitlines()[0]
     assert "| 0.990 |" in shown.out
     assert MEAN_SHARE in drawn
-    assert f"of the tracked features more than 0.95 is their mean, which all images share: {runs[0]}\n" in shown.err
+    find_line(shown.err, "0.95", runs[0])
 
 
 def test_pearson_is_of_known_values_and_not_of_constant_or_few_ones(four):
@@ -135,32 +136,33 @@ def test_any_option_compares(four, tmp_path):
 
 
 DIFFERENT = {
-    "data.batch_size differs: 32 in {0}; 64 in {1}": {"batch_size": 64},
-    "the step of the last evaluation differs: 180 in {0}; 120 in {1}": {"evaluations": {60: (0.5, 1.0), 120: (0.6, 3)}},
-    "the step of the first evaluation differs: 60 in {0}; 120 in {1}": {
+    ("data.batch_size", "32 in {0}", "64 in {1}"): {"batch_size": 64},
+    ("180 in {0}", "120 in {1}"): {"evaluations": {60: (0.5, 1.0), 120: (0.6, 3)}},
+    ("60 in {0}", "120 in {1}"): {
         "evaluations": {120: (0.6, 3.0), 180: (0.8, 4.0)},
         "ckpt_path": "moved/last.ckpt",
     },
-    "the metrics' n differs: 1000 in {0}; 500 in {1}": {"metadata": {**METADATA, "n": 500}},
-    "the metrics' bins differs: absent in {0}; 8 in {1}": {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
-    "the metrics' samples.guidance differs: 2.0 in {0}; absent in {1}": {"metadata": {**METADATA, "samples": {}}},
-    "metrics of samples are not of the step of the last evaluation in {1}": {"at": 100},
-    "no generation.jsonl, so no metrics of samples, in {1}": {"metadata": None},
-    "no probes.jsonl, so no curves, in {1}": {"evaluations": {}, "earlier": 60},
-    "trainer.callbacks.LinearProbes.times differs: [0.1, 0.2] in {0}; absent in {1}": {"probes": False},
-    "the pool of the rank differs: mean patch tokens in {0}; class tokens in {1}": {"pool": "cls"},
-    "seed 0, model.net.alpha_min 0.7 occurs 2 times, so the spread is not that of seeds: {0}, {1}": {"seed": 0},
+    ("metrics", "n", "1000 in {0}", "500 in {1}"): {"metadata": {**METADATA, "n": 500}},
+    ("metrics", "bins", "8 in {1}"): {"metadata": {**METADATA, "bins": 8, "measured_nfe": 24.0}},
+    ("samples.guidance", "2.0 in {0}"): {"metadata": {**METADATA, "samples": {}}},
+    ("metrics", "step", "in {1}"): {"at": 100},
+    ("generation.jsonl", "{1}"): {"metadata": None},
+    ("probes.jsonl", "{1}"): {"evaluations": {}, "earlier": 60},
+    ("trainer.callbacks.LinearProbes.times", "[0.1, 0.2] in {0}"): {"probes": False},
+    ("pool", "{0}", "class tokens in {1}"): {"pool": "cls"},
+    ("seed 0, model.net.alpha_min 0.7", "2", "{0}, {1}"): {"seed": 0},
 }
 
 
-@pytest.mark.parametrize("line", DIFFERENT)
-def test_what_differs_is_remarked(line, tmp_path):
-    folders = [a_run(tmp_path), a_run(tmp_path, 1, **{"seed": 1, **DIFFERENT[line]})]
+@pytest.mark.parametrize("named", DIFFERENT)
+def test_what_differs_is_remarked(named, tmp_path):
+    folders = [a_run(tmp_path), a_run(tmp_path, 1, **{"seed": 1, **DIFFERENT[named]})]
     runs = [Run.read(folder) for folder in folders]
     actual = list(remarks(runs, "model.net.alpha_min"))
-    assert line.format(*folders) in actual
+    find_line(actual, *(fragment.format(*folders) for fragment in named))
     assert all(remark.count("\n") == 0 for remark in actual)
-    assert len(actual) == 1 or "Probes" in line or "the metrics' samples" in line or "last evaluation" in line
+    several = ("trainer.callbacks.LinearProbes.times", "samples.guidance", "180 in {0}", "step")  # these differ in more
+    assert len(actual) == 1 or not set(several).isdisjoint(named)
 
 
 def test_a_remark_names_few_runs(four, tmp_path):
@@ -174,16 +176,14 @@ def test_wrong_runs_are_refused(tmp_path, monkeypatch, capsys):
     good = a_run(tmp_path)
     early = a_run(tmp_path, 1, {}, metadata=None)
     expected = {
-        tmp_path / "nowhere": "has no config.yaml: name a run folder, such as runs/digits/version_0",
-        good / "config.yaml": "has no config.yaml",
-        good.parent: "has no config.yaml",
-        early: "has no measurement in probes.jsonl or generation.jsonl: "
-        "leave it out, wait for its first evaluation, or add",
+        tmp_path / "nowhere": "config.yaml",
+        good / "config.yaml": "config.yaml",
+        good.parent: "config.yaml",
+        early: ("probes.jsonl", "generation.jsonl"),
     }
     for folder, words in expected.items():
         line = refused(monkeypatch, capsys, tmp_path, good, folder)
-        assert words in line
-        assert str(folder) in line
+        find_line(line, words, folder)
 
 
 def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoch": 0.1, "images_seen": 96'):
@@ -191,20 +191,20 @@ def line(values='{"best_accuracy": 0.5}', step="3", metadata="{}", rest=', "epoc
 
 
 DAMAGE = {
-    "config.yaml": {"a: &a {b: [*a]}": "cannot read", "- 1": "must be dict"},
+    "config.yaml": {"a: &a {b: [*a]}": "cannot read", "- 1": "dict"},
     "probes.jsonl": {
-        "much": "line 1: Expecting value",
-        "{}": "lacks epoch",
-        line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "has the unknown field more",
-        line() + line('{"best_accuracy": "much"}'): "line 2: values: best_accuracy must be float, it is 'much'",
-        line(step='"x"'): "step must be int, it is 'x'",
-        line('{"best_accuracy": 1e999}'): "best_accuracy must be float, it is 'inf'",
-        line('{"mine": 1e308}'): "at step 3, mine is 1e+308",
-        line("[]"): "values must be dict",
-        line(metadata="[]"): "metadata must be dict",
-        line() + line(): "line 2: a second measurement of step 3",
+        "much": "line 1",
+        "{}": "epoch",
+        line(rest=', "epoch": 0.1, "images_seen": 96, "more": 1'): "more",
+        line() + line('{"best_accuracy": "much"}'): ("line 2", "best_accuracy", "float", "'much'"),
+        line(step='"x"'): ("step", "int", "'x'"),
+        line('{"best_accuracy": 1e999}'): ("best_accuracy", "float", "'inf'"),
+        line('{"mine": 1e308}'): ("step 3", "mine", "1e+308"),
+        line("[]"): ("values", "dict"),
+        line(metadata="[]"): ("metadata", "dict"),
+        line() + line(): ("line 2", "step 3"),
     },
-    "generation.jsonl": {line('{"fid": "low"}'): "fid must be float, it is 'low'", "[" * 3000: "cannot read"},
+    "generation.jsonl": {line('{"fid": "low"}'): ("fid", "float", "'low'"), "[" * 3000: "read"},
 }
 
 
@@ -213,8 +213,7 @@ def test_damaged_files_of_a_run_are_one_line_that_names_them(name, content, tmp_
     run = a_run(tmp_path)
     (run / name).write_text(content)
     line = refused(monkeypatch, capsys, tmp_path, run)
-    assert DAMAGE[name][content] in line
-    assert str(run / name) in line
+    find_line(line, run / name, DAMAGE[name][content])
     assert not (tmp_path / "compare.csv").exists()
 
 
@@ -230,14 +229,14 @@ def test_any_value_of_an_option_is_compared(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (["--by", "alpha"], "have no such option"),
-        (["--x", "depth"], "--x depth: the configurations have no such option"),
-        (["--x", "alpha_min"], "--x alpha_min is the option of --by"),
+        (["--by", "alpha"], "--by alpha"),
+        (["--x", "depth"], "--x depth"),
+        (["--x", "alpha_min"], ("--x alpha_min", "--by")),
         (["--rank", "mean"], "--rank"),
-        (["--by", "schedule"], "may be model.net.schedule, model.optim.schedule: name one"),
-        (["--out", "x.csv"], "the figure is a .png"),
+        (["--by", "schedule"], "model.net.schedule, model.optim.schedule"),
+        (["--out", "x.csv"], ".png"),
     ],
 )
 def test_wrong_options_are_refused(args, words, tmp_path, monkeypatch, capsys):
     run = a_run(tmp_path)
-    assert words in refused(monkeypatch, capsys, tmp_path, run, *args)
+    find_line(refused(monkeypatch, capsys, tmp_path, run, *args), words)

@@ -11,10 +11,10 @@ import pytest
 import torch
 from image_noise import SIZE, class_tars, fails, noise, tar_of, tarred, tree
 from PIL import Image
+from refusals import find_line, raises_user_error
 
 from uvit_decay.data import archives
 from uvit_decay.data.image_files import list_images, read
-from uvit_decay.runtime.errors import UserError
 
 NAMES = ["n02/n02_1.JPEG", "n01/n01_10.JPEG", "n01/n01_2.JPEG", "n03/n03_1.JPEG"]
 
@@ -73,7 +73,7 @@ def test_official_imagenet_and_a_folder_of_its_tars(tars, tmp_path):
 def test_only_tars_of_the_classes_are_scanned(tars, tmp_path):
     (tars / "n03.tar").write_text("damaged")
     for path in (tars, tarred(tars, tmp_path / "train.tar")):
-        fails(path, "n03.tar: not a tar")
+        fails(path, "n03.tar", "tar")
         listing = list_images(path, ["n02"])
         assert (listing.members, listing.labels, listing.class_names) == (("n02/n02_1.JPEG",), (0,), ("n02",))
         assert read(listing, SIZE, 3).shape == (1, 3, SIZE, SIZE)
@@ -116,13 +116,13 @@ def test_no_file_stays_open(tars, whole):
 def test_a_tar_that_changes_after_it_was_listed(tars, whole):
     listing, parts = list_images(whole), list_images(tars)
     os.truncate(whole, listing.spans[:, 1].max() + 1)
-    with pytest.raises(UserError, match=r"train.tar: 1 of 4 .* first is .*: the file has become shorter"):
+    with raises_user_error("train.tar", "1 of 4", "shorter"):
         read(listing, SIZE, 3)
     whole.unlink()
-    with pytest.raises(UserError, match=r"train.tar: No such file"):
+    with raises_user_error("train.tar", "No such file"):
         read(listing, SIZE, 3)
     (tars / "n01.tar").unlink()
-    with pytest.raises(UserError, match=r"2 of 4 .* first is .*n01.tar: No such file"):
+    with raises_user_error("2 of 4", "n01.tar", "No such file"):
         read(parts, SIZE, 3)
 
 
@@ -130,29 +130,29 @@ def test_compressed_tars(tmp_path):
     data = tarred(tree(tmp_path / "data", NAMES), tmp_path / "plain.tar").read_bytes()
     gz, xz = tmp_path / "data.tar.gz", tmp_path / "data.tar.xz"
     gz.write_bytes(gzip.compress(data))
-    fails(gz, "nor a tar without compression")
+    fails(gz, "compression")
     fails(gz.rename(tmp_path / "data.tar"), "compressed")
     xz.write_bytes(lzma.compress(data))
-    fails(xz, "nor a tar without compression")
+    fails(xz, "compression")
 
 
 def test_tars_without_images(tars, tmp_path):
     fails(tar_of(tmp_path / "empty.tar", {}), "no images", ".png")
     fails(tar_of(tmp_path / "text.tar", {"cat/a.txt": b"text", "cat/.hidden.png": b"x"}), "no images", ".png")
     tar_of(tars / "n04.tar", {})
-    fails(tars, "n04.tar: no images")
-    fails(tarred(tars, tmp_path / "train.tar"), "train.tar/n04.tar: no images")
+    fails(tars, "n04.tar", "no images")
+    fails(tarred(tars, tmp_path / "train.tar"), "train.tar/n04.tar", "no images")
     ilsvrc = tmp_path / "ilsvrc"  # both official tars: which of them is meant?
     ilsvrc.mkdir()
     (tmp_path / "train.tar").rename(ilsvrc / "ILSVRC2012_img_train.tar")
     tar_of(ilsvrc / "ILSVRC2012_img_val.tar", {"ILSVRC2012_val_00000001.JPEG": png()})
-    fails(ilsvrc, "ILSVRC2012_img_train.tar: no images", "point at it")
+    fails(ilsvrc, "ILSVRC2012_img_train.tar", "no images")
 
 
 def test_what_is_no_tar(tmp_path):
     for data in (b"", b"text", bytes(100), noise(5000).tobytes()):
         (tmp_path / "x.tar").write_bytes(data)
-        fails(tmp_path / "x.tar", "not a tar")
+        fails(tmp_path / "x.tar", "tar")
 
 
 def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
@@ -169,7 +169,7 @@ def test_a_cut_tar_is_noticed_wherever_it_is_cut(tmp_path):
 def test_a_cut_inner_tar_is_noticed(tars, tmp_path):
     os.truncate(tars / "n02.tar", 1024)
     for path in (tars, tarred(tars, tmp_path / "train.tar")):
-        fails(path, "n02.tar: ", "cut short")
+        fails(path, "n02.tar", "cut short")
 
 
 def test_damaged_headers(tmp_path):
@@ -194,7 +194,7 @@ def test_sizes_that_lie(tmp_path):
     path = tmp_path / "lies.tar"
     for size in (-512, -1024, -(2**40), 2**30):  # -512: the next header would be this one, for ever
         path.write_bytes(header("first.png", 512) + bytes(512) + header("cat/a.png", size) + bytes(10240))
-        fails(path, "damaged", f"a size of {size}" if size < 0 else "end of data")
+        fails(path, "damaged", f"size of {size}" if size < 0 else "end of data")
 
 
 def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
@@ -214,5 +214,5 @@ def test_links_and_names_that_lead_out_are_not_followed(tmp_path, capfd):
     assert listing.class_names == ("cat", "secret")
     for seed, image in enumerate(read(listing, SIZE, 3), 1):  # what is in the tar, not what has that name on disk
         assert (image.permute(1, 2, 0).numpy() == noise(SIZE, SIZE, 3, seed=seed)).all()
-    assert "hostile.tar: 2 links left out" in capfd.readouterr().err
+    find_line(capfd.readouterr().err, "hostile.tar", "2 links")
     assert sorted(tmp_path.rglob("*")) == before

@@ -8,12 +8,12 @@ import pytest
 import torch
 from image_noise import noise
 from PIL import Image
+from refusals import raises_user_error
 from timm.data.auto_augment import posterize, rand_augment_transform
 from timm.data.random_erasing import RandomErasing
 from torchvision.transforms import RandomResizedCrop
 
 from uvit_decay.data.augment import Augment, AugmentDraw, _posterize, erased, rand_augment, seeded
-from uvit_decay.runtime.errors import UserError
 
 NAME = "rand-m9-mstd0.5-inc1"
 
@@ -154,5 +154,5 @@ def test_erasing_depends_on_the_row_alone_and_may_be_off():
     ],
 )
 def test_settings_outside_their_range_are_refused_in_one_line(options, message):
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         Augment(**options)

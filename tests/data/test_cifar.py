@@ -8,10 +8,10 @@ from contextlib import ExitStack
 import pytest
 import torch
 from cifar_files import SETS, contents, md5, served, write_cifar
+from refusals import raises_user_error
 from torchvision import datasets
 
 from uvit_decay.data import CIFAR10, CIFAR100
-from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture
@@ -60,10 +60,8 @@ def equal(a, b):
 
 
 def fails(data, *words):
-    with pytest.raises(UserError) as caught:
+    with raises_user_error(*words):
         data.load()
-    message = str(caught.value)
-    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("cifar", SETS)
@@ -106,11 +104,11 @@ def test_folder_archive_and_what_holds_them_are_the_same(archive, tmp_path, cifa
 def test_nothing_there(tmp_path, serve, download):
     asked = serve(CIFAR100, tmp_path / "cifar-100-python.tar.gz")
     url = datasets.CIFAR100.url
-    mend = "its download failed" if download else "--data.download true"
+    mend = "download" if download else "--data.download true"
     for path in (tmp_path, tmp_path / "missing"):
         found = CIFAR100(str(path), download)
         fails(found, str(path), "cifar-100-python", "cifar-100-python.tar.gz", url, mend)
-    fails(CIFAR100(str(tmp_path / "x.tar.gz"), download), f"and for {tmp_path}/x.tar.gz", url, mend)
+    fails(CIFAR100(str(tmp_path / "x.tar.gz"), download), f"{tmp_path}/x.tar.gz", url, mend)
     assert asked == []
     assert list(tmp_path.iterdir()) == []
 
@@ -119,7 +117,7 @@ def test_a_missing_file_is_named(write):
     folder = write(CIFAR10)
     (folder / "data_batch_4").unlink()
     for path in (folder, folder.parent):
-        fails(CIFAR10(str(path)), f"cannot read {folder}/data_batch_4")
+        fails(CIFAR10(str(path)), f"{folder}/data_batch_4")
 
 
 def test_another_archive_is_refused_with_both_checksums(archive):
@@ -145,7 +143,7 @@ def test_a_pickle_that_runs_code_is_refused_and_not_run(write, tmp_path):
     pickle.loads(hostile)  # it does what it says
     marker.unlink()
     folder = write(CIFAR100, train=hostile)
-    fails(CIFAR100(str(folder)), f"{folder}/train is not the file it should be", md5(folder / "train"))
+    fails(CIFAR100(str(folder)), f"{folder}/train", md5(folder / "train"))
     assert not marker.exists()
 
 
@@ -175,5 +173,5 @@ def test_a_failed_download_says_where_the_file_goes(tmp_path, serve):
     serve(CIFAR10, tmp_path / "served" / "nothing.tar.gz")
     data = CIFAR10(str(tmp_path / "data"), download=True)
     data.prepare_data()  # must not raise: of several processes the others would wait for this one
-    place = f"put it at {tmp_path}/data/cifar-10-python.tar.gz"
+    place = f"{tmp_path}/data/cifar-10-python.tar.gz"
     fails(data, "404", datasets.CIFAR10.url, place)

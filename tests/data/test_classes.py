@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from image_noise import SIZE, class_tars, fails, tarred, tree, zipped
+from refusals import raises_user_error
 
 from uvit_decay.class_names import class_hash, class_list
 from uvit_decay.data import Images
 from uvit_decay.data.image_files import list_images, read, select
-from uvit_decay.runtime.errors import UserError
 
 
 def test_imagenet():
@@ -30,9 +30,9 @@ def test_a_file(tmp_path):
 
 
 def test_what_is_no_list(tmp_path):
-    fails("imagenet-100", "imagenet-100:", "imagenet-100/cmc, imagenet-1k", "text file", look=class_list)
+    fails("imagenet-100", "imagenet-100/cmc, imagenet-1k", "text file", look=class_list)
     fails(tmp_path / "missing.txt", "imagenet-1k", look=class_list)
-    fails(tmp_path, "is no file", look=class_list)
+    fails(tmp_path, "file", look=class_list)
     file = tmp_path / "mine.txt"
     for data, words in {
         b"# nothing\n": ("no class",),
@@ -75,8 +75,8 @@ def test_classes_without_images(places, tmp_path):
         return list_images(path, ["eel", "bee", "cow"])
 
     for path in places:
-        fails(path, f"{path}: no images of 2 of the 3 classes", "the first is cow;", look=look)
-    fails(tree(tmp_path / "flat", ["a.png"]), "no images of 3 of the 3 classes", "bee", look=look)
+        fails(path, "2 of the 3", "cow", look=look)
+    fails(tree(tmp_path / "flat", ["a.png"]), "3 of the 3", "bee", look=look)
 
 
 def test_images_of_a_class_list(places, tmp_path):
@@ -100,5 +100,5 @@ def test_images_of_a_class_list(places, tmp_path):
 @pytest.mark.parametrize("names", [("",), ("a", ""), ("a\nb",), ("caf\udce9",), ("\x1b[2J",)])
 def test_names_that_cannot_be_shown_or_told_apart_are_refused(names):
     """One class without a name could not be told from none, one of two lines not from two."""
-    with pytest.raises(UserError, match=r"^[ -~]*is empty, no UTF-8 or has control characters"):
+    with raises_user_error("UTF-8"):
         class_hash(names)

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from image_noise import SIZE, noise, tarred, tree, zipped
 from PIL import EpsImagePlugin, Image
+from refusals import raises_user_error
 from test_image_decoding import png
 
 from uvit_decay.class_names import class_list
 from uvit_decay.data import archives
 from uvit_decay.data.decoding import decode
 from uvit_decay.data.image_files import list_images, read, size_of
-from uvit_decay.runtime.errors import UserError
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
     listing = list_images(folder)
     assert listing.members == (name,)
     for look in (size_of, lambda listing: read(listing, SIZE, 3)):
-        with pytest.raises(UserError, match=f"{name}: not an image that PIL knows"):
+        with raises_user_error(name):
             look(listing)
     assert not ghostscript.exists()
 
@@ -76,15 +76,15 @@ def test_no_other_program_is_started_whatever_a_file_is_called(tmp_path, ghostsc
 @pytest.mark.parametrize(("width", "height"), [(1, 65000), (65000, 1), (2, 10000)])
 def test_an_image_that_would_grow_without_bound_is_refused(width, height):
     rows = (b"\0" + bytes(width)) * height
-    words = f"x: {width}x{height} is too long to be scaled to 256 on its shorter side"
-    with pytest.raises(UserError, match=words):
+    words = ("x", f"{width}x{height}", 256)
+    with raises_user_error(words):
         decode(png(width, height, 8, 0, rows), "x", 256, 3)
     assert decode(png(width, height, 8, 0, rows), "x", 8, 1).shape == (1, 8, 8)
 
 
 @pytest.mark.parametrize("side", [9460, 13000, 30000])  # PIL warns of the first two
 def test_more_pixels_than_fit_are_refused_before_they_are_decoded(side, recwarn):
-    with pytest.raises(UserError, match=r"^x: .*(more than 89,478,485 pixels|decompression bomb)"):
+    with raises_user_error("x", "pixels"):
         decode(png(side, side, 8, 0, b"\0"), "x", SIZE, 3)
 
 
@@ -95,7 +95,7 @@ def test_a_file_that_is_larger_than_any_image_is_not_read(tmp_path, monkeypatch)
     inner.mkdir()
     tarred(folder / "c", inner / "c.tar")
     for path in (folder, zipped(folder, tmp_path / "z.zip"), tarred(folder, tmp_path / "t.tar"), inner):
-        with pytest.raises(UserError, match=r"1 of 2 images .* c/b.png: 5,2\d\d bytes, more than the 5,000 that"):
+        with raises_user_error("1 of 2", "c/b.png", "5,000"):
             read(list_images(path), SIZE, 3)
 
 
@@ -106,7 +106,7 @@ def test_a_zip_member_that_unpacks_to_more_than_it_says_is_cut_there(tmp_path, m
         archive.writestr("a.png", bytes(2**24))
     content = path.read_bytes()
     path.write_bytes(content.replace(struct.pack("<I", 2**24), struct.pack("<I", 1000)))
-    with pytest.raises(UserError, match="a.png: "):
+    with raises_user_error("a.png"):
         read(list_images(path), SIZE, 3)
 
 
@@ -115,23 +115,23 @@ def test_a_tar_whose_names_are_said_to_be_terabytes_is_refused(tmp_path, kind):
     entry = tarfile.TarInfo("a.png")
     entry.type, entry.size = kind, 2**40
     (tmp_path / "t.tar").write_bytes(entry.tobuf(tarfile.GNU_FORMAT) + bytes(10_240))
-    with pytest.raises(UserError, match="t.tar: not a tar, or one that is compressed, damaged or cut short"):
+    with raises_user_error("t.tar"):
         list_images(tmp_path / "t.tar")
 
 
 def test_what_is_no_regular_file_is_not_opened(tmp_path):
     folder = tree(tmp_path / "data", ["a.png"])
     os.mkfifo(folder / "x.png")
-    with at_most(20), pytest.raises(UserError, match="1 of 2 images .*the first is .*x.png: not a regular file"):
+    with at_most(20), raises_user_error("1 of 2", "x.png", "regular file"):
         read(list_images(folder), SIZE, 3)
     tars = tmp_path / "tars"
     tars.mkdir()
     os.mkfifo(tars / "x.tar")
     for path in (folder / "x.png", tars, tars / "x.tar", Path("/dev/zero")):
-        with at_most(20), pytest.raises(UserError, match=f"{path}.*: not a regular file"):
+        with at_most(20), raises_user_error(path, "regular file"):
             list_images(path)
     for path in (folder / "x.png", Path("/dev/zero")):
-        with at_most(20), pytest.raises(UserError, match=f"{path} is no file"):
+        with at_most(20), raises_user_error(path, "file"):
             class_list(path)
 
 
@@ -140,13 +140,13 @@ def test_links_that_lead_to_a_folder_twice_are_named(tmp_path, links):
     folder = tree(tmp_path / "data", ["cat/a.png", "dog/b.png"])
     for name, target in links.items():
         (folder / name).symlink_to(target)
-    with at_most(20), pytest.raises(UserError, match=f"{folder}: a link makes .* and .* one folder: remove it"):
+    with at_most(20), raises_user_error(folder, "link"):
         list_images(folder)
 
 
 def test_the_home_of_nobody_is_no_path():
-    for look, words in ((list_images, "no such folder"), (class_list, "neither a text file")):
-        with pytest.raises(UserError, match=f"~nobody_here/x: {words}"):
+    for look, words in ((list_images, "folder"), (class_list, "text")):
+        with raises_user_error("~nobody_here/x", words):
             look("~nobody_here/x")
 
 
@@ -154,7 +154,7 @@ def test_pixels_of_a_png_that_differ_from_their_checksum_are_refused_and_what_fo
     good = png(SIZE, SIZE, 8, 0, (b"\0" + bytes(SIZE)) * SIZE).getvalue()
     place = good.index(b"IEND") - 5  # the last byte of the checksum of IDAT, which PIL does not compare
     flipped = good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :]
-    with pytest.raises(UserError, match="x: damaged, its pixels are not what was written"):
+    with raises_user_error("x", "damaged"):
         decode(io.BytesIO(flipped), "x", SIZE, 1)
     for rest in (good[:-1], good[:-8], good[:-12], good + b"more"):
         assert decode(io.BytesIO(rest), "x", SIZE, 1).max() == 0

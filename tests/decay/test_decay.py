@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import jaxtyping
 import pytest
+from refusals import raises_user_error
 from torch import nn
 
 from uvit_decay.decay import alpha_min_for, attach, effective_decay, shortcuts
 from uvit_decay.nn import UViT
 from uvit_decay.nn.sizes import create_model
-from uvit_decay.runtime.errors import UserError
 
 ALPHA_MINS = (0.5, 0.6, 0.7, 0.8, 0.9)
 
@@ -161,7 +161,7 @@ def test_best_runs_of_the_paper_lie_in_the_target_band_except_depth_24(blocks, a
 @pytest.mark.parametrize("alpha_min", [0.0, -0.1, -math.inf, 1.0 + 1e-9, 1.5, math.nan, math.inf])
 @pytest.mark.parametrize("schedule", [*SCHEDULES, "constant", "constant-branch"])
 def test_alpha_min_outside_zero_to_one_is_a_user_error(alpha_min, schedule):
-    with pytest.raises(UserError, match="alpha_min"):
+    with raises_user_error("alpha_min"):
         shortcuts(12, alpha_min, schedule=schedule)
 
 
@@ -178,7 +178,7 @@ def test_alpha_min_outside_zero_to_one_is_a_user_error(alpha_min, schedule):
     ],
 )
 def test_numbers_that_cannot_be_are_user_errors(function, arguments, message):
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         function(*arguments)
 
 
@@ -215,5 +215,5 @@ def test_one_branch_a_block_has_constant_schedules():
 def test_an_unknown_word_is_a_user_error_that_names_the_known_ones(build, options, monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # whose checks of types would come first
     ((name, word),) = options.items()
-    with pytest.raises(UserError, match=f"^{name} must be .* or .*, got {word!r}$"):
+    with raises_user_error(name, repr(word)):
         build(**options)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from refusals import raises_user_error
 from small_source import CLASSES, NET, T, Y, counted, images, network, noise, source
 
 from uvit_decay.diffusion.denoiser import Guided
 from uvit_decay.diffusion.sampling import Sampling
-from uvit_decay.runtime.errors import UserError
 
 
 def test_guidance_of_one_is_the_network_itself():
@@ -39,9 +39,9 @@ def test_guidance_without_its_means_is_a_user_error(num_classes, null_label, rea
     of = source(net, num_classes=num_classes, null_label=null_label)
     labels = [0] if num_classes else None
     guided = Sampling(steps=2, guidance=1.5)
-    with pytest.raises(UserError, match=f"^guidance needs .*{reason}"):
+    with raises_user_error("guidance", reason):
         of.check(guided)
-    with pytest.raises(UserError, match=f"^guidance needs .*{reason}"):
+    with raises_user_error("guidance", reason):
         images(guided, [0], labels, of=of)
     assert of.unguided(guided) == replace(guided, guidance=1.0)
     of.check(of.unguided(guided))
@@ -80,5 +80,5 @@ def test_the_interval_and_the_channels_reach_the_images():
     assert calls == [2, 4, 4, 2]
     some = replace(sampling, guidance_channels=1, guidance_interval=None)
     assert not torch.allclose(images(some), images(replace(some, guidance_channels=None)), atol=1e-3)
-    with pytest.raises(UserError, match="^guidance_channels 3: this network has 2$"):
+    with raises_user_error("guidance_channels 3", 2):
         images(replace(some, guidance_channels=3))

@@ -5,11 +5,11 @@ from typing import get_args, get_type_hints
 
 import pytest
 import torch
+from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import GVP, VP, DDPMLinear, Linear, SDDiscrete
 from uvit_decay.diffusion.protocols import SAMPLING_PROTOCOLS, marked_protocol, protocol_sampling
 from uvit_decay.diffusion.sampling import DiffusionModel, Sampling
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.sampling_options import SamplingOptions
 
 
@@ -62,13 +62,13 @@ def test_without_guidance_no_channels_are_left_to_name():
 @pytest.mark.parametrize(
     ("name", "of", "message"),
     [
-        ("sit", LARGE, "^protocol sit samples networks on the path Linear or GVP, not on VP$"),
-        ("uvit", DIT, "^protocol uvit samples networks on the path VP or SDDiscrete, not on DDPMLinear$"),
-        ("dit", SIT, "^protocol dit samples networks on the path DDPMLinear, not on Linear$"),
+        ("sit", LARGE, ("protocol sit", "Linear", "GVP", "VP")),
+        ("uvit", DIT, ("protocol uvit", "VP", "SDDiscrete", "DDPMLinear")),
+        ("dit", SIT, ("protocol dit", "DDPMLinear", "Linear")),
     ],
 )
 def test_a_protocol_for_other_networks_is_refused(name, of, message):
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         protocol_sampling(name, of)
 
 

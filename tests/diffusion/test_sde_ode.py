@@ -5,13 +5,13 @@ from typing import get_args
 
 import pytest
 import torch
+from refusals import raises_user_error
 from sampler_cases import MEAN, STD, gaussian, noise_of, start, unchecked  # noqa: F401  a fixture
 
 from uvit_decay.diffusion.denoiser import Denoiser
 from uvit_decay.diffusion.noise_path import GVP, VP, Linear, expand
 from uvit_decay.diffusion.samplers import SAMPLERS
 from uvit_decay.diffusion.sde import FORMS, SDE, Form
-from uvit_decay.runtime.errors import UserError
 
 PATHS = [VP(), Linear(), GVP()]
 FINITE = [(path, form, False) for path in PATHS for form in FORMS if form != "sbdm" or path == VP()]
@@ -117,24 +117,22 @@ def test_one_step_of_each_method_is_its_formula(path):
 
 @pytest.mark.parametrize("path", [Linear(), GVP()])
 def test_what_is_infinite_at_the_start_is_a_user_error(path):
-    refused = dict.fromkeys(("euler-maruyama", "uvit-em"), r"^g\^2 / 2 \(sbdm\) is infinite at t = 1 on the path")
-    refused |= dict.fromkeys(("uvit-dpm", "uvit-dpm++"), "^the log-SNR is infinite at t = 1 on the path")
-    refused["dit-ddpm"] = "^DiT's sampler is for the levels of DDPMLinear"
+    refused = dict.fromkeys(("euler-maruyama", "uvit-em"), ("sbdm", "t = 1"))
+    refused |= dict.fromkeys(("uvit-dpm", "uvit-dpm++"), ("log-SNR", "t = 1"))
+    refused["dit-ddpm"] = ("DiT", "DDPMLinear")
     for name, sampler in SAMPLERS.items():
         if not sampler.learned_variance:
             sampler.check(VP())
         if name not in refused:
             sampler.check(path)
             continue
-        with pytest.raises(UserError, match=refused[name]):
+        with raises_user_error(refused[name]):
             sampler.check(path)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"), [(dict(norm=0.0), "norm must lie"), (dict(last_time=1.0), "last_time must lie")]
-)
+@pytest.mark.parametrize(("options", "reason"), [(dict(norm=0.0), "norm"), (dict(last_time=1.0), "last_time")])
 def test_an_sde_out_of_range_is_a_user_error(options, reason):
-    with pytest.raises(UserError, match=f"^{reason}"):
+    with raises_user_error(reason):
         SDE(**options)
 
 
@@ -178,5 +176,5 @@ def test_heun_without_a_last_step_of_its_own_stays_finite(path, form):
 
 def test_a_last_step_longer_than_the_way_is_refused():
     denoiser = Denoiser(lambda x_t, t: (x_t, x_t), Linear(), low=1e-3, high=0.999)
-    with pytest.raises(UserError, match="last_time 0.9995 is not below 0.999"):
+    with raises_user_error("last_time 0.9995", "0.999"):
         list(SDE(last_time=0.9995).run(denoiser, torch.zeros(1, 1, 2, 2), 5, noise_of))

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 from conftest import tiny_task, tiny_trainer
 from lightning.pytorch import Trainer
+from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
 from uvit_decay.data import Digits, Latents
@@ -14,7 +15,6 @@ from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, len
 from uvit_decay.doctor.environment import weights
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal
 from uvit_decay.metrics import Inception
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.sharding import check_nodes
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
@@ -87,7 +87,7 @@ def test_memory_against_the_device(tmp_path, share, level, flag):
 
 def test_a_run_without_an_end_is_a_note(tmp_path):
     (finding,) = length(run_of(tmp_path), Measured(step=1.0, epoch=44))
-    assert (finding.level, finding.text, finding.flag) == ("note", "it has no end", "--trainer.max_steps")
+    assert (finding.level, finding.flag) == ("note", "--trainer.max_steps")
 
 
 @pytest.mark.parametrize(("every", "epochs", "at_end", "times"), [(10, None, True, 3), (7, 1, False, 5)])
@@ -116,14 +116,14 @@ def counted(monkeypatch, devices, nodes, environment):
         (1, 1, {}, ""),
         (2, 2, TORCHRUN, ""),
         (1, 2, BY_HAND, ""),
-        (1, 1, TORCHRUN, "torchrun has started 4 processes, the trainer counts 1"),
-        (1, 2, TORCHRUN, "torchrun has started 4 processes, the trainer counts 2"),
-        (2, 1, {"WORLD_SIZE": "4"}, "torchrun has started 4 processes, the trainer counts 2"),
-        (1, 2, {}, "2 x 1 devices: set MASTER_ADDR, MASTER_PORT, NODE_RANK on every node"),
+        (1, 1, TORCHRUN, ("torchrun", 4, 1)),
+        (1, 2, TORCHRUN, ("torchrun", 4, 2)),
+        (2, 1, {"WORLD_SIZE": "4"}, ("torchrun", 4, 2)),
+        (1, 2, {}, ("2 x 1", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK")),
     ],
 )
 def test_variables_that_disagree_are_one_line(monkeypatch, devices, nodes, environment, text):
     for name in BY_HAND:
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(UserError, match=text) if text else nullcontext():
+    with raises_user_error(text) if text else nullcontext():
         counted(monkeypatch, devices, nodes, environment)

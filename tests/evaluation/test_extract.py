@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from refusals import raises_user_error
 from torch import Tensor
 
 from uvit_decay.evaluation.extract import Extraction, parts_of
@@ -62,7 +63,7 @@ def test_features_are_in_order(tmp_path, prefetch, batch_size):
 
 @pytest.mark.parametrize("prefetch", [False, True])
 def test_what_an_error_stopped_goes_on_with_the_part_it_lacks(tmp_path, prefetch):
-    with pytest.raises(UserError, match="image 100 is damaged"):
+    with raises_user_error("image 100", "damaged"):
         extracted(Numbers(200, prefetch, damaged=100), tmp_path / "store")
     mended = Numbers(200, prefetch)
     store = extracted(mended, tmp_path / "store")

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from conftest import ROOT
 from evaluations import refused
+from refusals import find_line
 
 from uvit_decay.evaluation.feature_table import EXTRACTORS, PROTOCOLS, FeatureOptions
 from uvit_decay.metrics import DINOv2, Inception, SmallClassifier
@@ -40,12 +41,12 @@ def test_defaults_are_what_they_were():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--protocol", "best"], "takes one of pytorch-fid, adm, clean, dinov2-edm2, dinov2-dgm, got 'best'"),
-        (["--features", "dinov2", "--protocol", "adm"], "adm is not of dinov2, whose protocols are dinov2-edm2,"),
-        (["--metrics", "fdd"], "fdd is not of inception-v3-pytorch-fid, whose metrics are fid,is,kid,prc,mind"),
-        (["--protocol", "dinov2-edm2", "--dinov2-weights", "none.pth"], "the DINOv2 weights none.pth do not exist"),
+        (["--protocol", "best"], ("pytorch-fid, adm, clean, dinov2-edm2, dinov2-dgm", "best")),
+        (["--features", "dinov2", "--protocol", "adm"], ("adm", "dinov2", "dinov2-edm2")),
+        (["--metrics", "fdd"], ("fdd", "inception-v3-pytorch-fid", "fid,is,kid,prc,mind")),
+        (["--protocol", "dinov2-edm2", "--dinov2-weights", "none.pth"], ("DINOv2", "none.pth")),
     ],
 )
 def test_what_does_not_fit_is_one_line(options, message, tmp_path, monkeypatch, capsys):
     sides = ["--samples", "digits:test", "--reference", "digits:train", *options]
-    assert message in refused(monkeypatch, tmp_path, capsys, "generation", *sides)
+    find_line(refused(monkeypatch, tmp_path, capsys, "generation", *sides), message)

@@ -8,6 +8,7 @@ import zipfile
 
 import numpy as np
 import pytest
+from refusals import raises_user_error
 
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.evaluation.image_sources import ArrayImages
@@ -43,7 +44,7 @@ ARRAYS = {"images": {"arr_0": IMAGES, "arr_1": np.arange(6)}, "statistics": STAT
 @pytest.mark.parametrize("kind", READ)
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path, kind):
     os.mkfifo(tmp_path / "a.npz")
-    with pytest.raises(UserError, match=r"a\.npz: not a regular file"):
+    with raises_user_error("a.npz", "regular file"):
         READ[kind](tmp_path / "a.npz")
 
 
@@ -96,7 +97,7 @@ def test_headers_that_do_not_fit_are_refused_before_memory_is_taken(tmp_path, sh
     with zipfile.ZipFile(tmp_path / "a.npz", "w", compression) as archive:
         archive.writestr("arr_0.npy", header(shape=shape, descr=descr) + IMAGES.tobytes())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(UserError, match=r"a\.npz"):
+    with raises_user_error("a.npz"):
         ArrayImages(tmp_path / "a.npz", 3)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # KiB
 
@@ -106,7 +107,7 @@ def test_headers_that_do_not_fit_are_refused_before_memory_is_taken(tmp_path, sh
 )
 def test_labels_that_can_be_none_are_refused_at_once(tmp_path, labels):
     np.savez(tmp_path / "a.npz", arr_0=IMAGES, arr_1=labels)
-    with pytest.raises(UserError, match="arr_1 must be labels, whole numbers from 0"):
+    with raises_user_error("arr_1"):
         ArrayImages(tmp_path / "a.npz", 3)
 
 
@@ -114,20 +115,20 @@ def test_labels_that_can_be_none_are_refused_at_once(tmp_path, labels):
     ("change", "message"),
     [
         ({"sigma": COV + np.triu(COV, 1)}, "not symmetric"),
-        ({"mu": np.full(64, np.inf)}, "NaN or infinity"),
-        ({"mu": np.zeros(63)}, r"mu \(63,\) and sigma \(64, 64\), small-cnn gives 64"),
-        ({"mu": np.zeros((64, 1))}, r"mu must be floating-point numbers \(d,\), it is float64 \(64, 1\)"),
+        ({"mu": np.full(64, np.inf)}, "NaN"),
+        ({"mu": np.zeros(63)}, ("mu (63,)", "sigma (64, 64)", "small-cnn")),
+        ({"mu": np.zeros((64, 1))}, ("mu", "float64 (64, 1)")),
         ({"sigma": COV.astype(complex)}, "sigma must be"),
         ({"mu": np.array(["x"] * 64)}, "mu must be"),
         ({"about": np.array("[1]")}, "about must be dict"),
-        ({"about": np.array("[" * 10**5)}, "cannot read .*about"),
-        ({"about": np.array('{"extractor": 3}')}, "has statistics of 3, these features are of small-cnn-0"),
-        ({"about": np.array(None)}, "cannot be read"),
+        ({"about": np.array("[" * 10**5)}, "about"),
+        ({"about": np.array('{"extractor": 3}')}, (3, "small-cnn-0")),
+        ({"about": np.array(None)}, "read"),
     ],
 )
 def test_statistics_that_cannot_be_any_are_one_line(tmp_path, change, message):
     np.savez(tmp_path / "a.npz", **{**STATISTICS, **change})
-    with pytest.raises(UserError, match=message) as raised:
+    with raises_user_error(message) as raised:
         read_statistics(tmp_path / "a.npz")
     assert "a.npz" in str(raised.value)
     assert "\n" not in str(raised.value)
@@ -136,7 +137,7 @@ def test_statistics_that_cannot_be_any_are_one_line(tmp_path, change, message):
 def test_statistics_too_large_to_be_meant_are_not_read(tmp_path):
     zeros = bytes(20_000 * 8)
     packed(tmp_path / "a.npz", mu=header(descr="<f8", shape=(20_000,)) + zeros)
-    with pytest.raises(UserError, match=r"mu must be .* it is float64 \(20000,\)"):
+    with raises_user_error("mu", "float64 (20000,)"):
         StatisticsFile(tmp_path / "a.npz")
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import ROOT
 from PIL import Image
+from refusals import find_line, raises_user_error
 
 from uvit_decay.data import Images
 from uvit_decay.data.decoding import ResizedCentre, centre_crop
@@ -16,7 +17,6 @@ from uvit_decay.evaluation.generation import open_reference
 from uvit_decay.evaluation.image_sources import DatasetImages
 from uvit_decay.evaluation.open_by_name import judged_on, open_data, open_images
 from uvit_decay.image_io import save_npz, save_pngs
-from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +75,11 @@ def test_images_of_many_sizes_are_refused_or_cropped(forms, images):
     image = Image.fromarray(images[0].permute(1, 2, 0).numpy())
     image.resize((20, 24)).save(forms / "folder" / "z.png")
     source = open_images(str(forms / "folder"), 3)
-    with pytest.raises(UserError, match=r"z\.png: 20x24, not 16x16: --image-size"):
+    with raises_user_error("z.png", "20x24", "16x16", "--image-size"):
         source.read(range(13))
     assert open_images(str(forms / "folder"), 3, 16).read(range(13)).shape == (13, 3, 16, 16)
     image.resize((20, 24)).save(forms / "folder" / "0.png")
-    with pytest.raises(UserError, match=r"0\.png is 20x24, not square: --image-size"):
+    with raises_user_error("0.png", "20x24", "--image-size"):
         open_images(str(forms / "folder"), 3)
 
 
@@ -91,14 +91,14 @@ def test_jpegs_are_told(tmp_path, images):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere", "nothing there; a folder, zip or tar"),
-        ("other.npz", "has no arr_0"),
-        ("floats.npz", r"arr_0 must be uint8 \(n, h, w, 3\), it is float32"),
-        ("first.npz", r"it is uint8 \(2, 3, 4, 4\)"),
-        ("digits:valid", "the split is train or test"),
-        ("own.yaml:train", "own.yaml: data must be dict"),
-        ("latents.yaml:train", "latents.yaml: data names os.path.join, which is no data module of uvit_decay.data"),
-        ("size.yaml:train", "size.yaml: data: uvit_decay.data.Digits: batch_size must be int, it is 'x'"),
+        ("nowhere", ("nowhere", "folder", "zip", "tar")),
+        ("other.npz", ("other.npz", "arr_0")),
+        ("floats.npz", ("arr_0", "uint8", "float32")),
+        ("first.npz", "uint8 (2, 3, 4, 4)"),
+        ("digits:valid", ("digits:valid", "train", "test")),
+        ("own.yaml:train", ("own.yaml", "data", "dict")),
+        ("latents.yaml:train", ("latents.yaml", "os.path.join")),
+        ("size.yaml:train", ("size.yaml", "data", "uvit_decay.data.Digits", "batch_size", "int", "'x'")),
     ],
 )
 def test_wrong_names_and_arrays(tmp_path, monkeypatch, name, message):
@@ -109,7 +109,7 @@ def test_wrong_names_and_arrays(tmp_path, monkeypatch, name, message):
     (tmp_path / "own.yaml").write_text("model: 3\n")
     (tmp_path / "latents.yaml").write_text("data: {class_path: os.path.join}\n")
     (tmp_path / "size.yaml").write_text("data: {class_path: uvit_decay.data.Digits, init_args: {batch_size: x}}\n")
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         open_images(name, 3)
 
 
@@ -144,15 +144,14 @@ def test_reports_say_which_images_were_the_test_images(forms, images):
         (forms / "labelled" / name).mkdir(parents=True)
         save_pngs(forms / "labelled" / name, [images[:6]])
     path = str(forms / "labelled")
-    assert judged_on(open_data("digits", None, 8, 1)) == "those of the data"
+    assert "%" not in judged_on(open_data("digits", None, 8, 1))
     assert judged_on(open_data(path, path, 16, 3)).startswith(f"{path}; ")  # they are the training images
-    held_out = "10% of these data, held out; a training that did not has seen them"
-    assert judged_on(open_data(path, None, 16, 3)) == held_out
+    find_line(judged_on(open_data(path, None, 16, 3)), "10%")
 
 
 @pytest.mark.parametrize("name", ["digits", str(ROOT / "configs" / "digits.yaml")])
 def test_test_images_beside_a_data_set_that_has_its_own_are_refused(name):
-    with pytest.raises(UserError, match="--test elsewhere is for class folders"):
+    with raises_user_error("--test elsewhere"):
         open_data(name, "elsewhere", 8, 1)
 
 

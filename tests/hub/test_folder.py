@@ -13,6 +13,7 @@ from hub_folders import BUNDLED, export, own_modules, sampled, seeded, stacked, 
 from hub_server import hub
 from jsonargparse._typehints import resolve_class_path_by_name
 from official_files import described, redescribe
+from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 from small_mae import small_mae
 from test_full_disk import full_disk
@@ -27,7 +28,6 @@ from uvit_decay.diffusion.sampling import Sampling
 from uvit_decay.hub.folder import pipeline_of
 from uvit_decay.hub.pipeline import named
 from uvit_decay.nn import SiT, UViT
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import PARTIAL
 from uvit_decay.tasks.init_from import read_weights
 
@@ -100,17 +100,17 @@ def test_a_folder_is_the_checkpoint_that_it_came_from(digits, tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(digits, tmp_path):
-    with pytest.raises(UserError, match="holds ema weights, not raw"):
+    with raises_user_error("ema", "raw"):
         load(digits, "raw")
     (tmp_path / "denoiser").mkdir()
     (tmp_path / "model_index.json").write_text("{}")
     save_file(load_file(digits / WEIGHTS), tmp_path / WEIGHTS)
-    with pytest.raises(UserError, match="was not exported by this project"):
+    with raises_user_error("exported"):
         load(tmp_path)
     content = bytearray((digits / WEIGHTS).read_bytes())
     content[-1] ^= 1
     (tmp_path / WEIGHTS).write_bytes(content)
-    with pytest.raises(UserError, match="damaged"):
+    with raises_user_error("damaged"):
         load(tmp_path)
 
 
@@ -126,7 +126,7 @@ def test_another_folder_of_the_autoencoder_can_be_named(latent_sit, vae, tmp_pat
     moved = shutil.copytree(vae, tmp_path / "moved")
     gone = shutil.copy(latent_sit, tmp_path)
     redescribe(gone, latents=described(gone)["latents"] | {"vae": str(tmp_path / "gone")})
-    with pytest.raises(UserError, match="--vae"):
+    with raises_user_error("--vae"):
         export(gone, tmp_path / "folder")
     export(gone, tmp_path / "folder", vae=str(moved))
     assert opened(tmp_path / "folder").vae.config.latent_channels == 4
@@ -148,7 +148,7 @@ def test_classes_have_names_and_wordnet_ids_words(latent_sit, tmp_path):
     pipeline = pipeline_of(replace(loaded, card=named), Autoencoder(named.latents.vae))
     assert pipeline.config.id2label["0"] == "cassette player, n02979186"
     assert [pipeline._named(name) for name in ("N02979186", "domestic dog")] == [0, 1]
-    with pytest.raises(ValueError, match=r"'cassette player' is the name of the classes \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"'cassette player'.*\[0, 1\]"):
         pipeline("cassette player")
 
 
@@ -197,7 +197,7 @@ def test_files_of_a_user_are_never_replaced(name, tmp_path):
     path = tmp_path / "folder" / name
     path.parent.mkdir(parents=True)
     path.write_text("mine")
-    with pytest.raises(UserError, match=re.escape(str(tmp_path / "folder"))):
+    with raises_user_error(str(tmp_path / "folder")):
         export(BUNDLED, tmp_path / "folder")
     assert contents(tmp_path) == {path: b"mine"}
 
@@ -209,7 +209,7 @@ def test_files_of_a_user_in_an_earlier_export_are_never_replaced(name, digits, t
     path.parent.mkdir(exist_ok=True)
     path.write_text("mine")
     before = contents(folder)
-    with pytest.raises(UserError, match=re.escape(str(folder))):
+    with raises_user_error(str(folder)):
         export(BUNDLED, folder)
     assert contents(folder) == before
 
@@ -228,7 +228,7 @@ def test_a_saved_pipeline_leaves_the_python_files_of_a_user(digits, tmp_path):
 def test_a_full_disk_leaves_the_earlier_export(digits, tmp_path, limit):
     folder = shutil.copytree(digits, tmp_path / "folder")
     before = contents(folder)
-    with full_disk(limit), pytest.raises(UserError, match=f"cannot write {folder}"):
+    with full_disk(limit), raises_user_error(folder):
         export(BUNDLED, folder)
     assert contents(folder) == before
 
@@ -246,7 +246,7 @@ def test_a_killed_export_can_be_repeated(digits, tmp_path):
     [
         (lambda state: state.pop("net.mid_block.norm1.weight"), "missing keys net.mid_block.norm1.weight"),
         (lambda state: state.update(extra=torch.zeros(1)), "unexpected keys extra"),
-        (lambda state: state["net.alphas"].mul_(0.9), "trained with alphas"),
+        (lambda state: state["net.alphas"].mul_(0.9), "alphas"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
@@ -261,10 +261,10 @@ def test_weights_that_do_not_fit_are_refused(digits, tmp_path, change, problem):
 def test_what_cannot_be_exported_is_one_line(tmp_path):
     encoder = write_denoiser(tmp_path / "mae.safetensors", small_mae())
     for file, target, options, message in (
-        (encoder, tmp_path / "folder", {}, "which makes no images"),
-        (BUNDLED, tmp_path / "folder", {"vae": "x"}, "is one of pixels"),
+        (encoder, tmp_path / "folder", {}, "images"),
+        (BUNDLED, tmp_path / "folder", {"vae": "x"}, "pixels"),
     ):
-        with pytest.raises(UserError, match=message):
+        with raises_user_error(message):
             export(file, target, **options)
 
 

@@ -7,6 +7,7 @@ import pytest
 from hub_folders import BUNDLED, export, own_modules, sampled, stacked, write_denoiser  # noqa: F401
 from huggingface_hub import ModelCard
 from official_files import imported, tiny
+from refusals import find_line
 
 from uvit_decay.checkpoint import load
 from uvit_decay.commands.convert import main
@@ -48,14 +49,14 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", BUNDLED, "out.safetensors", "--license", "mit"], "--license is for folders of diffusers"),
-        (["export", BUNDLED, "x.pth", "--to", "timm", "--vae", "x"], "--vae is for folders of diffusers"),
-        (["export", BUNDLED, "folder", "--to", "diffusers", "--license", "My own!"], "give its short name on the Hub"),
+        (["export", BUNDLED, "out.safetensors", "--license", "mit"], "--license"),
+        (["export", BUNDLED, "x.pth", "--to", "timm", "--vae", "x"], "--vae"),
+        (["export", BUNDLED, "folder", "--to", "diffusers", "--license", "My own!"], ("--license", "Hub")),
     ],
 )
 def test_wrong_options_are_one_line(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main([str(word) for word in words])
-    assert re.search(message, capsys.readouterr().err)
+    find_line(capsys.readouterr().err, message)
     assert not os.listdir(tmp_path)

@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from inception_files import prepared, random_weights
+from refusals import raises_user_error
 from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
 from uvit_decay.metrics import Inception
 from uvit_decay.metrics.extractors import Features
 from uvit_decay.metrics.resize import RESIZE
-from uvit_decay.runtime.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_features_tell_images_apart_and_the_network_is_frozen_and_loaded_once(ou
 def test_grey_images_are_repeated_to_rgb_and_others_refused(inception, photographs):
     grey = photographs[:1, :1]
     assert same(inception(grey), inception(grey.expand(-1, 3, -1, -1)))
-    with pytest.raises(UserError, match=r"^inception-v3-adm takes RGB or grey images, these have 2 channels$"):
+    with raises_user_error("inception-v3-adm", "RGB", "2 channels"):
         inception(photographs[:, :2])
 
 
@@ -143,7 +143,7 @@ def test_bf16_is_asked_for_and_named_and_near_and_tf32_is_of_gpus(weights, photo
         assert one.dtype == torch.float32
         assert not torch.equal(one, other)
         assert close(one, other, 0.02)
-    with pytest.raises(UserError, match="tf32 is of CUDA GPUs"):
+    with raises_user_error("tf32", "CUDA"):
         opened(weights, precision="tf32")
 
 

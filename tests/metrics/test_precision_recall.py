@@ -4,9 +4,9 @@ from importlib import import_module
 
 import pytest
 import torch
+from refusals import raises_user_error
 
 from uvit_decay.metrics.precision_recall import covered, nearest, precision_recall
-from uvit_decay.runtime.errors import UserError
 
 module = import_module("uvit_decay.metrics.precision_recall")  # the room has the function by this name
 
@@ -98,15 +98,15 @@ def test_coverage_is_the_formula_of_its_authors():
 @pytest.mark.parametrize(
     ("compare", "reason"),
     [
-        (lambda: precision_recall(REAL[:3], FAKE), "the 3 nearest neighbours .* more than 3 real images, got 3"),
-        (lambda: precision_recall(REAL, FAKE[:1]), "the 3 nearest neighbours .* more than 3 fake images, got 1"),
-        (lambda: precision_recall(REAL, FAKE, k=0), "the 0 nearest .*"),
-        (lambda: covered(REAL[:1], FAKE), "the 5 nearest neighbours .* more than 5 real images, got 1"),
-        (lambda: precision_recall(REAL, FAKE[:, :3]), "precision and recall: .* 16 numbers an image, .* of 3"),
-        (lambda: covered(REAL / 0, FAKE), "coverage: features hold NaN or infinity"),
-        (lambda: nearest(FAKE, REAL[:2], 3), "the 3 nearest .* at least 3 images to choose from, got 2"),
+        (lambda: precision_recall(REAL[:3], FAKE), ("3 nearest", "3 real", 3)),
+        (lambda: precision_recall(REAL, FAKE[:1]), ("3 nearest", "3 fake", 1)),
+        (lambda: precision_recall(REAL, FAKE, k=0), "0 nearest"),
+        (lambda: covered(REAL[:1], FAKE), ("5 nearest", "5 real", 1)),
+        (lambda: precision_recall(REAL, FAKE[:, :3]), ("precision", "recall", 16, 3)),
+        (lambda: covered(REAL / 0, FAKE), ("coverage", "NaN")),
+        (lambda: nearest(FAKE, REAL[:2], 3), (3, 2)),
     ],
 )
 def test_what_cannot_be_compared_is_a_user_error(compare, reason):
-    with pytest.raises(UserError, match=f"^{reason}$"):
+    with raises_user_error(reason):
         compare()

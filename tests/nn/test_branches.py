@@ -2,11 +2,11 @@
 
 import pytest
 from networks import each_kind
+from refusals import raises_user_error
 
 from uvit_decay.callbacks.branches import BranchTerms
 from uvit_decay.decay import decayed_add
 from uvit_decay.nn import ResNet, block
-from uvit_decay.runtime.errors import UserError
 
 
 def rms(x):
@@ -36,5 +36,5 @@ def test_norms_are_those_of_the_terms_of_each_sum(kind, options, monkeypatch):
 
 
 def test_a_resnet_is_refused():
-    with pytest.raises(UserError, match="branches without norms: remove BranchNorms"):
+    with raises_user_error("BranchNorms"):
         BranchTerms(ResNet(16, width=4, stem="cifar"))

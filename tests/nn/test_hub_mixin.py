@@ -6,11 +6,11 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from networks import CONCAT_SIT, DECAYED_SIT, IMAGES, MASKED, UVIT, VIT
+from refusals import raises_user_error
 from safetensors.torch import load, load_file, save_file
 from uvit_reference import SMALL
 
 from uvit_decay.nn import MAE, ResNet, SiT, UViT, ViT
-from uvit_decay.runtime.errors import UserError
 
 NETWORKS = {
     "uvit": (UVIT.loaded(alpha_min=0.7), UVIT.inputs()),
@@ -62,33 +62,33 @@ def test_what_does_not_fit_is_refused(network, tmp_path):
     state = load(content)  # not load_file, whose tensors lie in the file that is written anew here
 
     for other in (SiT, MAE, ViT, ResNet):
-        with pytest.raises(UserError, match="^[^\n]+$"):
+        with raises_user_error(""):
             other.from_pretrained(tmp_path)
-    with pytest.raises(UserError, match="trained with alphas .*this network has"):
+    with raises_user_error("alphas"):
         UViT.from_pretrained(tmp_path, alpha_min=0.5)
 
     weights.write_bytes(content[:-1])
-    with pytest.raises(UserError, match="^cannot load a UViT from .*: "):
+    with raises_user_error("UViT"):
         UViT.from_pretrained(tmp_path)
     save_file({name: value for name, value in state.items() if name != "norm.weight"}, weights)
-    with pytest.raises(UserError, match='Missing key.*"norm.weight"'):
+    with raises_user_error("Missing key", "norm.weight"):
         UViT.from_pretrained(tmp_path, strict=False)  # loading is strict whatever is asked
     save_file(state | {"more": torch.zeros(1)}, weights)
-    with pytest.raises(UserError, match='Unexpected key.*"more"'):
+    with raises_user_error("Unexpected key", '"more"'):
         UViT.from_pretrained(tmp_path)
     save_file(state, weights)
 
     for text, message in [
         (json.dumps(arguments | {"depth": "4"}), "depth"),
         (json.dumps(arguments | {"dim": 64}), "size mismatch"),
-        ("{", "cannot load a UViT from .*: Expecting"),
-        ("[1]", "cannot load a UViT from "),
+        ("{", ("UViT", "Expecting")),
+        ("[1]", "UViT"),
     ]:
         config.write_text(text)
-        with pytest.raises(UserError, match=message):
+        with raises_user_error(message):
             UViT.from_pretrained(tmp_path)
     config.unlink()
-    with pytest.raises(UserError, match="trained with alphas"):
+    with raises_user_error("alphas"):
         UViT.from_pretrained(tmp_path)
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from networks import each_kind
 from record_ops import recorded
+from refusals import raises_user_error
 from torch import nn
 
 from uvit_decay.decay import shortcuts
-from uvit_decay.runtime.errors import UserError
 
 
 @each_kind
@@ -20,18 +20,19 @@ def test_the_decayed_forward_pass_runs_the_same_operations_as_the_ordinary_one(k
 @pytest.mark.parametrize(
     ("stored", "asked", "named"),
     [
-        (dict(alpha_min=0.8), dict(alpha_min=0.7), r"0\.8] .* 0\.7] "),
-        (dict(alpha_min=1.0), dict(alpha_min=0.7), r"1 \.\. 1] .* 0\.7] "),
-        (dict(alpha_min=0.7), dict(alpha_min=1.0), r"0\.7] .* 1 \.\. 1] "),
-        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), r"\({fewer} branches\).* \({all} branches\)"),
-        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), r"0\.7] .* 0\.8] "),
+        (dict(alpha_min=0.8), dict(alpha_min=0.7), ("0.8]", "0.7]")),
+        (dict(alpha_min=1.0), dict(alpha_min=0.7), ("1 .. 1]", "0.7]")),
+        (dict(alpha_min=0.7), dict(alpha_min=1.0), ("0.7]", "1 .. 1]")),
+        (dict(alpha_min=0.7, depth=2), dict(alpha_min=0.7, depth=4), ("({fewer} branches)", "({all} branches)")),
+        (dict(alpha_min=0.7, schedule="learnable"), dict(alpha_min=0.8), ("0.7]", "0.8]")),
     ],
 )
 def test_weights_of_another_decay_are_refused_with_both_named(stored, asked, named, kind):
     net = kind.small(**asked)
     before = {key: value.clone() for key, value in net.state_dict().items()}
+    counts = {"fewer": 2 * kind.blocks - 4, "all": 2 * kind.blocks}
     for strict in (True, False):
-        with pytest.raises(UserError, match=named.format(fewer=2 * kind.blocks - 4, all=2 * kind.blocks)):
+        with raises_user_error(*(fragment.format(**counts) for fragment in named)):
             net.load_state_dict(kind.loaded(**stored).state_dict(), strict=strict)
     assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
 
@@ -51,7 +52,7 @@ def test_files_without_alphas_load_strictly_and_leave_the_alphas_as_asked(option
 def test_the_decay_is_checked_under_a_prefix_too(kind):
     wrapped, other = (nn.ModuleDict({"net": kind.small(alpha_min=alpha_min)}) for alpha_min in (0.7, 0.8))
     wrapped.load_state_dict({"net." + key: value for key, value in kind.random_state().items()}, strict=True)
-    with pytest.raises(UserError, match="alphas"):
+    with raises_user_error("alphas"):
         wrapped.load_state_dict(other.state_dict())
 
 

@@ -10,6 +10,7 @@ from foreign_models import MODELS
 from jsonargparse import ArgumentParser
 from mae_reference import SMALL as SMALL_MAE
 from networks import SIT, UVIT
+from refusals import raises_user_error
 from torch import nn
 
 from uvit_decay import decay
@@ -114,9 +115,9 @@ def test_attach_takes_every_entry(name):
 
 
 def test_attach_needs_the_width_for_channels_and_norms_of_their_own_for_scales():
-    with pytest.raises(UserError, match="give their number, `dim`"):
+    with raises_user_error("dim"):
         decay.attach(MODELS["torch"]().model, 1.0, "layerscale")
-    with pytest.raises(UserError, match="'depth_scaled' scales norms"):
+    with raises_user_error("depth_scaled"):
         decay.attach(MODELS["diffusers"]().model, 1.0, "depth_scaled")
 
 
@@ -152,7 +153,7 @@ def test_branches_of_every_entry_learn_when_they_start_at_zero(name, wiring):
 def test_a_resnet_takes_the_entries_that_do_not_count_blocks_of_two():
     for name, kind in SHORTCUTS.items():
         if kind.blocks:
-            with pytest.raises(UserError, match="not for those of a ResNet"):
+            with raises_user_error("ResNet"):
                 ResNet(32, width=4, stem="cifar", **options(name))
         else:
             net = ResNet(16, width=4, stem="cifar", num_classes=2, **options(name))
@@ -199,7 +200,7 @@ def test_lists_and_functions_of_ones_own_are_recorded_as_numbers():
     ],
 )
 def test_a_list_that_does_not_fit_is_one_line(numbers):
-    with pytest.raises(UserError, match=r"\b4 (branches|alphas)"):
+    with raises_user_error("b4", "branches|alphas"):
         read_weights(numbers, 4)
 
 
@@ -227,24 +228,24 @@ def test_flags_take_lists_of_alphas_and_pairs():
 def test_a_function_is_read_as_a_list():
     assert shortcuts(2, 1.0, lambda count: np.full(count, 0.5)) == decay.weighted([0.5] * 4)
     for wrong in ([1e39] * 4, None):
-        with pytest.raises(UserError, match=r"\b4 branches"):
+        with raises_user_error("b4"):
             shortcuts(2, 1.0, lambda count, wrong=wrong: wrong)
 
 
 def test_gains_beyond_float32_are_refused():
-    with pytest.raises(UserError, match="float32.*alpha_min"):
+    with raises_user_error("float32", "alpha_min"):
         shortcuts(1000, 1e-3, "gain")
-    with pytest.raises(UserError, match="float32.*rate_over_gain"):
+    with raises_user_error("float32", "rate_over_gain"):
         _ = shortcuts(1000, 1e-3).gains
 
 
 def test_what_does_not_fall_refuses_alpha_min_and_one_kind_of_branches():
     for schedule in (*(name for name, kind in SHORTCUTS.items() if not kind.falls), [1.0] * 4, falling):
-        with pytest.raises(UserError, match="has no alpha_min"):
+        with raises_user_error("alpha_min"):
             shortcuts(2, 0.7, schedule)
     for schedule in ("learnable", *(name for name, kind in SHORTCUTS.items() if not kind.falls), [1.0] * 4, falling):
         for branches in ("attention", "mlp"):
-            with pytest.raises(UserError, match="for both kinds of branches"):
+            with raises_user_error("branches"):
                 shortcuts(2, 1.0, schedule, branches=branches)
 
 

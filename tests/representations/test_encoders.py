@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import tiny_net
+from refusals import raises_user_error
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.evaluation.open_by_name import open_images
@@ -15,7 +16,6 @@ from uvit_decay.representations.options import TIMES, Visualization, chosen_leve
 from uvit_decay.representations.probing import Prober, Probing, check_probed, probed_images
 from uvit_decay.representations.visualize import PatchFeatures, draw_patches
 from uvit_decay.runtime.distributed import Processes
-from uvit_decay.runtime.errors import UserError
 
 CPU = torch.device("cpu")
 
@@ -72,20 +72,20 @@ def test_the_grid_of_an_encoder_has_one_row_at_t_0(digits, tmp_path):
 def test_denoisers_keep_their_levels_and_an_encoder_is_asked_for_none(digits):
     assert prober(digits, VP(), tiny_net()).times == TIMES
     for options in ({"times": (0.1,)}, {"draws": 2}, {"protocol": "ddae"}):
-        with pytest.raises(UserError, match="of denoisers, this network is an encoder"):
+        with raises_user_error("encoder"):
             check_probed(Encoder(), None, digits, Probing(**options))
-    with pytest.raises(UserError, match="--time is of denoisers"):
+    with raises_user_error("--time"):
         chosen_level(0.1, encoder=True)
     assert (chosen_level(None, encoder=False), chosen_level(None, encoder=True)) == (0.1, 0.0)
     check_probed(Encoder(), None, digits, Probing(pool="cls"))  # classes without a null label do not matter here
 
 
 def test_what_the_network_does_not_have_is_one_line(digits):
-    with pytest.raises(UserError, match="under the null label"):
+    with raises_user_error("null label"):
         check_probed(tiny_net(null_label=False), VP(), digits, Probing())
-    with pytest.raises(UserError, match="UViT has no class token"):
+    with raises_user_error("UViT", "class token"):
         check_probed(tiny_net(), VP(), digits, Probing(pool="cls"))
-    with pytest.raises(UserError, match="no layer blocks.7"):
+    with raises_user_error("blocks.7"):
         check_probed(Encoder(), None, digits, Probing(layers=("blocks.7",)))
 
 
@@ -99,5 +99,5 @@ def test_a_network_without_patches_has_no_map_of_them(image_dir, tmp_path):
     features = PatchFeatures(TokenReader(net, None, to_float, CPU, "float32", 8), images, 0.0, 0, "resnet18")
     assert next(features.states([0, 1], [0])).shape == (1, 2, 1, 32)
     options = Visualization(ckpt=tmp_path, images=str(image_dir), out=tmp_path / "a.png")
-    with pytest.raises(UserError, match="resnet18 has 1 patch tokens, no grid: draw tsne alone"):
+    with raises_user_error("resnet18", 1, "tsne"):
         draw_patches(options, features, {0: net.layers[0]}, None)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate, refused
+from refusals import find_line
 
 from uvit_decay.diffusion.noise_path import VP
 from uvit_decay.representations import protocols
@@ -93,14 +94,12 @@ def test_a_number_that_is_chosen_on_test_is_called_so(digits):
     summary = grid.summary()
     assert summary["best_on_test_accuracy"] == float(grid.scores["test_accuracy"].max())
     assert "test_accuracy" not in summary
-    assert grid.number("ema") == (
-        "linear probe, protocol ddae, ema weights, pool mean, t of 0.05,0.4, new noise in every pass, seed 0, "
-        "best of 4 cells on the test images (best_on_test)"
-    )
+    find_line(grid.number("ema"), "ddae", "ema", "mean", "0.05,0.4", "seed 0", "best of 4", "best_on_test")
     assert grid.protocol["best_cell_chosen_on"].startswith("test images")
-    assert "best on test: " in grid.text("ema")
+    find_line(grid.text("ema"), "best on test")
     of_paper = grid_of(digits)
-    assert of_paper.number("raw").endswith("best of 4 cells on held-out training images")
+    find_line(of_paper.number("raw"), "best of 4", "held-out")
+    assert "best_on_test" not in of_paper.number("raw")
     assert "test_accuracy" in of_paper.summary()
 
 
@@ -125,25 +124,25 @@ def test_repa_by_name_with_a_checkpoint_as_reference(trained, encoder, tmp_path,
     assert {"cknna", "cknna_std"} < set(report["cells"][0])
     assert report["best"]["best_cknna_of_all_cells"] == max(cell["cknna"] for cell in report["cells"])
     assert {path.name for path in folder.iterdir()} == {"probes.csv", "probes.json", "probes.png", "cknna.png"}
-    assert f"CKNNA, k 10, 40 test images, with {encoder}, largest:" in capsys.readouterr().out
+    find_line(capsys.readouterr().out, "CKNNA, k 10, 40 test", encoder)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--times", "0.1,x"], "--times takes numbers separated by commas"),
-        (["--times", "0,0.5"], "probe times must lie in (0, 1)"),
+        (["--times", "0.1,x"], "--times"),
+        (["--times", "0,0.5"], ("times", "(0, 1)")),
         (["--data", "nowhere"], "--data nowhere: digits, cifar10, cifar100"),
-        (["--max-train", "7"], "20 training images or more are needed, as many as neighbours, got 7"),
-        (["--max-train", "4", "--neighbours", "3"], "5 training images or more are needed, got 4"),
-        (["--protocol", "repa", "--reference", "itself"], "encoders of clean pictures are references"),
+        (["--max-train", "7"], ("20 training", 7)),
+        (["--max-train", "4", "--neighbours", "3"], ("5 training", 4)),
+        (["--protocol", "repa", "--reference", "itself"], "clean pictures"),
         (["--protocol", "repo"], "invalid choice: 'repo' (choose from "),
-        (["--epochs", "3"], "--epochs are of the protocols ddae and repa"),
-        (["--reference", "pixels:8x8x1"], "--reference, --reference-size and --alignment-images are of"),
-        (["--protocol", "repa", "--max-test", "11"], "an alignment by 10 nearest neighbours needs 12 test images"),
-        (["--protocol", "repa", "--reference", "timm:test_vit", "--reference-size", "33"], "33 is no multiple of it"),
+        (["--epochs", "3"], ("--epochs", "ddae", "repa")),
+        (["--reference", "pixels:8x8x1"], ("--reference", "--reference-size", "--alignment-images")),
+        (["--protocol", "repa", "--max-test", "11"], ("10 nearest", "12 test")),
+        (["--protocol", "repa", "--reference", "timm:test_vit", "--reference-size", "33"], 33),
     ],
 )
 def test_what_cannot_be_probed_is_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
     options = [trained if word == "itself" else word for word in options]
-    assert message in refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", trained, *options)
+    find_line(refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", trained, *options), message)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import tiny_net
 from evaluations import evaluate
+from refusals import find_line
 from small_mae import mae_task
 
 from uvit_decay.data import Digits
@@ -119,7 +120,7 @@ def test_the_script_writes_table_protocol_and_image(trained, tmp_path, monkeypat
     assert report["protocol"]["train"] == 300
     assert report["best"]["best_on_test_accuracy_of_all_cells"] >= report["best"]["test_accuracy"]
     assert (found / "probes.png").stat().st_size > 1000
-    assert "best on test, as papers report it" in capsys.readouterr().out
+    find_line(capsys.readouterr().out, "best on test")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch
 from conftest import tiny_trainer
 from evaluations import evaluate, refused
 from PIL import Image
+from refusals import find_line, raises_user_error
 from runs import latent_task
 
 from uvit_decay.commands.features import open_patch_features
@@ -16,7 +17,6 @@ from uvit_decay.data.latents import Latents
 from uvit_decay.representations.networks import open_network
 from uvit_decay.representations.options import Visualization
 from uvit_decay.representations.visualize import on_grid
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.random import normal
 from uvit_decay.sampling_options import LoadingOptions
 
@@ -89,9 +89,9 @@ def test_the_script_draws_digits(trained, tmp_path, monkeypatch, capsys):
     for out in ("a.png", "b.png"):
         evaluate(monkeypatch, tmp_path, "features", *options, "--fit", 20, "--points", 40, "--num", 3, "--out", out)
     output = capsys.readouterr().out
-    assert "1 in_blocks.0: three components hold" in output
-    assert "2 mid_block: three components hold" in output
-    assert "of the variance of 320 patches of 20 images" in output
+    find_line(output, "1 in_blocks.0")
+    find_line(output, "2 mid_block")
+    find_line(output, "320 patches", "20 images")
     assert "wrote a.png: 3 images of digits-test" in output
     assert "wrote a_tsne.png: 40 images of 10 classes, perplexity 13" in output
     for name in ("{}.png", "{}_tsne.png"):
@@ -130,50 +130,50 @@ def write_mask(folder, values):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: None, "no such folder"),
-        (lambda f: f.mkdir(), "no mask of any of the images; the first would be masks/left/00.png"),
-        (lambda f: write_mask(f, np.zeros((8, 8, 3), np.uint8)), "has colours (mode RGB)"),
-        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), "has the size (9, 8), its image (8, 8): make"),
-        (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), "the masks have no pixel that is not 255"),
+        (lambda f: None, "folder"),
+        (lambda f: f.mkdir(), "masks/left/00.png"),
+        (lambda f: write_mask(f, np.zeros((8, 8, 3), np.uint8)), "RGB"),
+        (lambda f: write_mask(f, np.zeros((8, 9), np.uint8)), ("(9, 8)", "(8, 8)")),
+        (lambda f: write_mask(f, np.full((8, 8), 255, np.uint8)), 255),
         (
             lambda f: write_mask(f, np.zeros((8, 8), np.uint8)) or (f / "left" / "00.png").write_bytes(b"no"),
-            "masks/left/00.png: not an image that PIL knows",
+            "masks/left/00.png",
         ),
     ],
 )
 def test_masks_that_do_not_fit_are_one_line(trained, halves, tmp_path, monkeypatch, capsys, make, message):
     make(tmp_path / "masks")
     options = ["--ckpt", trained, "--images", halves / "images", "--masks", "masks"]
-    assert message in refused(monkeypatch, tmp_path, capsys, "features", *options)
+    find_line(refused(monkeypatch, tmp_path, capsys, "features", *options), message)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--views", "umap"], "--views takes some of pca,spectral,tsne, got 'umap'"),
-        (["--views", "pca", "--masks", "x"], "add spectral to --views"),
-        (["--time", "1"], "probe times must lie in (0, 1)"),
-        (["--clusters", "1"], "--clusters must be at least 2 and at most 255"),
-        (["--clusters", "200"], "200 spectral clusters need more than 200 patches, got 128"),
-        (["--views", "tsne", "--points", "4"], "t-SNE needs 5 images or more, got 4"),
-        (["--masks", "x"], "--masks needs images with names"),
-        (["--vae", "x"], "is one of pixels"),
-        (["--out", "folder"], "it is a folder"),
+        (["--views", "umap"], ("--views", "pca,spectral,tsne", "umap")),
+        (["--views", "pca", "--masks", "x"], ("spectral", "--views")),
+        (["--time", "1"], ("times", "(0, 1)")),
+        (["--clusters", "1"], ("--clusters", 2, 255)),
+        (["--clusters", "200"], ("200 spectral", "200 patches", 128)),
+        (["--views", "tsne", "--points", "4"], ("t-SNE", "5 images", 4)),
+        (["--masks", "x"], "--masks"),
+        (["--vae", "x"], "pixels"),
+        (["--out", "folder"], "folder"),
     ],
 )
 def test_wrong_options_are_one_line(trained, tmp_path, monkeypatch, capsys, options, message):
     (tmp_path / "folder").mkdir()
     base = ["--ckpt", trained, "--images", "digits:test"]
-    assert message in refused(monkeypatch, tmp_path, capsys, "features", *base, *options)
+    find_line(refused(monkeypatch, tmp_path, capsys, "features", *base, *options), message)
 
 
 def test_images_without_classes_have_no_map(trained, halves, tmp_path, monkeypatch, capsys):
     options = ["--ckpt", trained, "--images", halves / "images" / "left", "--views", "tsne"]
-    assert "leave tsne out of --views" in refused(monkeypatch, tmp_path, capsys, "features", *options)
+    find_line(refused(monkeypatch, tmp_path, capsys, "features", *options), "tsne", "--views")
 
 
 def test_images_and_networks_that_do_not_fit_are_refused(trained):
     options, wide = Visualization(ckpt=trained, images="digits:test"), open_network(trained, LoadingOptions())
     wide.net.image_size = 16
-    with pytest.raises(UserError, match="digits:test has 8x8x1, the network takes 16x16x1"):
+    with raises_user_error("8x8x1", "16x16x1"):
         open_patch_features(wide, options, CPU)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+from refusals import raises_user_error
 
 from uvit_decay.runtime.command_line import Bounds, check_bounds, parse, respelled, run
-from uvit_decay.runtime.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -99,24 +99,23 @@ def test_hyphens_and_underscores_are_one():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--num", "0"], "--num must be at least 1 and at most 100, got 0"),
-        (["--seed", "10"], "--seed must be at least 0 and at most 9, got 10"),
-        (["--num", "many"], "-n/--num: invalid int value: 'many'"),
-        (["--weights", "best"], "--weights: invalid choice: 'best' (choose from "),
-        (["--classes", "cat"], "--classes takes numbers separated by commas, got 'cat'"),
-        (["--interval", "1"], "--interval takes 2 numbers separated by commas, got '1'"),
-        (["--magic"], "unrecognized arguments: --magic"),
-        (["--wieghts", "ema"], "unrecognized arguments: --wieghts ema; did you mean --weights?"),
+        (["--num", "0"], ("--num", 1, 100, 0)),
+        (["--seed", "10"], ("--seed", 0, 9, 10)),
+        (["--num", "many"], ("-n/--num", "'many'")),
+        (["--weights", "best"], ("--weights", "'best'")),
+        (["--classes", "cat"], ("--classes", "cat")),
+        (["--interval", "1"], ("--interval", 2, 1)),
+        (["--magic"], "--magic"),
+        (["--wieghts", "ema"], ("--wieghts", "--weights")),
     ],
 )
 def test_a_wrong_option_is_one_line(words, message):
-    with pytest.raises(UserError) as caught:
+    with raises_user_error(message):
         called(*words)
-    assert str(caught.value).startswith(message)
 
 
 def test_bounds_hold_without_a_command_line():
-    with pytest.raises(UserError, match="--seed must be at least 0"):
+    with raises_user_error("--seed", 0):
         Sampling(seed=-1)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from conftest import ROOT, sample
 from programs import ranks
+from refusals import find_line, raises_user_error
 
 from uvit_decay.commands import sample as sample_command
 from uvit_decay.commands import train
@@ -20,7 +21,7 @@ from uvit_decay.runtime.distributed import (
     others_needed,
     set_variables,
 )
-from uvit_decay.runtime.errors import UserError, user_errors
+from uvit_decay.runtime.errors import user_errors
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node"]
 ACCELERATE = [sys.executable, "-m", "accelerate.commands.launch"]
@@ -82,7 +83,7 @@ def test_an_error_on_one_process_ends_all_with_a_line(programs, tmp_path, fails,
     pair = [programs.start(*words, cwd=tmp_path, environment=own) for own in ranks()]
     assert [program.wait(60) for program in pair] == [2, 2]
     assert pair[rank].stderr == f"error: {fails} has failed\n"
-    assert pair[1 - rank].last_line.startswith("error: another process has ended, or cannot be reached")
+    find_line(pair[1 - rank].last_line, "error:", "another process")
     assert not list(tmp_path.iterdir())
 
 
@@ -124,7 +125,7 @@ def test_any_number_of_processes_samples_what_one_does(one, trained, tmp_path, l
 
 
 def test_a_second_collective_on_a_lost_network_is_one_line():
-    with pytest.raises(UserError, match="cannot be reached: Application timeout"), others_needed():
+    with raises_user_error("Application timeout"), others_needed():
         raise RuntimeError("Application timeout caused pair closure")  # all that gloo says of it
 
 
@@ -136,14 +137,13 @@ def test_processes_that_are_not_told_where_to_meet_end_with_one_line(monkeypatch
         pass
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: another process has ended, or cannot be reached")
-    assert "environment variable RANK expected" in line
+    find_line(line, "error:", "another process", "RANK")
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(UserError, match="2 processes on a machine with 1 GPU"), Processes.launched():
+    with raises_user_error("2 processes", "1 GPUs"), Processes.launched():
         pass
 
 
@@ -151,7 +151,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
 @pytest.mark.parametrize("value", ["x", "", "-1"])
 def test_malformed_variables_of_a_launcher_are_refused(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match=name), Processes.launched():
+    with raises_user_error(name), Processes.launched():
         pass
 
 
@@ -184,7 +184,7 @@ def test_a_process_without_a_gpu_of_its_own_is_refused(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr(Processes, "current", lambda: Processes(2, 4, 2))
-    with pytest.raises(UserError, match="LOCAL_RANK"), Processes.launched():
+    with raises_user_error("LOCAL_RANK"), Processes.launched():
         pass
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from refusals import raises_user_error
 
 from uvit_decay.checkpoint import load
 from uvit_decay.runtime import program
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.program import bundled, find_config, localised, or_bundled
 
 TEXT = (
@@ -66,5 +66,5 @@ def test_a_bundled_checkpoint_unless_there_is_a_file(monkeypatch, tmp_path):
     assert load(Path(name)).card.data == "digits"
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / name).touch()
-    with pytest.raises(UserError, match="truncated or not a safetensors file"):
+    with raises_user_error("safetensors"):
         load(Path(name))

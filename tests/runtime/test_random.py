@@ -99,7 +99,7 @@ def test_numbers_are_made_where_the_rows_are_by_a_few_operations(draw):
 
 @pytest.mark.parametrize("numbers", [[-1], [0, ROWS]])
 def test_rows_that_would_meet_are_refused(numbers):
-    with pytest.raises(ValueError, match="at most 16,777,216 in each of 1,099,511,627,776 rows"):
+    with pytest.raises(ValueError, match="16,777,216 .* 1,099,511,627,776"):
         uniform("x", rows=torch.tensor(numbers))
     with pytest.raises(ValueError, match="at most"):
         uniform("x", rows=rows(0), shape=(ROW + 1,))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pytest
+from refusals import raises_user_error
 
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.validation import read_json, read_yaml, typed
 
 
@@ -37,23 +37,23 @@ def test_values_become_what_they_are():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"inner": 3}, "it: inner must be dict.*, it is '3'"),
+        ({"inner": 3}, ("it", "inner", "dict", "'3'")),
         ({"inner": {}}, "it: inner lacks scale"),
         ({"inner": {"scale": True}}, "it: inner: scale must be float, it is 'True'"),
         ({"inner": {"scale": "1"}}, "it: inner: scale must be float"),
         ({"inner": {"scale": float("nan")}}, "it: inner: scale must be float, it is 'nan'"),
         ({"inner": {"scale": 10**400}}, "it: inner: scale must be float"),
-        ({"inner": {"scale": 1, "shift": 2}}, "it: inner has the unknown field shift"),
-        ({"kind": "c"}, "it: kind must be a or b, it is 'c'"),
-        ({"kind": ["a"]}, "it: kind must be a or b"),
+        ({"inner": {"scale": 1, "shift": 2}}, ("it", "inner", "shift")),
+        ({"kind": "c"}, ("it", "kind", "'c'")),
+        ({"kind": ["a"]}, ("it", "kind")),
         ({"rows": "12"}, "it: rows must be"),
-        ({"rows": [[1], [None]]}, r"it: rows\[1\]\[0\] must be float"),
+        ({"rows": [[1], [None]]}, ("it", "rows[1][0]", "float")),
         ({"sizes": {"x": 1.0}}, "it: sizes: x must be int"),
         ({"sizes": {3: 1}}, "it: sizes must be str"),
     ],
 )
 def test_other_values_are_one_line_that_names_the_field(change, message):
-    with pytest.raises(UserError, match=message) as raised:
+    with raises_user_error(message) as raised:
         typed(Outer, RIGHT | change, "it")
     assert "\n" not in str(raised.value)
 
@@ -84,19 +84,18 @@ MERGED = "\n".join(["a0: &a0 {x: 1}", *(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1
 def test_what_has_no_end_or_is_damaged_is_one_line_at_once(tmp_path, read, content):
     path = tmp_path / "file"
     path.write_text(content)
-    with pytest.raises(UserError, match=r"file (must|is)|cannot read .*file") as raised:
+    with raises_user_error(path):
         read(path)
-    assert "\n" not in str(raised.value)
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path):
 
     os.mkfifo(tmp_path / "pipe")
-    for name, message in (("pipe", "is no file"), (".", "is no file"), ("nowhere", "is not there")):
-        with pytest.raises(UserError, match=message):
+    for name, message in (("pipe", "file"), (".", "file"), ("nowhere", "there")):
+        with raises_user_error(tmp_path / name, message):
             read_yaml(tmp_path / name)
     (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="cannot read .*bytes"):
+    with raises_user_error("bytes"):
         read_json(tmp_path / "bytes", object)
 
 

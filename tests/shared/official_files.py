@@ -8,6 +8,7 @@ import mae_reference
 import sit_reference
 import torch
 from reference import random_values
+from refusals import find_line
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from uvit_reference import SMALL, VARIANTS, random_state
@@ -72,10 +73,12 @@ def is_close(a, b):
     return a.std() > 0.1 and torch.allclose(a, b, atol=1e-4 * b.abs().max().item())
 
 
-def unrecorded(what, *refused):
-    """The note of an export, which names what import does not take."""
-    more = f"; uvit-decay import takes no {' and no '.join(refused)}, keep a .safetensors" if refused else ""
-    return f"an official file does not record {what}: pass them on with it{more}"
+def check_note(note, what, *refused):
+    """Check the note of an export: the options to pass on with the file, and those that import does not take."""
+    line = find_line(note, "official", what)
+    assert ("uvit-decay import" in line) == bool(refused)
+    if refused:
+        find_line(line, *refused, ".safetensors")
 
 
 def redescribe(file, **values):

@@ -10,10 +10,10 @@ import torch
 from conftest import same
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.loggers import CSVLogger
+from refusals import raises_user_error
 from runs import StopAt, fit
 
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
 
 
 def in_pieces(size, flip=False):
@@ -85,5 +85,5 @@ def test_ctrl_c_within_a_global_batch_finishes_its_step(tmp_path):
 
 @pytest.mark.parametrize("size", [None, 8])
 def test_accumulation_that_lightning_would_divide_wrongly_is_refused(tmp_path, size):
-    with pytest.raises(UserError, match="--trainer.accumulate_grad_batches 2: set --data.device_batch_size"):
+    with raises_user_error("--trainer.accumulate_grad_batches 2", "--data.device_batch_size"):
         fit(tmp_path, max_steps=1, data=in_pieces(size), accumulate_grad_batches=2)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from refusals import find_line, raises_user_error
 from runs import fit
 from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe, small_vit
@@ -14,7 +15,6 @@ from uvit_decay.checkpoint.io import KEY
 from uvit_decay.data import Digits
 from uvit_decay.nn import ResNet, ViT
 from uvit_decay.nn.embed import resized_positions
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import save_tensors
 from uvit_decay.tasks import ClassifyTask
@@ -45,7 +45,7 @@ def test_the_encoder_is_that_of_the_file_and_one_line_says_so(mae, tmp_path):
         net = small_vit(batch_norm=True, norm=True)
         torch.nn.init.ones_(net.patch_embed.proj.weight)
         line = start_from(net, file)
-        assert f"tensors from {file} (MAE, {weights} weights of step 2); new: norm.weight, norm.bias, head.0" in line
+        find_line(line, file, "MAE", weights, "step 2", "new: norm.weight, norm.bias, head.0")
         assert "left out: decoder_blocks, decoder_cls_token, decoder_embed" in line
         encoder = mae[1] if weights == "raw" else load(path, "ema").net
         for ours, theirs in zip(net.forward_intermediates(x), encoder.forward_intermediates(x), strict=True):
@@ -77,17 +77,20 @@ def test_positions_of_another_size_are_interpolated_as_published(mae, size):
 @pytest.mark.parametrize(
     ("net", "message"),
     [
-        (lambda: small_vit(alpha_min=1.0), "net.alpha_min 0.7, this run has 1.0: set --model.net.alpha_min 0.7"),
-        (lambda: small_vit(qk_norm=True), "net.qk_norm False, this run has True: set --model.net.qk_norm False"),
-        (lambda: small_vit(norm_type="rms"), "net.norm_type layer, .* has rms: set --model.net.norm_type layer"),
-        (lambda: small_vit(patch_size=4), "was trained with net.patch_size 2, this run has 4"),
-        (lambda: small_vit(dim=32, depth=4), "net.dim 16, .* --model.net.dim 16; net.depth 2, .* --model.net.depth 2"),
-        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), "a MAE .* no encoder of this ResNet"),
+        (lambda: small_vit(alpha_min=1.0), ("net.alpha_min 0.7", "1.0", "--model.net.alpha_min 0.7")),
+        (lambda: small_vit(qk_norm=True), ("net.qk_norm False", "True", "--model.net.qk_norm False")),
+        (lambda: small_vit(norm_type="rms"), ("net.norm_type layer", "rms", "--model.net.norm_type layer")),
+        (lambda: small_vit(patch_size=4), ("net.patch_size 2", 4)),
+        (
+            lambda: small_vit(dim=32, depth=4),
+            ("net.dim 16", "--model.net.dim 16", "net.depth 2", "--model.net.depth 2"),
+        ),
+        (lambda: ResNet(8, 1, width=4, depth=8, num_classes=10, pixels="unit"), ("MAE", "ResNet")),
     ],
     ids=["alphas", "qk_norm", "norm_type", "patches", "two", "class"],
 )
 def test_an_encoder_of_another_architecture_is_refused_with_the_flag(mae, net, message):
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         start_from(net(), mae[0])
 
 
@@ -95,18 +98,18 @@ def test_the_last_norm_of_an_encoder_is_not_left_out(tmp_path):
     encoder, file = small_vit(num_classes=0, norm=True), tmp_path / "encoder.safetensors"
     card = ModelCard(net=Spec.of(ViT, encoder.config), class_names=(), data="some", step=0, weights="raw")
     save_tensors(file, encoder.state_dict(), {KEY: json.dumps(card.to_dict())})
-    with pytest.raises(UserError, match="norm after its last block, this network none: set --model.net.norm true"):
+    with raises_user_error("norm", "--model.net.norm true"):
         start_from(small_vit(batch_norm=True, norm=False), file)
     other = card.to_dict() | {"net": card.to_dict()["net"] | {"init_args": encoder.config | {"image_size": 16}}}
     save_tensors(tmp_path / "other.safetensors", encoder.state_dict(), {KEY: json.dumps(other)})
-    with pytest.raises(UserError, match="other.safetensors: the weights do not fit the network that it describes"):
+    with raises_user_error("other.safetensors"):
         start_from(small_vit(batch_norm=True, norm=True), tmp_path / "other.safetensors")
     for net in (small_vit(batch_norm=True, norm=True), small_vit(pool="mean")):  # which has a norm of its own
         assert "; new: " in start_from(net, file)
 
 
 def test_a_file_without_this_encoder_is_refused(trained):
-    with pytest.raises(UserError, match=r"is of a UViT with no cls_token: it has no encoder of this ViT"):
+    with raises_user_error("UViT", "cls_token", "ViT"):
         start_from(small_vit(), trained)
 
 
@@ -114,4 +117,4 @@ def test_a_classifier_starts_from_another_and_its_head_is_new(tmp_path):
     fit(tmp_path, max_steps=2, task=fine_tuning())
     net = small_vit(pool="mean", num_classes=3)
     line = start_from(net, tmp_path / "checkpoints" / "last.ckpt")
-    assert "(ViT, ema weights of step 2); new: head.weight, head.bias" in line
+    find_line(line, "ViT", "ema", "step 2", "new: head.weight, head.bias")

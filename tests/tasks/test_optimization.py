@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from conftest import Losses, same, state, tiny_net, tiny_trainer
+from refusals import find_line, raises_user_error
 from runs import StopAt
 from small_mae import small_mae
 from torch import nn
@@ -12,7 +13,6 @@ from torch import nn
 from uvit_decay import decay
 from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optimization import Optimization
 from uvit_decay.tasks.resume import check
@@ -99,16 +99,16 @@ def test_last_layers_of_branches_have_the_rate_over_their_gain(options):
     for name, (rate, _) in rates.items():
         assert rate == pytest.approx(expected.get(name, 1.0))
     assert Optimization(rate_over_gain=True).groups(net, 1.0)[0]["lr"] == 1.0  # the one that is logged
-    with pytest.raises(UserError, match="rate_over_gain: this MAE has no fixed shortcuts"):
+    with raises_user_error("rate_over_gain", "MAE"):
         Optimization(rate_over_gain=True).groups(small_mae(schedule="rezero", alpha_min=1.0), 1.0)
     for weights in (0.0, -0.9, (1.0, 0.0), (1.0, -1.0)):
         net = small_mae(schedule=[1.0, 1.0, 1.0, weights], alpha_min=1.0)
-        with pytest.raises(UserError, match="need alphas and betas above 0: see gain and rate_over_gain"):
+        with raises_user_error("alphas", "betas", "rate_over_gain"):
             Optimization(rate_over_gain=True).groups(net, 1.0)
 
 
 def test_a_network_without_layers_has_no_layer_decay():
-    with pytest.raises(UserError, match=r"layer_decay 0.75: a UViT has no layers, set it to 1"):
+    with raises_user_error("layer_decay 0.75", "UViT"):
         Optimization(layer_decay=0.75).groups(tiny_net(), 1.0)
 
 
@@ -169,11 +169,11 @@ def test_a_run_of_any_optimizer_resumes_exactly(tmp_path, name):
 
 def test_the_rate_of_a_run_follows_from_its_batch_and_its_epochs(tmp_path, caplog):
     _, _, trainer = run(tmp_path, OPTIMIZERS["adamw"], StopAt(3), max_steps=44)
-    assert "learning rate 0.001 = blr 0.008 x global batch 32 / 256" in caplog.text
+    find_line(caplog.text, "0.001 = blr 0.008 x", "32 / 256")
     assert "warning" not in caplog.text
     run(tmp_path, OPTIMIZERS["adamw"], max_steps=2)
-    line = "warning: the run ends at step 2, in its warm-up of 4.4 steps: lower --model.optim.warmup_epochs"
-    assert line in caplog.messages
+    line = find_line(caplog.text, "step 2", "4.4 steps", "--model.optim.warmup_epochs")
+    assert "warning" in line
     assert trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 4.4)
 
 
@@ -205,7 +205,7 @@ def test_muon_has_the_matrices_of_blocks_and_adamw_all_else():
     assert len(matrices) == 3 * 4 + 1  # and the merge of the long skip
     for name, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter, named[name], msg=name)
-    with pytest.raises(UserError, match="muon is for the matrices of blocks"):
+    with raises_user_error("muon", "matrices"):
         optim.build(Net(), 1e-3)
 
 
@@ -246,7 +246,7 @@ def test_damaged_moments_of_a_class_are_refused(tmp_path):
     check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
     for name, wrong in (("exp_avg", torch.zeros(1)), ("mu_product", 1.0), ("exp_avg_sq", None)):
         right, state[0][name] = state[0][name], wrong
-        with pytest.raises(UserError, match=f"optimizer_states.0.state.0.{name}"):
+        with raises_user_error(f"optimizer_states.0.state.0.{name}"):
             check(contents, DiffusionTask(tiny_net(), optim=optim), "x")
         state[0][name] = right
 
@@ -266,33 +266,33 @@ def test_the_state_of_an_optimizer_of_another_form_is_refused(tmp_path, flag, st
     contents["settings"] = {f"model.optim.{flag}": stored}
     task = DiffusionTask(tiny_net(), optim=OPTIMIZERS["lars"])
     task.settings, task.allowed = {f"model.optim.{flag}": ours}, ["all"]
-    expected = f"was trained with model.optim.{flag} {stored}, this run has {ours}: set --model.optim.{flag} {stored}$"
-    with pytest.raises(UserError, match=expected):
+    expected = (f"model.optim.{flag} {stored}", ours, f"--model.optim.{flag} {stored}")
+    with raises_user_error(expected):
         check(contents, task, "x", trains=True)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"blr": 0.0}, r"blr must lie in \(0, inf\)"),
-        ({"lr": 1e-3, "blr": 1e-3}, "blr is in place of lr: set --model.optim.lr or --model.optim.blr to null"),
-        ({"warmup_steps": 0, "warmup_epochs": 1}, "warmup_epochs is in place of warmup_steps"),
-        ({"layer_decay": 0.0}, "layer_decay must lie in"),
-        ({"optimizer": "adam"}, "--model.optim.optimizer adam: .*adamw, muon, lars, sgd.*torch.optim.NAdam"),
-        ({"optimizer": "mine.Lion"}, "--model.optim.optimizer mine.Lion: .*--trust mine"),
+        ({"blr": 0.0}, ("blr", "(0, inf)")),
+        ({"lr": 1e-3, "blr": 1e-3}, ("--model.optim.lr", "--model.optim.blr")),
+        ({"warmup_steps": 0, "warmup_epochs": 1}, ("warmup_epochs", "warmup_steps")),
+        ({"layer_decay": 0.0}, "layer_decay"),
+        ({"optimizer": "adam"}, ("--model.optim.optimizer", "torch.optim.NAdam")),
+        ({"optimizer": "mine.Lion"}, ("--model.optim.optimizer mine.Lion", "--trust")),
         ({"optimizer": "torch.nn.Linear"}, "--model.optim.optimizer torch.nn.Linear"),
         ({"optimizer": "torch.optim.LBFGS"}, "--model.optim.optimizer torch.optim.LBFGS"),
-        ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, "--model.optim.arguments .*'beta': 1"),
-        ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, "--model.optim.arguments .*--model.optim.lr"),
-        ({"optimizer": "torch.optim.Rprop"}, "torch.optim.Rprop .*--model.optim.weight_decay 0"),
-        ({"optimizer": "adamw", "arguments": {"eps": 1e-6}}, "--model.optim.arguments .*adamw"),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"beta": 1}}, ("--model.optim.arguments", "beta", 1)),
+        ({"optimizer": "torch.optim.NAdam", "arguments": {"lr": 1}}, ("--model.optim.arguments", "--model.optim.lr")),
+        ({"optimizer": "torch.optim.Rprop"}, ("torch.optim.Rprop", "--model.optim.weight_decay 0")),
+        ({"optimizer": "adamw", "arguments": {"eps": 1e-6}}, "--model.optim.arguments"),
         (
             {"optimizer": "torch.optim.NAdam", "rate_over_gain": True},
-            "--model.optim.rate_over_gain .*torch.optim.NAdam",
+            ("--model.optim.rate_over_gain", "torch.optim.NAdam"),
         ),
         ({"schedule": "cos"}, "schedule must be constant or cosine, got 'cos'"),
     ],
 )
 def test_settings_out_of_range_are_one_line(options, message):
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         Optimization(**options)

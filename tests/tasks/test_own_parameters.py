@@ -8,6 +8,7 @@ from conftest import same, state, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch.loggers import CSVLogger
 from official_files import changed_training
+from refusals import raises_user_error
 from runs import StopAt, fit
 from torch import nn
 
@@ -103,7 +104,7 @@ def test_the_checkpoint_names_them_and_its_readers_take_the_network_alone(tmp_pa
 def test_a_checkpoint_with_other_own_parameters_is_refused(tmp_path):
     fit(tmp_path / "a", max_steps=1, task=projected())
     path = tmp_path / "a" / "checkpoints" / "last.ckpt"
-    with pytest.raises(UserError, match=r"task\.projector"):
+    with raises_user_error("task.projector"):
         fit(tmp_path / "b", max_steps=2, ckpt_path=path)
 
 

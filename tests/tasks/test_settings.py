@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
+from refusals import raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.runtime.errors import UserError
 from uvit_decay.tasks.settings import DECIDES, FORMS, allows, differences, effect, same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
@@ -39,7 +39,7 @@ def test_the_same_images_in_another_folder_are_no_other_data_and_other_images_ar
     part(moved, ckpt_path=kept)
     assert "other settings" not in caplog.text
     (moved / "cat" / "00.png").unlink()
-    with pytest.raises(UserError, match=r"was trained with data \w+ \(\w{8}\), this run has moved \(.*'\[data\]'"):
+    with raises_user_error("data", "moved", "'[data]'"):
         part(moved, ckpt_path=kept)
 
 

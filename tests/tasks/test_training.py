@@ -8,6 +8,7 @@ import torch
 from conftest import Losses, same, tiny_net, tiny_task, tiny_trainer
 from gloo import on_two_processes
 from lightning.pytorch.callbacks import LambdaCallback
+from refusals import find_line, raises_user_error
 from runs import fit
 from small_mae import mae_task
 from small_vit import fine_tuning, linear_probe, small_vit
@@ -65,7 +66,7 @@ def test_a_checkpoint_goes_on_only_with_its_own_classes(tmp_path):
 
     fit(tmp_path / "a", max_steps=2)
     checkpoint = tmp_path / "a" / "checkpoints" / "last.ckpt"
-    with pytest.raises(UserError, match=r"was trained on classes of sha256 \w+, renamed has \w+"):
+    with raises_user_error("sha256", "renamed"):
         fit(tmp_path / "b", max_steps=3, data=Renamed(32), ckpt_path=checkpoint)
 
 
@@ -108,19 +109,19 @@ def test_a_task_loaded_from_a_checkpoint_samples_as_the_one_that_wrote_it(tmp_pa
             lambda: tiny_task(UViT(16, 2, 1, dim=16, depth=2, heads=2, num_classes=7)),
             "--model.net.image_size 8 --model.net.num_classes 10",
         ),
-        (lambda: tiny_task(tiny_net(null_label=False)), "label_dropout needs a network with a null label"),
-        (lambda: tiny_task(lr=-1.0), r"lr must lie in \(0, inf\), got -1"),
-        (lambda: tiny_task(small_vit()), "a ViT takes no noise levels: train it with an MAETask or a ClassifyTask"),
-        (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "a ResNet takes no noise levels"),
-        (lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)), "trains a learned variance: set"),
-        (lambda: tiny_task(label_dropout=1.5), r"label_dropout must lie in \[0, 1\]"),
+        (lambda: tiny_task(tiny_net(null_label=False)), ("label_dropout", "null label")),
+        (lambda: tiny_task(lr=-1.0), ("lr", "(0, inf)", "-1.0")),
+        (lambda: tiny_task(small_vit()), ("ViT", "MAETask", "ClassifyTask")),
+        (lambda: tiny_task(ResNet(8, 1, width=4, pixels="unit")), "ResNet"),
+        (lambda: tiny_task(SiT(8, 2, 1, learn_sigma=True, learned_variance=True)), "learned variance"),
+        (lambda: tiny_task(label_dropout=1.5), ("label_dropout", "[0, 1]")),
         (lambda: tiny_task(label_dropout=0.0), "guidance 2 needs label_dropout above 0"),
-        (lambda: tiny_task(schedule="cosine"), "cosine schedule needs an end"),
+        (lambda: tiny_task(schedule="cosine"), "cosine"),
     ],
 )
 def test_what_does_not_fit_is_said_before_training(tmp_path, make, message):
     max_steps = -1 if "cosine" in message else 3
-    with pytest.raises(UserError, match=message):
+    with raises_user_error(message):
         tiny_trainer(tmp_path, max_steps=max_steps, max_epochs=-1).fit(make(), Digits(32))
 
 
@@ -174,7 +175,7 @@ def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_pat
     for ends in on_two_processes(partial(spoilt, tmp_path), tmp_path):
         for last, steps in ((4, 5), (6, 10)):
             found = ends[str(last)]
-            assert found.pop("error").startswith(f"the loss is not finite at step {last} ")
+            find_line(found.pop("error"), "loss", f"step {last}")
             assert found == {"steps": steps, "ddp": [False, True, False]}
 
 
@@ -183,7 +184,7 @@ def test_a_loss_that_is_not_finite_stops_and_keeps_the_last_good_checkpoint(tmp_
         if trainer.global_step == 8:
             task.net.norm.weight.data.fill_(float("nan"))
 
-    with pytest.raises(UserError, match=r"not finite at step 8 \(learning rate 0.0009\)"):
+    with raises_user_error("step 8", "0.0009"):
         fit(tmp_path, LambdaCallback(on_train_batch_start=spoil), LastCheckpoint(every_n_steps=3), max_steps=20)
     kept = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert kept["global_step"] == 6
@@ -199,6 +200,6 @@ def test_nothing_is_saved_after_a_bad_loss_or_with_bad_weights(tmp_path, what):
         task._bad_step = torch.tensor(3)
     else:
         task.net.norm.weight.data[0] = float("inf")
-    with pytest.raises(UserError, match=f"{what} not finite at step 3"):
+    with raises_user_error(what, "step 3"):
         trainer.save_checkpoint(tmp_path / "bad.ckpt")
     assert not (tmp_path / "bad.ckpt").exists()
