@@ -51,6 +51,7 @@ NETWORKS: dict[str, Build] = {
     "uvit-s/2, 32x32x3": networks.uvit_s,
     "uvit-m/2, 32x32x4": networks.uvit_m,
     "sit-xl/2, 32x32x4": partial(networks.sit_xl, 28),
+    "sit-xl/2, 32x32x4, recomputed": partial(networks.sit_xl, 28, checkpointing=True),
     "mae-b/16, 224x224": networks.mae_b,
 }
 QUICK = {"width 64, 17 tokens": partial(networks.small, 64), "MAE of width 64": networks.tiny_mae}
@@ -77,9 +78,11 @@ def speed(setting: Setting, minutes: float) -> Iterator[Row]:
 
 @cache
 def work_of_an_image(build: Build) -> int:
-    """Return the FLOPs of an image in a training step of the plain network."""
+    """Return the FLOPs of an image in a training step of the plain network, without recomputation."""
     with torch.device("meta"):
-        return flops(build(), 1)
+        net = build()
+        net.checkpointing = False
+        return flops(net, 1)
 
 
 def step(build: Build, batch: int, compiled: bool, setting: Setting) -> Row:
