@@ -62,8 +62,8 @@ def test_pages_are_linked_and_links_lead_somewhere():
     assert {page.resolve() for page in PAGES} - {ROOT / "README.md"} <= linked
 
 
-def test_the_readme_fits_on_three_screens():
-    assert len(PAGES[0].read_text().splitlines()) <= 100
+def test_the_readme_fits_on_four_screens():
+    assert len(PAGES[0].read_text().splitlines()) <= 130
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.stem)

@@ -1,17 +1,18 @@
 """Table and figure of the runs of one_number.sh: features of the last block against -log10 P, by arm.
 
 python -m benchmarks.studies.one_number [--runs runs] [--out runs/one_number.png]
+python -m benchmarks.studies.one_number --page docs/results.md --out docs/one_number.png   # from the published tables
 """
 
 import argparse
+import re
 from collections import defaultdict
 from pathlib import Path
-from statistics import mean, stdev
 
 import matplotlib.pyplot as plt
 import torch
 
-from benchmarks.studies.mae_rate import blocks, print_table
+from benchmarks.studies.mae_rate import blocks, print_table, summary
 from uvit_decay.checkpoint import load
 from uvit_decay.history import read, read_rows
 
@@ -24,6 +25,24 @@ LAST = {
 }  # columns of probes.csv, of the last block
 STEPS = 1000  # runs with fewer are not finished
 SHOWN = ("linear probe", "kNN", "dimensions", "share of the mean")
+HEADING = "### One number?"  # of the section of docs/results.md
+GREY = "#808080"  # text and axes, readable on white and on black
+
+# Arm -> its words in the legend, colour (Okabe and Ito's palette) and marker; squares have no SkipLayers.
+ARMS = {
+    "plain": ("plain", "#0072B2", "o"),
+    "constant_branch": ("x + sqrt(1/2) f", "#56B4E9", "o"),
+    "0.9": ("alpha_min 0.9", "#009E73", "o"),
+    "0.8": ("alpha_min 0.8", "#009E73", "^"),
+    "0.7": ("alpha_min 0.7", "#009E73", "v"),
+    "attention": ("0.7, attention only", "#E69F00", "<"),
+    "mlp": ("0.7, MLP only", "#E69F00", ">"),
+    "constant": ("sqrt(1/2) (x + f)", "#CC79A7", "o"),
+    "gain": ("gain of 0.7", "#D55E00", "o"),
+    "official": ("0.7, no SkipLayers", "#009E73", "s"),
+    "official_gain": ("gain of 0.7, no SkipLayers", "#D55E00", "s"),
+}
+Cells = dict[str, str]  # name of a number -> "mean (standard deviation)"
 
 
 def measured(run: Path) -> dict[str, float]:
@@ -40,34 +59,77 @@ def measured(run: Path) -> dict[str, float]:
     }
 
 
-def draw(found: dict[str, list[dict[str, float]]], out: Path) -> None:
+def read_page(page: Path) -> dict[str, Cells]:
+    """Return the cells of the tables below HEADING, by arm; arms are written as `name (number of runs)`."""
+    section = page.read_text().partition(HEADING)[2].partition("\n## ")[0]
+    found: dict[str, Cells] = defaultdict(dict)
+    titles: list[str] = []
+    for line in section.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not line.startswith("|"):
+            titles = []
+        elif not titles:
+            titles = cells
+        elif not cells[0].startswith("---"):
+            arm = re.sub(r" \(\d+\)$", "", cells[0])
+            found[arm] |= dict(zip(titles[1:], cells[1:], strict=True))
+    return found
+
+
+def parse_cell(cell: str) -> tuple[float, float]:
+    """Return mean and standard deviation of a cell; a single run has the deviation 0."""
+    mean, _, spread = cell.partition(" (")
+    return float(mean), float(spread.rstrip(")") or 0)
+
+
+def draw(found: dict[str, Cells], out: Path) -> None:
     """Save a panel for each of SHOWN against -log10 P: a point with the spread of its seeds for each arm."""
-    figure, panels = plt.subplots(1, len(SHOWN), figsize=(3.8 * len(SHOWN), 4.2), layout="constrained")
-    for panel, name in zip(panels, SHOWN, strict=True):
-        for colour, (arm, runs) in enumerate(found.items()):
-            values = [run[name] for run in runs]
-            spread, marker = stdev(values) if len(values) > 1 else 0.0, "s" if arm.startswith("official") else "o"
-            style = {"fmt": marker, "color": plt.get_cmap("tab20")(colour), "capsize": 3}
-            panel.errorbar(runs[0]["-log10 P"], mean(values), spread, label=arm, **style)
-        panel.set(xlabel="-log10 P", title=name)
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=8)
-    figure.savefig(out, dpi=120)
+    plt.rcParams.update({"text.color": GREY, "axes.labelcolor": GREY, "axes.edgecolor": GREY})
+    plt.rcParams.update({"xtick.color": GREY, "ytick.color": GREY, "font.size": 11})
+    figure, grid = plt.subplots(2, 2, figsize=(7, 7.4), layout="constrained", sharex=True)
+    for panel, name in zip(grid.flat, SHOWN, strict=True):
+        for arm, (label, colour, marker) in ARMS.items():
+            if arm not in found:
+                continue
+            mean, spread = parse_cell(found[arm][name])
+            depth, _ = parse_cell(found[arm]["-log10 P"])
+            panel.errorbar(depth, mean, spread, label=label, color=colour, fmt=marker, capsize=3)
+        panel.set_title(name)
+        panel.patch.set_alpha(0)
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in grid[1]:
+        panel.set_xlabel("-log10 P")
+    figure.legend(
+        *grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=10, frameon=False
+    )
+    figure.savefig(out, dpi=120, transparent=True)
+
+
+def read_runs(folder: Path) -> dict[str, list[dict[str, float]]]:
+    """Return the numbers of the finished runs below a folder by arm, in the order of -log10 P."""
+    found = defaultdict(list)
+    for run in sorted(folder.glob("one_number_*/version_*")):
+        if any(measurement.step == STEPS for measurement in read(run / "probes.jsonl")):
+            arm = run.parent.name.removeprefix("one_number_").rpartition("_")[0]
+            found[arm].append(measured(run))
+    return dict(sorted(found.items(), key=lambda item: item[1][0]["-log10 P"]))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs"))
+    parser.add_argument("--page", type=Path, help="draw the published tables of this page instead of runs")
     parser.add_argument("--out", type=Path, default=Path("runs/one_number.png"))
     options = parser.parse_args()
+    if options.page:
+        draw(read_page(options.page), options.out)
+        return
     torch.set_num_threads(1)
-    found = defaultdict(list)
-    for run in sorted(options.runs.glob("one_number_*/version_*")):
-        if any(measurement.step == STEPS for measurement in read(run / "probes.jsonl")):
-            found[run.parent.name.removeprefix("one_number_").rpartition("_")[0]].append(measured(run))
-    arms = dict(sorted(found.items(), key=lambda item: item[1][0]["-log10 P"]))
+    arms = read_runs(options.runs)
     columns = next(iter(arms.values()))[0]
     print_table(columns, {arm: [list(run.values()) for run in runs] for arm, runs in arms.items()})
-    draw(arms, options.out)
+    cells = {arm: {name: summary([run[name] for run in runs]) for name in columns} for arm, runs in arms.items()}
+    draw(cells, options.out)
 
 
 if __name__ == "__main__":
