@@ -20,7 +20,15 @@ def main(steps: int) -> None:
     loader = DataLoader(TensorDataset(images, torch.tensor(digits.target)), batch_size=32, shuffle=True, drop_last=True)
 
     net = uvit_decay.SiT(
-        image_size=8, patch_size=2, channels=1, dim=64, depth=4, heads=2, num_classes=10, wiring="decayed", alpha_min=0.8
+        image_size=8,
+        patch_size=2,
+        channels=1,
+        dim=64,
+        depth=4,
+        heads=2,
+        num_classes=10,
+        wiring="decayed",
+        alpha_min=0.8,
     )
     task = uvit_decay.DiffusionTask(
         net,

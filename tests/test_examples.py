@@ -1,0 +1,23 @@
+"""The programs of examples/ run from any folder."""
+
+import runpy
+import sys
+
+import pytest
+from conftest import ROOT
+
+PROGRAMS = sorted((ROOT / "examples").glob("*.py"))
+SHORT = {"torch_loop", "lightning_script", "own_loss"}  # these take a number of steps
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
+def test_an_example_runs(program, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [program.name, *(["--steps", "4"] if program.stem in SHORT else [])])
+    runpy.run_path(str(program), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_the_page_of_the_examples_lists_them():
+    page = (ROOT / "examples" / "README.md").read_text()
+    assert all(f"python examples/{program.name}" in page for program in PROGRAMS)
