@@ -68,6 +68,6 @@ def measured_on_rank(folder, rank):
 
 
 @pytest.mark.slow
-def test_two_processes_measure_what_one_does(tmp_path):
-    two, _ = on_two_processes(partial(measured_on_rank, tmp_path), tmp_path)
+def test_two_processes_measure_what_one_does(programs, tmp_path):
+    two, _ = on_two_processes(programs, partial(measured_on_rank, tmp_path), tmp_path)
     assert two == pytest.approx(measured_values(tmp_path / "one"), rel=1e-3)

@@ -174,11 +174,11 @@ def rank_of_two(folder, rank):
 
 
 @pytest.mark.slow
-def test_all_ranks_resume_from_the_same_checkpoint_or_none_does(tmp_path):
+def test_all_ranks_resume_from_the_same_checkpoint_or_none_does(programs, tmp_path):
     for place in ("shared", "of rank 0"):
         options = {"max_steps": 6, "logger": CSVLogger(tmp_path / place)}
         tiny_trainer(tmp_path / place, StopAt(4), **options).fit(tiny_task(), Digits(32))
-    (shared, first), (shared_too, second) = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+    (shared, first), (shared_too, second) = on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
     assert shared == shared_too == "last.ckpt to 6, best at 6"
     assert first == second
     find_line(first, "ckpt_path")

@@ -89,9 +89,9 @@ def test_features_like_those_of_inception_lose_no_digits():
     assert (np.abs(moments(x, 100).cov.numpy() - cov) / scale).max() < 1e-10
 
 
-def test_two_processes_find_what_one_finds(tmp_path):
+def test_two_processes_find_what_one_finds(programs, tmp_path):
     """Uneven shards, another number of updates on each rank, a rank without images, and again after a reset."""
-    actual = on_two_processes(moments_of_one_of_two, tmp_path)
+    actual = on_two_processes(programs, moments_of_one_of_two, tmp_path)
     mean, cov = statistics(REAL)
     for name in ("uneven", "nothing on rank 1", "again"):
         assert actual[0][name] == actual[1][name], name

@@ -217,8 +217,8 @@ def rank_of_two(folder, rank):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(tmp_path):
-    first, second = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+def test_two_processes_train_as_one_does(programs, tmp_path):
+    first, second = on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
     one = trained(tmp_path / "one", sit(Norm(None, 0.1), Aligned(["dec_blocks.0"])))
     for name in ("ddp", "fsdp"):
         for values, expected, other in zip(first[name], one, second[name], strict=True):

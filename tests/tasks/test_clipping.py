@@ -78,10 +78,10 @@ def on_a_rank(folder, rank):
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def ranks(programs, tmp_path_factory):
     """The folder of all runs, and what each rank found in them."""
     folder = tmp_path_factory.mktemp("ranks")
-    return folder, on_two_processes(partial(on_a_rank, folder), folder)
+    return folder, on_two_processes(programs, partial(on_a_rank, folder), folder)
 
 
 @pytest.mark.slow

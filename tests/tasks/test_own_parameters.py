@@ -175,8 +175,8 @@ def test_pieces_train_as_the_whole_batch_does(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_train_them_as_one_does(tmp_path):
-    on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+def test_two_processes_train_them_as_one_does(programs, tmp_path):
+    on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
     trained(tmp_path / "one")
     one = torch.load(tmp_path / "one" / "0.own")
     for name in ("ddp", "fsdp", "ddp pieces", "fsdp pieces"):

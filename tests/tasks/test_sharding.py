@@ -120,11 +120,11 @@ def work(folder: Path, exhaustive: bool, rank: int) -> dict[str, dict]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, exhaustive):
+def runs(programs, tmp_path_factory, exhaustive):
     """The folder of all runs, and what each rank saw of them."""
     folder = tmp_path_factory.mktemp("runs")
     fit(folder / "half of one", sit_task(), StopAt(HALF))
-    return folder, on_two_processes(partial(work, folder, exhaustive), folder)
+    return folder, on_two_processes(programs, partial(work, folder, exhaustive), folder)
 
 
 def checkpoint(folder):

@@ -171,8 +171,8 @@ def ended(folder, last, rank):
 
 
 @pytest.mark.slow
-def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(tmp_path):
-    for ends in on_two_processes(partial(spoilt, tmp_path), tmp_path):
+def test_a_bad_loss_of_one_process_ends_all_of_them_at_the_next_log_step(programs, tmp_path):
+    for ends in on_two_processes(programs, partial(spoilt, tmp_path), tmp_path):
         for last, steps in ((4, 5), (6, 10)):
             found = ends[str(last)]
             find_line(found.pop("error"), "loss", f"step {last}")

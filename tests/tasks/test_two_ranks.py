@@ -55,8 +55,8 @@ def rank_of_two(folder, rank):
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one_does(tmp_path):
-    ranks = on_two_processes(partial(rank_of_two, tmp_path), tmp_path)
+def test_two_processes_train_as_one_does(programs, tmp_path):
+    ranks = on_two_processes(programs, partial(rank_of_two, tmp_path), tmp_path)
     assert ranks[0] == ranks[1]
     for name, make in TASKS.items():
         one, two = trained(make, tmp_path / f"one {name}"), ranks[0][name]
