@@ -21,7 +21,7 @@ from uvit_decay.data.latents import manifest
 from uvit_decay.data.latents.shards import LatentSet
 from uvit_decay.evaluation.feature_store import StatisticsFile
 from uvit_decay.hub.earlier import replaceable
-from uvit_decay.tasks.settings import differences
+from uvit_decay.tasks.resumption.settings import differences
 
 VERSIONS = sorted((ROOT / "tests" / "written").glob("*.tar.xz"))
 NETWORKS = ("uvit", "sit", "mae")

@@ -15,7 +15,7 @@ from uvit_decay.callbacks import LastCheckpoint
 from uvit_decay.data import Digits
 from uvit_decay.tasks import DiffusionTask
 from uvit_decay.tasks.optimization import Optimization
-from uvit_decay.tasks.resume import check
+from uvit_decay.tasks.resumption.check import check
 
 
 class Net(nn.Module):

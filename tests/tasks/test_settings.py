@@ -7,7 +7,7 @@ from conftest import refused, tiny_net, tiny_task, tiny_trainer, train
 from refusals import raises_user_error
 
 from uvit_decay.data import Images
-from uvit_decay.tasks.settings import DECIDES, FORMS, allows, differences, effect, same_run
+from uvit_decay.tasks.resumption.settings import DECIDES, FORMS, allows, differences, effect, same_run
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.callbacks=[]", "--trainer.limit_val_batches=0"]
 

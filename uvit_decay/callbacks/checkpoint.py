@@ -12,7 +12,6 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from uvit_decay.callbacks.periodic import Periodic
-from uvit_decay.callbacks.resumption import LAST, NEXT, rotate
 from uvit_decay.callbacks.run_log import run_folder
 from uvit_decay.callbacks.stopping import StopSignals
 from uvit_decay.history import CHECKPOINTS
@@ -20,6 +19,7 @@ from uvit_decay.runtime.errors import check_whole
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.program import localised
 from uvit_decay.runtime.signals import STOPS
+from uvit_decay.tasks.resumption.files import LAST, NEXT, rotate
 
 AGREE_EVERY = 10  # optimizer steps after which several ranks agree whether to stop
 

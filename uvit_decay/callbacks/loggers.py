@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger
 from lightning.pytorch.utilities import rank_zero_info
 from PIL import Image
 
-from uvit_decay.callbacks.resumption import makes_folders
 from uvit_decay.runtime.errors import UserError, one_line
+from uvit_decay.tasks.resumption.files import makes_folders
 
 _WARNED: WeakSet[Logger] = WeakSet()  # loggers whose failure has been reported
 

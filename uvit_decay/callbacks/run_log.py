@@ -17,13 +17,13 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 
 from uvit_decay import history
 from uvit_decay.callbacks.loggers import log_numbers
-from uvit_decay.callbacks.resumption import makes_folders
 from uvit_decay.callbacks.stopping import at_signals
 from uvit_decay.history import CHECKPOINTS, GENERATION, METRICS, PROBES, read_rows, run_of
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.files import check_writable, replacing, writing
 from uvit_decay.runtime.program import localised
 from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.resumption.files import makes_folders
 
 CONFIG = "config.yaml"
 HELD = (CHECKPOINTS, CONFIG, METRICS, PROBES, GENERATION)  # what shows that a folder holds a run

@@ -22,7 +22,7 @@ from uvit_decay.nn.base import check_attributes
 from uvit_decay.runtime.errors import UserError, check_whole
 from uvit_decay.runtime.instantiate import Spec, build
 from uvit_decay.runtime.program import localised, or_bundled
-from uvit_decay.runtime.tensor_files import check_weights, load_any, load_pickle, load_tensors, mismatch
+from uvit_decay.runtime.tensor_files import TorchFile, check_weights, load_any, load_tensors, mismatch
 from uvit_decay.runtime.validation import is_plain, parse, typed
 from uvit_decay.sampling_options import Weights
 
@@ -276,12 +276,18 @@ def average(state: object, where: object) -> dict[str, Tensor]:
 
 
 def read_training_checkpoint(path: Path, whole: bool = True) -> dict[str, Any]:
-    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `load_pickle`."""
-    if path.suffix == ".safetensors":
-        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
-    contents = load_pickle(path, whole)
+    """Return the contents of a .ckpt of this project, compared with the checksums of its zip; see `TorchFile`."""
+    with open_training_checkpoint(path) as file:
+        contents = file.read(whole)
     check_ours(contents, path)
     return contents
+
+
+def open_training_checkpoint(path: Path) -> TorchFile:
+    """Open a .ckpt, whose contents may still be of another program."""
+    if path.suffix == ".safetensors":
+        raise UserError(f"{path} has weights but no optimizer: name a .ckpt of a run, such as checkpoints/last.ckpt")
+    return TorchFile(path)
 
 
 def check_ours(contents: object, where: Path | str) -> None:

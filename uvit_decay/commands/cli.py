@@ -7,6 +7,7 @@ import re
 import threading
 import traceback
 import warnings
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
-from uvit_decay.callbacks.resumption import AUTO, NAMES, finish_rotation, makes_folders, newest, settings_before
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
-from uvit_decay.checkpoint import read_training_checkpoint
 from uvit_decay.commands.checks import Parser, check_values, limit, located, take_network_size, unclip_latents
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
@@ -35,7 +34,15 @@ from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
-from uvit_decay.tasks.resume import check
+from uvit_decay.tasks.resumption.files import (
+    AUTO,
+    NAMES,
+    Checkpoints,
+    finish_rotation,
+    makes_folders,
+    settings_before,
+)
+from uvit_decay.tasks.resumption.start import resume
 from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
@@ -139,10 +146,16 @@ class CLI(LightningCLI):
         )
         return "bf16-mixed"
 
+    @cached_property
+    def _checkpoints(self) -> Checkpoints:
+        """The checkpoints that were opened to find the one that this run resumes from."""
+        return Checkpoints()
+
     def _began_in_float32(self, loggers: list[Any]) -> bool:
         """Return whether this run resumes from a checkpoint of a run in float32."""
         path, root = (self._get(self.config_init, name) for name in ("ckpt_path", "trainer.default_root_dir"))
-        before = path and settings_before(path, self._settings(), self._allowed(), loggers, root or ".")
+        settings, allowed = self._settings(), self._allowed()
+        before = path and settings_before(path, settings, allowed, loggers, root or ".", self._checkpoints)
         return before is not None and before.get("trainer.precision") != "bf16-mixed"
 
     def instantiate_classes(self) -> None:
@@ -225,17 +238,10 @@ class CLI(LightningCLI):
         """
         task, chosen = self.model, self._get(self.config_init, "ckpt_path")
         task.settings, task.allowed = self._settings(), self._allowed()
-        path, named = chosen, chosen in NAMES
-        if named:
-            path = newest(chosen, task.settings, task.allowed, self.trainer.loggers, self.trainer.default_root_dir)
-            self.config_init[self.subcommand].ckpt_path = path
-        if path is None:
-            return None
-        contents = read_training_checkpoint(Path(path), whole=not named)  # `newest` has compared it with its checksums
-        check(contents, task, str(path), self.subcommand == "fit")
-        task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
-        task.start = str(path), contents["global_step"]
-        return contents["global_step"]
+        found = resume(task, self.trainer, chosen, self._checkpoints, self.subcommand == "fit")
+        if chosen in NAMES:
+            self.config_init[self.subcommand].ckpt_path = found and found[0]
+        return found and found[1]
 
     def _allowed(self) -> list[str]:
         allowed = self._get(self.config, "resume.allow")

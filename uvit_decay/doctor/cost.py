@@ -11,10 +11,10 @@ from lightning.pytorch import Callback
 
 from uvit_decay.callbacks.checkpoint import LastCheckpoint
 from uvit_decay.callbacks.ema import EMA
-from uvit_decay.callbacks.resumption import runs_of
 from uvit_decay.doctor.rehearsal import FORWARD, Measured
 from uvit_decay.doctor.report import Finding, Level, Run, duration, gib
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.resumption.files import runs_of
 
 TIGHT = 0.9  # share of the memory beyond which fragments may not fit
 LOGS = 16 * 2**20  # bytes of logs, pictures and histories, generously

@@ -15,7 +15,7 @@ import zlib
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +26,7 @@ from uvit_decay.runtime.errors import UserError, explained, one_line
 from uvit_decay.runtime.files import replacing
 from uvit_decay.runtime.validation import typed
 
+PAGE = 256  # bytes at the start of a file in which a web page is recognised
 TENSORS, HEADER = "crc32", "header_crc32"  # a file with only one of the two is damaged
 
 
@@ -95,25 +96,70 @@ def _header_crc32(metadata: Mapping[str, str], tensors: Mapping[str, Tensor]) ->
     return str(zlib.crc32(json.dumps([metadata, entries], sort_keys=True).encode()))
 
 
-def load_pickle(path: Path, whole: bool = True) -> Any:
-    """Load a file of torch.save: tensors, plain values, argparse Namespaces; anything that could run code is refused.
+class TorchFile:
+    """A file of torch.save that is opened once: tensors, plain values, argparse Namespaces; code is refused.
 
-    It is compared with the checksums of its zip at 2.6 GB/s, the data of tensors only if `whole`.
+    Raises:
+        UserError: a file that is missing or that may not be read, or a web page in its place.
     """
-    _check_readable(path)
-    with path.open("rb") as file:
-        mapped = file.read(4) == b"PK\x03\x04"  # unused data, such as the optimizer state, is never read
-    try:
-        if mapped:
-            check_records(path, whole)
-        # torch warns about other kinds of pickle, which are refused below.
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        _check_is_file(path)
+        with explained(f"cannot read {path}", OSError):
+            self._file = path.open("rb")
+            start = self._file.read(PAGE)
+        self._zipped = start.startswith(b"PK\x03\x04")  # unused data, such as the optimizer state, is never read
+        self._contents: Any = None
+        self._read = self._compared = False
+        if _is_web_page(start):
+            self._file.close()
+            raise _web_page(path)
+
+    def __enter__(self) -> TorchFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; contents that were read stay valid."""
+        self._file.close()
+
+    def read(self, whole: bool = True) -> Any:
+        """Return the contents; the tensors of a zip are memory-mapped.
+
+        They are compared with the checksums of the zip at 2.6 GB/s, the data of tensors only if `whole`. What was read
+        or compared before is not read again.
+
+        Raises:
+            UserError: a file that is damaged, or that could run code.
+        """
+        try:
+            if self._zipped and not self._compared:
+                check_records(self._file, whole, head=not self._read)
+                self._compared = whole
+            if not self._read:
+                self._contents, self._read = self._unpickle(), True
+            return self._contents
+        except pickle.UnpicklingError as error:
+            holds = "holds more than tensors and plain values and"
+            kind = holds if self._zipped else "is not a checkpoint, and such a file"
+            raise UserError(f"{self.path} {kind} could run code: refused") from error
+        except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
+            cause = one_line(error)
+            raise UserError(f"{self.path} cannot be read, it is truncated or not a checkpoint ({cause})") from error
+
+    def _unpickle(self) -> Any:
+        # torch warns about other kinds of pickle, which are refused.
         with warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals([Namespace]):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except pickle.UnpicklingError as error:
-        kind = "holds more than tensors and plain values and" if mapped else "is not a checkpoint, and such a file"
-        raise UserError(f"{path} {kind} could run code: refused") from error
-    except Exception as error:  # any type: arbitrary bytes can make an unpickler raise anything
-        raise UserError(f"{path} cannot be read, it is truncated or not a checkpoint ({one_line(error)})") from error
+            return torch.load(self.path, map_location="cpu", weights_only=True, mmap=self._zipped)
+
+
+def load_pickle(path: Path) -> Any:
+    """Return the contents of a file of torch.save, compared with its checksums; see `TorchFile`."""
+    with TorchFile(path) as file:
+        return file.read()
 
 
 def load_any(path: Path) -> tuple[dict[str, str], Any]:
@@ -123,31 +169,51 @@ def load_any(path: Path) -> tuple[dict[str, str], Any]:
 
 def _check_readable(path: Path) -> None:
     """Raise a UserError for a file that is missing or that may not be read, or a web page in its place."""
+    _check_is_file(path)
+    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
+        start = file.read(PAGE)
+    if _is_web_page(start):
+        raise _web_page(path)
+
+
+def _check_is_file(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"the file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
-    with explained(f"cannot read {path}", OSError), path.open("rb") as file:
-        if file.read(256).lstrip().startswith(b"<"):
-            raise UserError(f"{path} is no file of tensors but a web page: the download failed, fetch it again")
 
 
-def check_records(path: Path, whole: bool) -> None:
+def _is_web_page(start: bytes) -> bool:
+    """Return whether a file that starts so is a web page, which a failed download leaves."""
+    return start.lstrip().startswith(b"<")
+
+
+def _web_page(path: Path) -> UserError:
+    return UserError(f"{path} is no file of tensors but a web page: the download failed, fetch it again")
+
+
+def check_records(file: IO[bytes], whole: bool, head: bool = True) -> None:
     """Compare the records of a file of torch.save with their CRC-32s at 2.6 GB/s; those of tensors only if `whole`.
 
     Both names of each record are compared, too: the reader of torch goes by the offsets in the central directory alone,
     and would take one tensor for another of the same size.
 
+    Args:
+        file: the open file, which stays open.
+        whole: compare the data of tensors, too.
+        head: compare everything else; False if this was done before.
+
     Raises:
         Exception: any exception that zipfile raises on damage, or a BadZipFile for a compressed record, which torch
             never writes; nothing is decompressed.
     """
-    with zipfile.ZipFile(path) as archive:
-        for record in archive.infolist():
+    with zipfile.ZipFile(file) as archive:
+        records = archive.infolist()
+        for record in records:
             if record.compress_type != zipfile.ZIP_STORED:
                 raise zipfile.BadZipFile(f"its {record.filename} is compressed")
             archive.open(record).close()  # raises if the record at its offset has another name
-        has_crcs = any(record.CRC for record in archive.infolist())  # torch has an option to write zeros instead
-        for record in archive.infolist() if has_crcs else ():
-            if whole or "/data/" not in record.filename:
+        has_crcs = any(record.CRC for record in records)  # torch has an option to write zeros instead
+        for record in records if has_crcs else ():
+            if whole if "/data/" in record.filename else head:
                 with archive.open(record) as content:
                     while content.read(2**20):
                         pass

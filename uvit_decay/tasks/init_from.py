@@ -20,8 +20,8 @@ from uvit_decay.decay.table import NAMES
 from uvit_decay.nn.base import DataLayers, HasDataLayers
 from uvit_decay.nn.embed import resized_positions
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.tasks.resume import check_data, part_differences
-from uvit_decay.tasks.settings import Change, refusal
+from uvit_decay.tasks.resumption.check import check_data, part_differences
+from uvit_decay.tasks.resumption.settings import Change, refusal
 
 # Arguments of networks that encoders share; of a classifier image_size, num_classes and the last norm may differ.
 SHARED = ("patch_size", "channels", "dim", "depth", "heads", "mlp_ratio", "width", "stem", "pixels")

@@ -1,8 +1,4 @@
-"""Resuming: a resumed run takes weights, averages, moments and step from its checkpoint, and continues with the next
-global batch, if the checkpoint is whole (`check`) and of the same function, settings and data (`check`, `check_data`).
-
-All else that a step uses is a function of the seed and the step.
-"""
+"""Checks of a checkpoint against the run that resumes from it, and the counters that are restored."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.tensor_files import has_values
 from uvit_decay.runtime.validation import is_plain
 from uvit_decay.tasks.own import own_parameters
-from uvit_decay.tasks.settings import (
+from uvit_decay.tasks.resumption.settings import (
     DECIDES,
     FORMS,
     MISSING,

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,9 +15,10 @@ from refusals import find_line
 from runs import StopAt
 
 from uvit_decay.callbacks import BestCheckpoint, LastCheckpoint
-from uvit_decay.callbacks.resumption import names, newest, rotate
+from uvit_decay.commands import cli
 from uvit_decay.data import Digits
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.resumption.files import Checkpoints, names, newest, rotate
 
 TINY = ["--model.net.dim=16", "--model.net.depth=2", "--trainer.limit_val_batches=0", "--trainer.log_every_n_steps=1"]
 TINY += ['--trainer.callbacks=[{"class_path": "LastCheckpoint", "init_args": {"every_n_steps": 2}}]']
@@ -76,7 +79,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_the_run_ends_the_
     half.fit(tiny_task(), Digits(32))
     damage(tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt")
     rest, trainer = tiny_task(), tiny_trainer(tmp_path, max_steps=8, logger=CSVLogger(tmp_path))
-    found = newest(name, {}, (), trainer.loggers, tmp_path)
+    found = newest(name, {}, (), trainer.loggers, tmp_path, Checkpoints())
     (line,) = [text for text in caplog.messages if "ckpt_path" in text]
     assert line.startswith("warning: ")
     find_line(line, "version_0/checkpoints/last.ckpt", "version_0/checkpoints/previous.ckpt", "step 2")
@@ -118,7 +121,7 @@ def test_runs_are_ordered_by_number_and_files_by_step(trained, tmp_path):
     (tmp_path / "version_11").mkdir()
     (tmp_path / "version_x").mkdir()
     for expected in (first, second, third, fourth, fifth, None):
-        assert newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path) == expected
+        assert newest("auto", {}, (), [CSVLogger(tmp_path, name="")], tmp_path, Checkpoints()) == expected
         if expected:
             expected.unlink()
 
@@ -164,7 +167,7 @@ def rank_of_two(folder, rank):
         best = BestCheckpoint("val/loss")
         trainer = tiny_trainer(place, best, max_steps=6, val_check_interval=6, **options)
         try:
-            found, task = newest("auto", {}, (), trainer.loggers, place), tiny_task()
+            found, task = newest("auto", {}, (), trainer.loggers, place, Checkpoints()), tiny_task()
             task.start = found and (str(found), 4)
             trainer.fit(task, Digits(32), ckpt_path=found)
             said.append(f"{trainer.ckpt_path.name} to {trainer.global_step}, best at {best.step}")
@@ -182,3 +185,34 @@ def test_all_ranks_resume_from_the_same_checkpoint_or_none_does(programs, tmp_pa
     assert shared == shared_too == "last.ckpt to 6, best at 6"
     assert first == second
     find_line(first, "ckpt_path")
+
+
+OPENED: dict[str, int] = {}  # times that a checkpoint was opened for reading, while there is an entry "on"
+
+
+def count_opened(event, args):
+    if "on" in OPENED and event == "open" and str(args[0]).endswith(".ckpt") and "w" not in str(args[1] or ""):
+        name = Path(args[0]).name
+        OPENED[name] = OPENED.get(name, 0) + 1
+
+
+def test_the_checkpoint_of_auto_is_opened_three_times_and_unpickled_twice(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cli, "trains_in_bf16", lambda width: True)  # which asks how the run began
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    command = ["--ckpt_path=auto", "--trainer.precision=32-true"]
+    run(monkeypatch, caplog, tmp_path, *command, "--trainer.max_steps=3")
+    loaded, load = [], torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda file, *args, **options: (loaded.append(file), load(file, *args, **options))[1]
+    )
+    sys.addaudithook(count_opened)  # it cannot be removed
+    OPENED["on"] = 0
+    try:
+        line = run(monkeypatch, caplog, tmp_path, "--ckpt_path=auto", "--trainer.max_steps=4")
+    finally:
+        del OPENED["on"]
+    find_line(line, "version_0/checkpoints/last.ckpt", "step 3")
+    assert OPENED.pop("last.ckpt") <= 3
+    assert OPENED.pop("previous.ckpt") <= 2  # the head of a candidate that was not chosen
+    assert not OPENED
+    assert len(loaded) == 3

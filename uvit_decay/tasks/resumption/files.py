@@ -9,21 +9,23 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_info
 
-from uvit_decay.checkpoint import read_training_checkpoint
+from uvit_decay.checkpoint.io import check_ours, open_training_checkpoint
 from uvit_decay.history import CHECKPOINTS
 from uvit_decay.runtime.errors import UserError
 from uvit_decay.runtime.files import writing
+from uvit_decay.runtime.tensor_files import TorchFile
 from uvit_decay.runtime.validation import typed
-from uvit_decay.tasks.settings import Settings, same_run
+from uvit_decay.tasks.resumption.settings import Settings, same_run
 
 AUTO = "auto"
 NAMES = ("last", AUTO)  # what --ckpt_path may be in place of a file
 NEXT, LAST, PREVIOUS = "next.ckpt", "last.ckpt", "previous.ckpt"
+MOST_OPEN = 64  # files
 RUN = re.compile(r"version_(\d+)")
 
 
@@ -50,14 +52,61 @@ def run_folders(experiment: Path) -> list[Path]:
     return [folder for _, folder in sorted(runs, reverse=True)]
 
 
+class Checkpoints:
+    """Training checkpoints that a run may resume from; each file is opened and unpickled once, and kept until `close`.
+
+    At most MOST_OPEN files are open: of more, the first ones are opened again if they are read again.
+    """
+
+    def __init__(self) -> None:
+        self._files: dict[Path, TorchFile] = {}
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def read(self, path: Path, whole: bool = False) -> dict[str, Any]:
+        """Return the contents of a checkpoint of this project, whose tensors are memory-mapped.
+
+        Args:
+            path: the file.
+            whole: compare the tensors with their checksums, too, which reads the whole file.
+
+        Raises:
+            UserError: a file that is missing, damaged, or of another program.
+        """
+        file = self._files.get(path)
+        if file is None:
+            file = self._files[path] = open_training_checkpoint(path)
+            if len(self._files) > MOST_OPEN:
+                self._files.pop(next(iter(self._files))).close()
+        contents = file.read(whole)
+        check_ours(contents, path)
+        return contents
+
+    def close(self) -> None:
+        """Close all files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+
 def settings_before(
-    path: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
+    path: str,
+    now: Settings,
+    allowed: Sequence[str],
+    loggers: Iterable[object],
+    root: str | Path,
+    checkpoints: Checkpoints,
 ) -> Settings | None:
     """Return the settings in the checkpoint that `path`, a file or one of NAMES, means; None if there is none."""
     if path in NAMES:
-        found = _fitting(runs_of(loggers, root)[1], partial(may_resume, path, now, allowed), [])
+        fits = partial(may_resume, path, now, allowed)
+        found = _fitting(runs_of(loggers, root)[1], fits, checkpoints, [])
         return next((settings for _, _, settings in found), None)
-    return read_training_checkpoint(Path(path), whole=False).get("settings") or {}
+    return checkpoints.read(Path(path)).get("settings") or {}
 
 
 def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Settings) -> bool:
@@ -66,18 +115,25 @@ def may_resume(name: str, now: Settings, allowed: Sequence[str], before: Setting
 
 
 def newest(
-    name: str, now: Settings, allowed: Sequence[str], loggers: Iterable[object], root: str | Path
+    name: str,
+    now: Settings,
+    allowed: Sequence[str],
+    loggers: Iterable[object],
+    root: str | Path,
+    checkpoints: Checkpoints,
 ) -> Path | None:
     """Return the checkpoint that `last` or `auto` means, and say which it is; None if `auto` finds none.
+
+    All its bytes are compared with their checksums.
 
     Raises:
         UserError: `last` finds none, or there are checkpoints, but those that fit are all damaged.
     """
     where, runs = runs_of(loggers, root)
     damaged: list[str] = []
-    for path, step, _ in _fitting(runs, partial(may_resume, name, now, allowed), damaged):
+    for path, step, _ in _fitting(runs, partial(may_resume, name, now, allowed), checkpoints, damaged):
         try:
-            read_training_checkpoint(path)  # all of it, compared with its checksums
+            checkpoints.read(path, whole=True)
         except UserError as error:
             damaged.append(str(error))
         else:
@@ -94,14 +150,15 @@ def newest(
 
 
 def _fitting(
-    runs: Iterable[Path], fits: Callable[[Settings], bool], damaged: list[str]
+    runs: Iterable[Path], fits: Callable[[Settings], bool], checkpoints: Checkpoints, damaged: list[str]
 ) -> Iterator[tuple[Path, int, Settings]]:
     """Yield path, step and settings of checkpoints that fit, the newest first; add to `damaged` what is unreadable."""
     for run in runs:
         found = []
-        for path in (run / CHECKPOINTS).glob("*.ckpt"):
+        # The likely newest come last, so that they stay open however many there are.
+        for path in sorted((run / CHECKPOINTS).glob("*.ckpt"), key=lambda path: path.name in (NEXT, LAST, PREVIOUS)):
             try:
-                contents = read_training_checkpoint(path, whole=False)
+                contents = checkpoints.read(path)
                 step = typed(int, contents.get("global_step"), f"global_step of {path}")
                 settings = typed(dict[str, object], contents.get("settings") or {}, f"{path}: settings")
                 found.append((path, step, settings))

@@ -1,0 +1,45 @@
+"""The start of a resumed run: its checkpoint is found, checked and given to the task, before any work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lightning.pytorch import Trainer
+
+from uvit_decay.tasks.base import Task
+from uvit_decay.tasks.resumption.check import check
+from uvit_decay.tasks.resumption.files import NAMES, Checkpoints, newest
+
+
+def resume(
+    task: Task, trainer: Trainer, chosen: str | None, checkpoints: Checkpoints, trains: bool
+) -> tuple[Path, int] | None:
+    """Check that a task can resume from a checkpoint, and load its weights.
+
+    Args:
+        task: the task, with the settings of this run.
+        trainer: the trainer; its loggers have the folders of earlier runs.
+        chosen: the value of --ckpt_path: a file, `last`, `auto` or None.
+        checkpoints: the files that were opened so far; they are closed.
+        trains: whether the run trains, and does not only validate.
+
+    Returns:
+        the file and its step; None if a new run starts.
+
+    Raises:
+        UserError: there is no such checkpoint, it is damaged, or this run differs in what must be equal.
+    """
+    with checkpoints:
+        if chosen in NAMES:
+            root = trainer.default_root_dir
+            path = newest(chosen, task.settings, task.allowed, trainer.loggers, root, checkpoints)
+        else:
+            path = None if chosen is None else Path(chosen)
+        if path is None:
+            return None
+        contents = checkpoints.read(path, whole=True)
+        check(contents, task, str(path), trains)
+        task.load_state_dict(contents["state_dict"])  # raises if the alphas differ
+        step = contents["global_step"]
+    task.start = str(path), step
+    return path, step
