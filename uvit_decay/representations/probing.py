@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 from torch import Tensor
 from tqdm import tqdm
 
@@ -39,53 +39,64 @@ SMALL = 2**28  # bytes of features of levels that are computed at the same time 
 
 
 def probed_images(probing: Probing | Classification, data: ImageData) -> tuple[list[int], list[int]]:
-    """Return the indices of the training and of the test images that are probed, fixed random choices."""
-    return subset(data.train, probing.max_train, "probe train"), subset(data.test, probing.max_test, "probe test")
+    """Return the indices of the training images and of the test images to probe: fixed random choices."""
+    train = subset(data.train, probing.max_train, "probe train")
+    test = subset(data.test, probing.max_test, "probe test")
+    return train, test
 
 
 def default_layer(net: HasIntermediates, path: NoisePath | None) -> int:
-    """Return the layer that is judged by default: U-ViT's middle block, SiT's last encoder block, an encoder's last."""
-    return len(net.layers) - 1 if path is None else len(net.layers) // 2
+    """Return the index of the default layer: U-ViT's middle, SiT's last encoder block, an encoder's last block."""
+    if path is None:
+        return len(net.layers) - 1
+    return len(net.layers) // 2
 
 
 def check_network(net: object, path: NoisePath | None) -> None:
-    """Raise a UserError if the network has no features, or is a denoiser that has none without a label."""
+    """Raise a UserError if the network has no readable features, or is a denoiser without a null label."""
     if not isinstance(net, HasIntermediates):
         raise UserError(f"{type(net).__name__} has no layers to probe: remove LinearProbes from the callbacks")
     if path is not None and net.num_classes and not net.null_label:
-        mend = "set null_label to true, or remove LinearProbes from the callbacks"
-        raise UserError(f"features are read under the null label, which this network was trained without: {mend}")
+        advice = "set null_label to true, or remove LinearProbes from the callbacks"
+        raise UserError(f"probes give the null label, and this network was trained without one: {advice}")
 
 
 def check_labelled(data: ImageData) -> None:
     """Raise a UserError unless there are test images, of two classes or more."""
     if data.test is None or len(data.class_names) < 2:
         text = (
-            "probes need test images of two classes or more: name some (evaluate.py: --test; train.py: "
-            "--data.test_path or --data.holdout 0.1), or in train.py remove LinearProbes"
+            "probes need test images of two classes or more: give some (evaluate.py: --test; train.py: "
+            "--data.test_path or --data.holdout 0.1), or remove LinearProbes in train.py"
         )
         raise UserError(localised(text))
 
 
 def check_probed(net: object, path: NoisePath | None, data: ImageData, probing: Probing) -> None:
-    """Raise a UserError if the network, a denoiser with this path or an encoder, cannot be probed on these data."""
+    """Raise a UserError if the network cannot be probed on this data; an encoder has no path."""
     check_network(net, path)
     check_labelled(data)
     probing.levels(path is None)
     layer_indices(net.layers, probing.layers)
     check_pool(net, probing.pool)
     protocol = PROTOCOLS[probing.protocol]
-    protocol.check(data.train.labels[probed_images(probing, data)[0]], data.class_names, probing)
+    train, _ = probed_images(probing, data)
+    protocol.check(data.train.labels[train], data.class_names, probing)
     if protocol.aligned and min(len(data.test), probing.max_test) < NEIGHBOURS + 2:
-        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs {NEIGHBOURS + 2} test images or more")
+        raise UserError(f"an alignment by {NEIGHBOURS} nearest neighbours needs at least {NEIGHBOURS + 2} test images")
 
 
 @dataclass(frozen=True)
 class Prober:
-    """A network with the noise path of its input, the data to probe it on, and the precision of its features.
+    """Probes of all layers of a network at all noise levels.
 
-    An encoder has no noise path: None means that it sees clean images. A protocol that aligns needs a `reference`, the
-    features of another network.
+    Args:
+        net: the network, in eval mode.
+        path: noise path of a denoiser's input; None for an encoder, which sees clean images.
+        data: the images and labels.
+        probing: the options of the probes.
+        device: device of the network and of the probes.
+        precision: precision of the network.
+        reference: features of another network, for protocols that compute an alignment.
     """
 
     net: HasIntermediates
@@ -109,33 +120,54 @@ class Prober:
     def grid(self, processes: Processes, show: bool = False) -> Grid | None:
         """Compute all cells, with levels and draws shared among the processes; return None on all but the first."""
         draws = self.probing.draws
-        jobs = range(len(self.times) * draws)  # the draws of the first level, then those of the next
+        jobs = range(len(self.times) * draws)  # all draws of the first level, then all draws of the next
         if processes.size > 1:
-            few = [images[subset(images, COMPARED, "compared")][0] for images in (self.data.train, self.data.test)]
-            content = [zlib.crc32(images.cpu().contiguous().numpy()) for images in few]
-            processes.check_same(f"images of {self.data.name}, or options", [self.protocol(), content])
+            self._check_same_images(processes)
         rows = []
         unit = "level" if draws == 1 else "draw"
-        with tqdm(total=len(jobs), unit=unit, desc="probes", disable=not (show and processes.is_main)) as bar:
+        hidden = not (show and processes.is_main)
+        with tqdm(total=len(jobs), unit=unit, desc="probes", disable=hidden) as bar:
             for row in self._rows(jobs, processes):
                 rows.append(row)
                 bar.update()
         if not processes.is_main:
             return None
+        return self._build_grid(torch.stack(rows).unflatten(0, (len(self.times), draws)))
+
+    def _check_same_images(self, processes: Processes) -> None:
+        """Raise a UserError on all processes if they have different images or options."""
+        checksums = []
+        for images in (self.data.train, self.data.test):
+            compared, _ = images[subset(images, COMPARED, "compared")]
+            checksums.append(zlib.crc32(compared.cpu().contiguous().numpy()))
+        processes.check_same(f"images of {self.data.name}, or options", [self.protocol(), checksums])
+
+    def _build_grid(self, found: Float64[Tensor, "levels draws scores layers"]) -> Grid:
+        """Return the means of the scores over the draws, and their standard deviations if there are several draws."""
+        draws = found.shape[1]
+        suffix = OF_CLASS_TOKENS if has_class_token(self.net) else ""
+        names = []
+        for name in self.by.scores:
+            names.append(name + suffix if name in RANKS else name)
+        mean = dict(zip(names, found.mean(dim=1).unbind(1), strict=True))
+        spread = {}
+        if draws > 1:
+            spread = dict(zip(names, found.std(dim=1).unbind(1), strict=True))
         layers = {i: self.net.layers[i] for i in self._chosen_layers()}
-        found = torch.stack(rows).unflatten(0, (len(self.times), draws))  # (levels, draws, scores, layers)
-        ending = OF_CLASS_TOKENS if has_class_token(self.net) else ""
-        names = [f"{name}{ending}" if name in RANKS else name for name in self.by.scores]
-        sides = found.mean(dim=1), found.std(dim=1, correction=min(1, draws - 1))  # the deviation of one draw is 0
-        mean, spread = (dict(zip(names, side.unbind(1), strict=True)) for side in sides)
-        return Grid(layers, self.times, mean, self.protocol(), spread if draws > 1 else {}, self.by.chosen_by)
+        return Grid(layers, self.times, mean, self.protocol(), spread, self.by.chosen_by)
 
     def _rows(self, jobs: range, processes: Processes) -> Iterator[Tensor]:
-        """Yield the scores of the jobs on the first process; on a CPU idle cores compute others that are small."""
-        room = SMALL // self._bytes(len(self._chosen_layers()))
-        threads = min(len(jobs), free_threads(), room) if self.device.type == "cpu" and processes.size == 1 else 1
+        """Yield the scores of the jobs, in order, on the first process.
+
+        On a CPU, cores that torch's threads leave idle compute further jobs whose features are small.
+        """
+        threads = 1
+        if self.device.type == "cpu" and processes.size == 1:
+            room = SMALL // self._bytes(len(self._chosen_layers()))
+            threads = min(len(jobs), free_threads(), room)
         if threads > 1:
-            with computing(self.device, self.precision):  # a setting of all threads, which `_features` then leaves
+            # The precision is a setting of all threads, so it is set here and not in each of them.
+            with computing(self.device, self.precision):
                 yield from in_threads(self._level, jobs, threads)
         else:
             yield from processes.map_ordered(jobs, self._level)
@@ -143,45 +175,67 @@ class Prober:
     def protocol(self) -> dict[str, Any]:
         """Return everything that the numbers depend on, except the weights, as plain values."""
         train, test = probed_images(self.probing, self.data)
+        options = asdict(self.probing)
+        del options["epochs"]  # the protocol describes its training itself
+        found: dict[str, Any] = {"data": self.data.name, "train": len(train), "test": len(test)}
+        found |= options
+        found["times"] = list(self.times)
+        if self.path is None:
+            found["input"] = "clean images"
+        else:
+            found["label"] = "null"
+            found["noise"] = self._noise()
+        if self.precision != "float32":
+            found["precision"] = self.precision
+        found |= self.by.about(self.probing)
+        if self.reference is not None:
+            found["reference"] = dict(self.reference.about)
+        return found
+
+    def _noise(self) -> str:
+        """Return how noise is drawn, in words."""
         noise = "new noise in every pass" if self.by.fresh else "one noise an image"
         if self.probing.draws > 1:
             noise += f", in {self.probing.draws} draws, averaged"
-        options = asdict(self.probing)
-        del options["epochs"]  # the protocol has more to say
-        return {
-            "data": self.data.name,
-            "train": len(train),
-            "test": len(test),
-            **options,
-            "times": list(self.times),
-            **({"input": "clean images"} if self.path is None else {"label": "null", "noise": noise}),
-            **({} if self.precision == "float32" else {"precision": self.precision}),
-            **self.by.about(self.probing),
-            **({} if self.reference is None else {"reference": dict(self.reference.about)}),
-        }
+        return noise
 
     def _level(self, job: int) -> Tensor:
         """Return the scores of one draw of one noise level, (scores, layers), float64."""
         level, draw = divmod(job, self.probing.draws)
-        layers, size = self._chosen_layers(), max(1, FEATURES // self._bytes(1))  # whose features are held together
-        groups = [layers[i : i + size] for i in range(0, len(layers), size)]
-        judged = [self.by.judge(self.cells(level, draw, group), self.probing).values for group in groups]
-        return torch.stack([torch.cat([values[name].double() for values in judged]) for name in self.by.scores])
+        layers = self._chosen_layers()
+        at_once = max(1, FEATURES // self._bytes(1))  # layers whose features are held together
+        parts = []
+        for start in range(0, len(layers), at_once):
+            cells = self.cells(level, draw, layers[start : start + at_once])
+            values = self.by.judge(cells, self.probing).values
+            parts.append(torch.stack([values[name].double() for name in self.by.scores]))
+        return torch.cat(parts, dim=1)
 
     def cells(self, level: int, draw: int = 0, layers: Sequence[int] | None = None) -> Cells:
-        """Return the features of layers, None for all that are probed, at the noise level of this index, in a draw."""
+        """Return the features of one noise level and draw, with what a protocol needs to evaluate them.
+
+        Args:
+            level: index of the noise level.
+            draw: number of the noise draw.
+            layers: indices of the layers; None means all chosen layers.
+        """
         layers = layers or self._chosen_layers()
         train, test = probed_images(self.probing, self.data)
-        pools = [self.probing.pool, "cls" if has_class_token(self.net) else self.probing.pool]
-        of_test, ranked = self._features("test", level, layers, pools, draw)
+        pool = self.probing.pool
+        rank_pool = "cls" if has_class_token(self.net) else pool
+        test_features, rank_features = self._features("test", level, layers, [pool, rank_pool], draw)
+
+        def read_training_features(passed: int) -> Float[Tensor, "layers n d"]:
+            return self._features("train", level, layers, [pool], draw, passed)[0]
+
         return Cells(
-            lambda passed: self._features("train", level, layers, pools[:1], draw, passed)[0],
+            read_training_features,
             self.data.train.labels[train],
-            of_test,
+            test_features,
             self.data.test.labels[test],
             len(self.data.class_names),
             self.device,
-            ranked,
+            rank_features,
             self.reference,
         )
 
@@ -189,8 +243,9 @@ class Prober:
         return layer_indices(self.net.layers, self.probing.layers)
 
     def _bytes(self, layers: int) -> int:
-        """Return the bytes of the features of so many layers."""
-        return 4 * layers * sum(map(len, probed_images(self.probing, self.data))) * self.net.dim
+        """Return the bytes of the features of this number of layers."""
+        train, test = probed_images(self.probing, self.data)
+        return 4 * layers * (len(train) + len(test)) * self.net.dim
 
     def _features(
         self,
@@ -203,16 +258,17 @@ class Prober:
     ) -> Float[Tensor, "pools layers n d"]:
         """Return features of the images of a split, float32 on the CPU.
 
-        The noise of the first draw in the first pass has the key that it had before there were draws and passes.
+        Draw 0 and pass 0 are left out of the key, so that their noise is unchanged from older versions.
         """
-        images, chosen = getattr(self.data, split), probed_images(self.probing, self.data)[split == "test"]
-        key = (
-            self.probing.seed,
-            split,
-            level,
-            *(("draw", draw) if draw else ()),
-            *(("pass", passed) if passed else ()),
+        train, test = probed_images(self.probing, self.data)
+        images = self.data.train if split == "train" else self.data.test
+        chosen = train if split == "train" else test
+        key: list[str | int] = [self.probing.seed, split, level]
+        if draw:
+            key += ["draw", draw]
+        if passed:
+            key += ["pass", passed]
+        reader = TokenReader(
+            self.net, self.path, self.data.network_input, self.device, self.precision, self.probing.batch_size
         )
-        inputs = self.data.network_input, self.device, self.precision, self.probing.batch_size
-        where = images, chosen, layers, self.times[level]
-        return TokenReader(self.net, self.path, *inputs).pooled(*where, *key, pools=pools, processes=Processes())
+        return reader.pooled(images, chosen, layers, self.times[level], *key, pools=pools, processes=Processes())
