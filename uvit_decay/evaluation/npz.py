@@ -54,6 +54,8 @@ def read(path: Path, name: str, expected: str, fits: Callable[[tuple[int, ...], 
     """
     with _open_arrays(path) as arrays:
         array = arrays[name]
+        if not isinstance(array, np.ndarray):
+            raise ValueError(f"{name} is not an array")  # numpy returns the bytes of a member of another kind
     if not fits(array.shape, array.dtype):
         raise UserError(f"{path}: {name} must be {expected}, it is {array.dtype} {array.shape}")
     return array
