@@ -9,13 +9,13 @@ from lightning.pytorch import Trainer
 from refusals import raises_user_error
 
 from uvit_decay.callbacks import EMA, GenerationMetrics, LastCheckpoint, Preview
+from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import Digits, Latents
 from uvit_decay.doctor import Finding, Report, Run
 from uvit_decay.doctor.cost import checkpoint_bytes, disk, kept_checkpoints, length, memory
 from uvit_decay.doctor.environment import weights
 from uvit_decay.doctor.rehearsal import Measured, Rehearsal
 from uvit_decay.metrics import Inception
-from uvit_decay.tasks.sharding import check_nodes
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
 BY_HAND = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "0"}

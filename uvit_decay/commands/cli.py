@@ -23,6 +23,7 @@ from tensorboard.summary.writer.event_file_writer import _AsyncWriterThread
 from uvit_decay import callbacks, nn  # noqa: F401  so that flags may name their classes without the module
 from uvit_decay.callbacks.run_log import RunFolder, SaveConfig
 from uvit_decay.commands.checks import Parser, check_values, limit, located, take_network_size, unclip_latents
+from uvit_decay.commands.nodes import check_nodes
 from uvit_decay.data import ImageData
 from uvit_decay.runtime.command_line import Parser as OneLineParser
 from uvit_decay.runtime.concurrency import keep_freed_memory
@@ -34,6 +35,7 @@ from uvit_decay.runtime.precision import product_ratio, trains_in_bf16
 from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled
 from uvit_decay.runtime.validation import flat
 from uvit_decay.tasks import Task
+from uvit_decay.tasks.ddp import register_ddp
 from uvit_decay.tasks.resumption.files import (
     AUTO,
     NAMES,
@@ -43,7 +45,7 @@ from uvit_decay.tasks.resumption.files import (
     settings_before,
 )
 from uvit_decay.tasks.resumption.start import resume
-from uvit_decay.tasks.sharding import Sharded, check_nodes, register_ddp
+from uvit_decay.tasks.sharding import Sharded
 
 # Prefixes of the settings that are stored in a checkpoint and compared on resumption.
 EXPERIMENT = ("seed_everything", "model.", "data.", "trainer.")

@@ -24,7 +24,6 @@ from uvit_decay.doctor.rehearsal import Practice, rehearse
 from uvit_decay.runtime.distributed import others_needed
 from uvit_decay.runtime.errors import UserError, one_line
 
-COMMAND = "doctor"
 STARTED = "UVIT_DECAY_DOCTOR"  # set for the processes that Lightning starts: only the first one reports
 # What a rehearsal does without: it writes nothing, validates nothing, and ends when it has seen enough.
 PRACTICE = {

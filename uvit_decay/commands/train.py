@@ -30,6 +30,8 @@ from uvit_decay.runtime.launcher import check_launcher_variables
 from uvit_decay.runtime.program import DEFAULT_CONFIG, bundled, localised
 from uvit_decay.runtime.signals import stoppable
 
+DOCTOR = "doctor"
+
 
 def main(words: Sequence[str]) -> None:
     """Run a command line of train.py; exit with one line on a user's mistake."""
@@ -43,13 +45,18 @@ def _run(words: Sequence[str]) -> None:
     if args in (["-h"], ["--help"]):
         print(localised(__doc__))
         return
-    from uvit_decay.commands.doctor import CLI, COMMAND, Doctor  # imports Lightning, which takes seconds
+    from uvit_decay.commands.cli import CLI  # imports Lightning, which takes seconds
 
     named = any(arg.partition("=")[0] in ("-c", "--config") for arg in args)
-    known = (*CLI.subcommands(), COMMAND)
+    known = (*CLI.subcommands(), DOCTOR)
     if not set(known) & set(args):
         word = args[0] if args else "nothing"
         raise UserError(f"the subcommands of train.py are {', '.join(known)}: got {word}{did_you_mean(word, known)}")
     if args[0] in known and not named:
         args[1:1] = ["--config", str(bundled(DEFAULT_CONFIG))]
-    (Doctor if args[0] == COMMAND else CLI).run(args)
+    if args[0] == DOCTOR:
+        from uvit_decay.commands.doctor import Doctor  # imports every check
+
+        Doctor.run(args)
+    else:
+        CLI.run(args)

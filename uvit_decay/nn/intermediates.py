@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from uvit_decay.runtime.errors import UserError
 
@@ -85,6 +85,12 @@ def last_and_kept(states: Iterator[Tensor], layers: Collection[int]) -> tuple[Te
         if i in layers:
             kept.append(state)
     return state, tuple(kept)
+
+
+def layer_blocks(net: nn.Module) -> list[nn.Module]:
+    """Return the blocks whose outputs are layers of a network; none if its layers are not known."""
+    layers = net.layers if isinstance(net, HasIntermediates) else ()
+    return [net.get_submodule(layer.name) for layer in layers if layer.kind != "embeddings"]
 
 
 def has_class_token(net: HasIntermediates) -> bool:

@@ -47,13 +47,14 @@ from uvit_decay.runtime.instantiate import Spec
 from uvit_decay.runtime.precision import check_training_precision
 from uvit_decay.sampling_options import Weights
 from uvit_decay.tasks.auxiliary import PREFIX, AuxiliaryLoss, AuxiliaryLosses, Observed
+from uvit_decay.tasks.compilation import compile_net
 from uvit_decay.tasks.init_from import adapt, read_initial
 from uvit_decay.tasks.loader_data import LoaderData
 from uvit_decay.tasks.optimization import Optimization, Schedule, clip, run_length
 from uvit_decay.tasks.own import name_own_state, own_parameters
 from uvit_decay.tasks.resumption.check import check, check_data, other_settings, restore_counters
 from uvit_decay.tasks.resumption.settings import Settings
-from uvit_decay.tasks.sharding import Sharded, average_gradients, compile_net, local, original_class
+from uvit_decay.tasks.sharding import Sharded, average_gradients, local, original_class
 from uvit_decay.tasks.utilisation import Utilisation
 
 AUTO = "auto"

@@ -6,79 +6,23 @@ full tensors: the same files that one device or DDP writes and reads.
 
 from __future__ import annotations
 
-import inspect
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, StrategyRegistry
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, distributed, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from uvit_decay.nn.intermediates import HasIntermediates
-from uvit_decay.runtime.distributed import BY_HAND, TRAINING, Processes, choose_interface, requested
+from uvit_decay.nn.intermediates import layer_blocks
 from uvit_decay.runtime.errors import UserError
+from uvit_decay.tasks.ddp import Replicated
 from uvit_decay.tasks.own import own_tensors
-
-PLACES = {"data.path", "data.test_path"}  # settings that may differ where nodes have copies of the images
-
-
-def register_ddp() -> None:
-    """Let `ddp`, and `auto` on several devices, be `Replicated`."""
-    StrategyRegistry.register("ddp", Replicated, "without needless copies", override=True)
-
-
-class Replicated(DDPStrategy):
-    """Lightning's DDP strategy without needless copies, with the timeout of training and gloo's interface.
-
-    Buffers are not broadcast at each step: they are constant, or statistics of batch norms, which `ClassifyTask`
-    averages. Gradients are views of the communication buckets.
-
-    Args:
-        timeout: how long a process waits for another one, at the start and in a collective.
-        options: of DDPStrategy.
-
-    Raises:
-        UserError: processes have different settings, or resume from different checkpoints.
-    """
-
-    def __init__(self, *, timeout: timedelta = TRAINING, **options: Any) -> None:
-        known = inspect.signature(DistributedDataParallel).parameters
-        # torch 2.15 renames it.
-        buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        super().__init__(timeout=timeout, **{buffers: False, "gradient_as_bucket_view": True, **options})
-
-    def setup_distributed(self) -> None:
-        choose_interface(self.cluster_environment.main_address)
-        super().setup_distributed()
-        task = self.lightning_module
-        settings = {name: str(value) for name, value in task.settings.items() if name not in PLACES}
-        Processes.current().check_same("the flag", settings | {"ckpt_path": str(task.start)})
-
-
-def check_nodes(trainer: Trainer) -> None:
-    """Raise a UserError if the trainer counts other processes than a launcher has started, or cannot find its nodes."""
-    (started, launcher), strategy = requested(), trainer.strategy
-    outside = isinstance(strategy, ParallelStrategy) and strategy.cluster_environment.creates_processes_externally
-    counted = trainer.num_nodes * trainer.num_devices  # torchrun's environment has its own `world_size`
-    flags = f"--trainer.num_nodes {trainer.num_nodes} x {trainer.num_devices} devices"
-    if trainer.num_nodes > 1 and not outside:
-        if unset := [name for name in BY_HAND if name not in os.environ]:
-            raise UserError(f"{flags}: set {', '.join(unset)} on every node, or use a launcher (docs/machines.md)")
-    elif started != counted and (outside or started > 1):
-        raise UserError(
-            f"{launcher} has started {started} processes, the trainer counts {counted} ({flags}): set "
-            "--trainer.num_nodes to the nodes, and --trainer.devices to the processes of each"
-        )
 
 
 class Sharded(Replicated):
@@ -153,34 +97,10 @@ def shard(net: nn.Module, mesh: DeviceMesh, bf16: bool = False) -> None:
     for value in net.state_dict().values():
         distributed.broadcast(value, 0)
     half = MixedPrecisionPolicy(torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for module in (*_blocks(net), net):
+    for module in (*layer_blocks(net), net):
         policy = half if bf16 and module is not net and _is_linear(module) else MixedPrecisionPolicy()
         # The network itself, too: by default it stays gathered from the forward to the backward pass, if there is one.
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-
-
-def _blocks(net: nn.Module) -> list[nn.Module]:
-    layers = net.layers if isinstance(net, HasIntermediates) else ()
-    return [net.get_submodule(layer.name) for layer in layers if layer.kind != "embeddings"]
-
-
-def compile_net(net: nn.Module, backend: str, by_block: bool) -> None:
-    """Compile the network in place, before `shard`, as a whole or `by_block`.
-
-    Blocks alike share their graphs, so that by block it takes a fraction of the time; graphs cannot gather shards, so
-    that a network that will be sharded needs it. On a CPU the graph of the whole network is the faster one.
-
-    Training, validation and sampling need separate graphs: with and without gradients, with and without autocast, for
-    the first batch size, any other, small ones, and one image. torch limits a function to 8 graphs, and runs anything
-    beyond uncompiled; blocks share the limit, and those that differ have graphs of their own. So it is raised here.
-    """
-    kinds = {type(block) for block in _blocks(net)}
-    parts = [part for part in net.modules() if type(part) in kinds] if by_block and kinds else [net]
-    config = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 16 * len(parts))
-    config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, config.recompile_limit)
-    for part in parts:
-        part.compile(backend=backend)
 
 
 def _is_linear(module: nn.Module) -> bool:
