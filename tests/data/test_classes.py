@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from image_noise import SIZE, class_tars, fails, tarred, tree, zipped
+from image_noise import SIZE, fails, tarred, tree, zipped
 from refusals import raises_user_error
 
 from uvit_decay.class_names import class_hash, class_list
@@ -54,9 +54,8 @@ NAMES = ["bee/2.png", "ant/1.png", "dog/3.png", "cat/4.png", "bee/1.png", "dog/1
 @pytest.fixture
 def places(tmp_path) -> list[Path]:
     folder = tree(tmp_path / "data", NAMES)
-    tars = class_tars(folder, tmp_path / "tars")
     packed = zipped(folder, tmp_path / "data.zip"), tarred(folder, tmp_path / "data.tar")
-    return [folder, *packed, tars, tarred(tars, tmp_path / "tars.tar")]
+    return [folder, *packed]
 
 
 def test_only_these_classes(places):

@@ -62,11 +62,3 @@ def tar_of(file: Path, members: dict[str, bytes]) -> Path:
             entry.size = len(data)
             archive.addfile(entry, io.BytesIO(data))
     return file
-
-
-def class_tars(folder: Path, target: Path) -> Path:
-    """A folder with a tar for each class folder, its images at the top: what the official tar of ImageNet holds."""
-    target.mkdir()
-    for inside in folder.iterdir():
-        tarred(inside, target / f"{inside.name}.tar", layout=tarfile.GNU_FORMAT)
-    return target

@@ -1,4 +1,4 @@
-"""Images in a folder, a zip, a tar, or tars inside a folder or tar (official ImageNet): found, and read by number.
+"""Images in a folder, a zip or a tar: found, and read by number.
 
 Nothing is unpacked to disk and links inside archives are not followed, so absolute names and '..' are harmless. A tar
 has no table of contents: it is scanned once for the offset of every file, which is then read with one pread.
@@ -7,7 +7,6 @@ has no table of contents: it is scanned once for the offset of every file, which
 from __future__ import annotations
 
 import lzma
-import math
 import os
 import stat
 import struct
@@ -20,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from io import BytesIO
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -37,27 +36,21 @@ _PATIENCE = 3.0  # seconds after which a scan shows a progress bar
 
 
 class ArchiveIndex(NamedTuple):
-    """Sorted names of files, '/' between folders; for tars, row i of `spans` is (index in `tars`, offset, size).
-
-    `tars` are relative to the searched path, "" if that path is the tar. Files in an inner x.tar are named x/..., as if
-    it were unpacked into a folder of that name.
-    """
+    """Sorted names of files, '/' between folders; for a tar, row i of `spans` is (offset, size) in bytes."""
 
     names: tuple[str, ...]
-    tars: tuple[str, ...] = ()
-    spans: np.ndarray | None = None  # int64 (n, 3)
+    spans: np.ndarray | None = None  # int64 (n, 2)
 
 
-def find(path: Path, extensions: Collection[str], classes: Collection[str] | None = None) -> ArchiveIndex:
+def find(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     """Find the files with these (lower-case) extensions in a folder, zip or tar; hidden files are left out.
 
-    Links in a folder are followed. If a folder or tar has no such files itself, the tars in it are opened: those named
-    after one of `classes`, or all if there are none.
+    Links in a folder are followed. Archives inside of a folder or an archive are not opened.
     """
     if path.is_dir():
-        return _find_in_folder(path, extensions, classes)
+        return ArchiveIndex(_chosen(_folder_names(path), extensions))
     if _is_tar(path):
-        return _find_in_tar(path, extensions, classes)
+        return _find_in_tar(path, extensions)
     return ArchiveIndex(_chosen(_open_zip(path)[0].namelist(), extensions))
 
 
@@ -74,32 +67,11 @@ def _hidden(name: str) -> bool:
     return any(part == "__MACOSX" or (part.startswith(".") and part != ".") for part in name.split("/"))
 
 
-def _find_in_folder(path: Path, extensions: Collection[str], classes: Collection[str] | None) -> ArchiveIndex:
-    names = list(_folder_names(path))
-    if chosen := _chosen(names, extensions):
-        return ArchiveIndex(chosen)
-    tars, spans = _inner_tars(names, classes), {}
-    for number, tar in enumerate(tars):
-        with open_file(path / tar) as file:
-            found = _scan_inner(file, path / tar, tar, extensions)
-        spans |= {name: (number, *span) for name, span in found.items()}
-    return _index(tars, spans)
-
-
-def _find_in_tar(path: Path, extensions: Collection[str], classes: Collection[str] | None) -> ArchiveIndex:
+def _find_in_tar(path: Path, extensions: Collection[str]) -> ArchiveIndex:
     with open_file(path) as file:
-        found, inner = _scan(file, path, extensions)
-        if not found:  # official ImageNet: a tar for each class
-            for tar in _inner_tars(inner, classes):
-                offset, size = inner[tar]
-                file.seek(offset)
-                found |= _scan_inner(file, path / tar, tar, extensions, offset + size)
-    return _index([""], {name: (0, *span) for name, span in found.items()})
-
-
-def _index(tars: list[str], spans: dict[str, tuple[int, int, int]]) -> ArchiveIndex:
+        spans = _scan(file, path, extensions)
     names = tuple(sorted(spans))
-    return ArchiveIndex(names, tuple(tars), np.array([spans[name] for name in names], np.int64).reshape(-1, 3))
+    return ArchiveIndex(names, np.array([spans[name] for name in names], np.int64).reshape(-1, 2))
 
 
 def _folder_names(path: Path) -> Iterator[str]:
@@ -121,49 +93,29 @@ def _folder_names(path: Path) -> Iterator[str]:
                     waiting.append(name)
 
 
-def _inner_tars(names: Iterable[str], classes: Collection[str] | None) -> list[str]:
-    """Return the tars among `names`; only those named after `classes`, if any are."""
-    tars = _chosen(names, {".tar"})
-    # ImageNet-100 needs a tenth of ImageNet's tars: scanning only those takes a tenth of the time
-    return [tar for tar in tars if PurePosixPath(tar).stem in (classes or ())] or list(tars)
-
-
 def _is_tar(path: Path) -> bool:
     with open_file(path) as file:
         return path.suffix.lower() == ".tar" or file.read(512)[257:262] == b"ustar"
 
 
-_Spans = dict[str, tuple[int, int]]  # offset in the file and size, by name; the last duplicate wins, as in tar
-
-
-def _scan(file: BinaryIO, where: Path, extensions: Collection[str], end: float = math.inf) -> tuple[_Spans, _Spans]:
-    """Return the files with these extensions, and the tars, in the tar at the position of `file`; see `_entries`."""
-    found: _Spans = {}
-    tars: _Spans = {}
+def _scan(file: BinaryIO, where: Path, extensions: Collection[str]) -> dict[str, tuple[int, int]]:
+    """Return offset and size, by name, of the files with these extensions in a tar; the last duplicate wins."""
+    found: dict[str, tuple[int, int]] = {}
     links = 0
-    bar = tqdm(_entries(file, where, end), f"scanning {where.name}", unit=" files", delay=_PATIENCE)
+    bar = tqdm(_entries(file, where), f"scanning {where.name}", unit=" files", delay=_PATIENCE)
     for entry in bar:
-        kind = _extension(entry.name)
-        if _hidden(entry.name):
+        if _hidden(entry.name) or _extension(entry.name) not in extensions:
             continue
-        if entry.isreg() and (kind in extensions or kind == ".tar"):
-            (found if kind in extensions else tars)[entry.name] = entry.offset_data, entry.size
-        links += kind in extensions and (entry.issym() or entry.islnk())
+        if entry.isreg():
+            found[entry.name] = entry.offset_data, entry.size
+        links += entry.issym() or entry.islnk()
     if links:
         print(f"{where}: {links} links left out: pack with --dereference --hard-dereference", file=sys.stderr)
-    return found, tars
+    return found
 
 
-def _scan_inner(file: BinaryIO, where: Path, tar: str, extensions: Collection[str], end: float = math.inf) -> _Spans:
-    """Return the files of an inner tar, named x/... if it is x.tar; raise a UserError if it has none."""
-    found, _ = _scan(file, where, extensions, end)
-    if not found:
-        raise UserError(f"{where}: no images directly in this tar; if it holds further tars, point at it")
-    return {f"{tar[: -len('.tar')]}/{name}": span for name, span in found.items()}
-
-
-def _entries(file: BinaryIO, where: Path, end: float) -> Iterator[tarfile.TarInfo]:
-    """Yield the members of a tar, whose end mark must lie before `end`; raise a UserError if it is damaged or none."""
+def _entries(file: BinaryIO, where: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield the members of a tar; raise a UserError if it is damaged, or no tar."""
     # MemoryError: a header claims a name of terabytes
     damage = explained(f"{where}: not a tar, or one that is compressed, damaged or cut short", *DAMAGED, MemoryError)
     with damage, tarfile.open(fileobj=file, mode="r:") as archive:
@@ -174,17 +126,16 @@ def _entries(file: BinaryIO, where: Path, end: float) -> Iterator[tarfile.TarInf
             yield entry
         file.seek(archive.offset)
         # tarfile takes any block that is not a header, and the end of the file, for the end of the tar.
-        if archive.offset >= end or file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise tarfile.ReadError(f"neither a member nor an end mark at byte {archive.offset}")
 
 
 @contextmanager
 def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]]:
     """Yield a thread-safe function that returns the contents of file i; its UserErrors begin with a name or path."""
-    names, tars, spans = index
+    names, spans = index
     zipped = _open_zip(path) if spans is None and not path.is_dir() else None
-    # the tars of a folder are opened anew for each read: there may be more of them than files may be open
-    with open_file(path) if tars == ("",) else nullcontext() as tar:
+    with nullcontext() if spans is None else open_file(path) as tar:
 
         def read(i: int) -> bytes:
             if zipped is not None:
@@ -194,8 +145,7 @@ def opened(path: Path, index: ArchiveIndex) -> Iterator[Callable[[int], BytesIO]
                     return archive.read(names[i])
             if spans is None:
                 return _read_span(path / names[i])
-            number, offset, size = spans[i].tolist()
-            return _read_span(tar or path / tars[number], offset, size)
+            return _read_span(tar, *spans[i].tolist())
 
         def fetch(i: int) -> BytesIO:
             with explained(names[i], *DAMAGED):
@@ -211,7 +161,7 @@ def file_states(path: Path, index: ArchiveIndex, chosen: Iterable[int]) -> list[
         UserError: a file of a folder is gone, or the zip cannot be opened.
     """
     if index.spans is not None:
-        return [(size,) for size in index.spans[list(chosen), 2].tolist()]
+        return [(size,) for size in index.spans[list(chosen), 1].tolist()]
     if path.is_dir():
         with explained(f"{path} has changed", OSError):
             return [(os.stat(path / index.names[i]).st_size,) for i in chosen]

@@ -37,7 +37,7 @@ class OnDisk(ImageSet):
 class Images(ImageData):
     """A folder, zip or tar of class folders (`<class>/<image>`), or of images without classes, in any of `FORMATS`.
 
-    The official ImageNet tar of tars is read directly. Tars must not be compressed, and nothing is unpacked to disk.
+    Tars must not be compressed, and nothing is unpacked to disk. Archives inside an archive or folder are not opened.
     Images are scaled and cropped by the centre crop of ADM, DiT, SiT and U-ViT; as there, the EXIF orientation is
     ignored.
 

@@ -32,14 +32,13 @@ class Listing:
     """Places and labels of images. It holds no open file, so it can be pickled and sent to worker processes.
 
     `members` are sorted names relative to `path`, '/' between folders; `labels[i]` indexes `class_names` (sorted).
-    Without class folders `class_names` is empty and all labels are 0. `tars` and `spans`: see `ArchiveIndex`.
+    Without class folders `class_names` is empty and all labels are 0. `spans`: see `ArchiveIndex`.
     """
 
     path: Path
     members: tuple[str, ...]
     labels: tuple[int, ...]
     class_names: tuple[str, ...]
-    tars: tuple[str, ...] = ()
     spans: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def opened(self) -> AbstractContextManager[Callable[[int], BytesIO]]:
@@ -54,7 +53,7 @@ class Listing:
     @property
     def stored_in(self) -> tuple[str, ...]:
         """The files that hold the images, relative to `path`: "" for an archive."""
-        return (self.tars or self.members) if self.path.is_dir() else ("",)
+        return self.members if self.path.is_dir() else ("",)
 
     def states(self, chosen: Sequence[int]) -> list[tuple[int, ...]]:
         """Return the size in bytes of each image file at the indices `chosen`, in a zip also its CRC-32."""
@@ -62,22 +61,23 @@ class Listing:
 
     @property
     def _index(self) -> ArchiveIndex:
-        return ArchiveIndex(self.members, self.tars, self.spans)
+        return ArchiveIndex(self.members, self.spans)
 
 
 def list_images(path: str | Path, classes: Collection[str] | None = None) -> Listing:
     """List all images in a folder (links are followed), zip or tar, or those of `classes`, without decoding any.
 
-    A folder or tar may hold class folders or, as ImageNet does, one tar per class. Each of `classes` must have images.
+    Archives inside of it are not opened. Each of `classes` must have images.
     """
     path = at_home(path)
     if not path.exists():
         raise UserError(f"{path}: no such folder, zip or tar")
     kinds = {*formats(), "MPO"}  # PIL's name for a JPEG followed by another one
     extensions = {end for end, kind in Image.registered_extensions().items() if kind in kinds}
-    names, tars, spans = find(path, extensions, classes)
+    names, spans = find(path, extensions)
     if not names:
-        raise UserError(f"{path}: no images in it, in any folder (.png, .jpg, .webp and others; no hidden files)")
+        kinds = ".png, .jpg, .webp and others; no hidden files; archives inside are not opened, unpack them"
+        raise UserError(f"{path}: no images in it, in any folder ({kinds})")
     folders = [name.rpartition("/")[0] for name in names]
     class_of = {folder: PurePosixPath(folder).name for folder in set(folders)}
     class_names = tuple(sorted(set(class_of.values()) - {""}))
@@ -85,7 +85,7 @@ def list_images(path: str | Path, classes: Collection[str] | None = None) -> Lis
     if class_names:
         _check_folders(path, {str(PurePosixPath(folder)) for folder in class_of})
     label_of = {folder: class_names.index(name) if class_names else 0 for folder, name in class_of.items()}
-    listing = Listing(path, names, tuple(label_of[folder] for folder in folders), class_names, tars, spans)
+    listing = Listing(path, names, tuple(label_of[folder] for folder in folders), class_names, spans)
     return listing if classes is None else select(listing, classes)
 
 
