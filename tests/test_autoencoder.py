@@ -3,18 +3,20 @@
 import json
 import math
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
 from conftest import save_tiny_vae
-from diffusers import AutoencoderKL, AutoencoderTiny
+from diffusers import AutoencoderDC, AutoencoderKL, AutoencoderTiny
 from refusals import raises_user_error
 from safetensors.torch import load_file, save_file
 
 from uvit_decay import autoencoder
 from uvit_decay.autoencoder import Autoencoder, LatentSpace, decoder
 from uvit_decay.image_io import to_float, to_uint8
+from uvit_decay.runtime.errors import UserError
+from uvit_decay.runtime.validation import typed
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 
@@ -184,13 +186,79 @@ def test_what_is_no_autoencoder_is_refused_in_one_line(vae, tmp_path):
         (changed(vae, tmp_path / "odd", block_out_channels="x"), "loaded"),
         (changed(vae, tmp_path / "shift", shift_factor="x"), "configuration"),
         (changed(vae, tmp_path / "none", block_out_channels=[]), "loaded"),
-        (changed(vae, tmp_path / "mean", latents_mean=[0.0] * 4), ("mean", "deviation")),
+        (changed(vae, tmp_path / "mean", latents_mean=[0.0] * 3), ("channel_mean", 4)),
+        (changed(vae, tmp_path / "std", latents_std=[1.0, 1.0, 1.0, 0.0]), ("channel_std", 4)),
+        (changed(vae, tmp_path / "groups", norm_num_groups=-1), "autoencoder"),
+        (changed(vae, tmp_path / "layers", layers_per_block=0), "autoencoder"),
+        (changed(vae, tmp_path / "blocks", down_block_types=[], up_block_types=[]), "autoencoder"),
+        (changed(vae, tmp_path / "pipeline", _class_name="StableDiffusionPipeline"), "StableDiffusionPipeline"),
         (vae / "config.json", "loaded"),
         (tmp_path / "missing", "loaded"),
         (half, (1, "decoder.conv_out.bias")),
-        (unet, ("UNet2DModel", "AutoencoderKL", "AutoencoderTiny")),
+        (unet, "UNet2DModel"),
         (cut, "cut"),
         (quantised, "I8"),
     ):
         with raises_user_error(folder, message):
             Autoencoder(str(folder))
+
+
+@pytest.fixture(scope="module")
+def deep(tmp_path_factory):
+    """An AutoencoderDC of 4 pixels a cell."""
+    torch.manual_seed(2)
+    sides = ("encoder", "decoder")
+    sizes = {f"{side}_block_out_channels": (8, 8, 8) for side in sides}
+    layers = {f"{side}_layers_per_block": (1, 1, 1) for side in sides}
+    scales = {f"{side}_qkv_multiscales": ((), (), ()) for side in sides}
+    kinds = {f"{side}_block_types": "ResBlock" for side in sides}
+    folder = tmp_path_factory.mktemp("deep")
+    net = AutoencoderDC(
+        latent_channels=4, attention_head_dim=4, scaling_factor=0.4, **sizes, **layers, **scales, **kinds
+    )
+    net.save_pretrained(folder)
+    return folder
+
+
+def test_an_autoencoder_of_another_class_is_found_by_its_configuration(deep):
+    actual = Autoencoder(str(deep))
+    assert (actual.space.channels, actual.space.factor, actual.space.scale) == (4, 4, 0.4)
+    reference = AutoencoderDC.from_pretrained(deep)
+    with torch.no_grad():
+        z = reference.encode(to_float(random_images())).latent
+        images = to_uint8(reference.decode(z).sample)
+    x = actual.space.mean(actual.encode(random_images()))
+    torch.testing.assert_close(x, 0.4 * z)
+    assert (actual.decode(x).int() - images.int()).abs().max() <= 1
+    assert decoder(actual.space, None, "cpu").space == actual.space
+
+
+def test_each_channel_has_a_mean_and_a_deviation_where_the_configuration_has_them(vae, tmp_path):
+    mean, std = [0.1, -0.2, 0.3, 0.0], [1.0, 2.0, 0.5, 4.0]
+    plain = Autoencoder(str(vae))
+    actual = Autoencoder(str(changed(vae, tmp_path / "vae", latents_mean=mean, latents_std=std, scaling_factor=0.5)))
+    z = plain.encode(random_images())[:, :4]
+    x = actual.space.mean(actual.encode(random_images()))
+    columns = [torch.tensor(values)[:, None, None] for values in (mean, std)]
+    torch.testing.assert_close(x, (z - columns[0]) * 0.5 / columns[1])  # as pipelines of diffusers do it
+    torch.testing.assert_close(actual.space.unscaled(x), z)
+    assert (actual.decode(x).int() - plain.decode(plain.space.scaled(z)).int()).abs().max() <= 1
+    assert actual.space.scales.tolist() == [0.5, 0.25, 1.0, 0.125]
+    with pytest.raises(UserError, match="channel_mean"):
+        replace(plain.space, scale=0.5).check_same(actual.space, "one", "two")
+    assert typed(LatentSpace, json.loads(json.dumps(asdict(actual.space))), "space") == actual.space
+
+
+@pytest.mark.parametrize("vae", ["no/such/folder", "./vea", "runs/vea"])
+def test_a_mistyped_autoencoder_is_refused_after_one_request(vae, monkeypatch):
+    asked = []
+
+    def refuse(url):
+        asked.append(url)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", refuse)
+    monkeypatch.setattr(AutoencoderKL, "load_config", pytest.fail)
+    with pytest.raises(UserError, match=vae):
+        Autoencoder(vae)
+    assert len(asked) == (vae == "runs/vea")

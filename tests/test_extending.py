@@ -28,6 +28,13 @@ def test_a_module_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
     find_line(line, "--trust not_there", "No module named 'not_there'")
 
 
+@pytest.mark.parametrize("text", ["def f(:\n", "import sys\nsys.exit(3)\n"])
+def test_a_module_that_is_not_python_or_exits_is_one_line(text, mine, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.py").write_text(text)
+    line = refused(monkeypatch, tmp_path, capsys, "probe", "--ckpt", "x.ckpt", "--trust", "mine")
+    assert "--trust mine" in line
+
+
 @pytest.fixture
 def extended(mine, tmp_path):
     """A module with the metric and the extractor of the page."""

@@ -10,7 +10,9 @@ from gloo import on_two_processes
 
 from uvit_decay import history
 from uvit_decay.callbacks import BranchNorms, Preview
+from uvit_decay.callbacks.branches import draw
 from uvit_decay.data import Digits
+from uvit_decay.runtime.errors import UserError
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
@@ -71,3 +73,9 @@ def measured_on_rank(folder, rank):
 def test_two_processes_measure_what_one_does(programs, tmp_path):
     two, _ = on_two_processes(programs, partial(measured_on_rank, tmp_path), tmp_path)
     assert two == pytest.approx(measured_values(tmp_path / "one"), rel=1e-3)
+
+
+def test_a_history_without_its_branches_is_one_line(tmp_path):
+    measured = [history.Measurement(1, 0.1, 32, {"x_0": 1.0}, {})]
+    with pytest.raises(UserError, match=r"branches\.png.*branches"):
+        draw(measured, tmp_path / "branches.png")

@@ -246,3 +246,13 @@ def test_an_image_that_has_changed_is_refused_before_others_join_its_shard(encod
     encode(images, folder, vae)
     assert shards(folder) == shards(encoded)
     find_line(capsys.readouterr().err, "shards", "images")
+
+
+def test_a_folder_at_the_name_of_a_shard_is_one_line(encoded, image_dir, vae, tmp_path):
+    folder = copied(encoded, tmp_path / "latents")
+    shard = folder / "shard-00001-of-00006.safetensors"
+    shard.unlink()
+    shard.mkdir()
+    with raises_user_error(shard):
+        encode(image_dir, folder, vae)
+    assert shard.is_dir()

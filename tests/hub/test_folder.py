@@ -277,3 +277,11 @@ def test_a_dit_keeps_its_variance_and_its_sampler(tmp_path):
     pictures = stacked(opened(folder)(class_labels=[0, 1, 0], generator=seeded(4)).images)
     assert (pictures == sampled(file, range(3), seed=4, labels="balanced")).all()
     assert pictures.std() > 10
+
+
+def test_an_export_says_that_its_autoencoder_is_a_folder_of_this_machine(latent_sit, vae, tmp_path, capsys):
+    main(["export", str(latent_sit), str(tmp_path / "file.safetensors")])
+    assert f"{vae}: elsewhere name one with --vae" in capsys.readouterr().out
+    redescribe(tmp_path / "file.safetensors", latents=described(latent_sit)["latents"] | {"vae": "me/vae"})
+    main(["export", str(tmp_path / "file.safetensors"), str(tmp_path / "again.safetensors")])
+    assert "--vae" not in capsys.readouterr().out

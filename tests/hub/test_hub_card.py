@@ -43,6 +43,7 @@ def test_a_name_leaves_text_and_example_whole(tmp_path):
     text = model_card(load(file), "it's `mine`").text
     assert "# it's \\`mine\\`" in text
     assert plain("a\n b|c") == "a b\\|c"
+    plain("half of \ud83d").encode()  # a lone surrogate, which no file in UTF-8 can hold
     compile(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], "README.md", "exec")
 
 

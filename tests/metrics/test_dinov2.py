@@ -16,7 +16,7 @@ from torchvision.transforms import InterpolationMode
 from torchvision.transforms import functional as vision
 
 from uvit_decay.metrics import DINOv2, dinov2
-from uvit_decay.metrics.dinov2 import positions_at
+from uvit_decay.metrics.dinov2 import DINOv2Net, positions_at
 from uvit_decay.metrics.resize import DINOV2_SIZE, RESIZE_DINOV2
 from uvit_decay.runtime.errors import UserError
 
@@ -171,3 +171,11 @@ def test_timms_file_is_taken_from_the_cache_of_the_hub(tmp_path, monkeypatch, we
     assert extractor.missing() is None
     inception_files.prepared(extractor)
     assert torch.equal(extractor(photographs).features, prepared(weights)(photographs).features)
+
+
+def test_a_file_of_too_many_blocks_is_refused_before_they_are_built(tmp_path):
+    """timm builds 3,000 blocks in half a minute."""
+    state = {f"blocks.{i}.norm1.weight": torch.zeros(1) for i in range(3000)}
+    torch.save({**state, "cls_token": torch.zeros(1, 1, 64)}, tmp_path / "deep.pth")
+    with pytest.raises(UserError, match="3000"):
+        DINOv2Net(tmp_path / "deep.pth", "dinov2-edm2")

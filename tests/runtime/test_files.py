@@ -8,7 +8,7 @@ import torch
 from refusals import check_refusal, find_line, raises_user_error
 
 from uvit_decay.runtime.errors import UserError
-from uvit_decay.runtime.files import check_writable, claimed, replacing
+from uvit_decay.runtime.files import check_writable, claimed, remove_remains, replacing
 
 
 @pytest.mark.parametrize(("name", "folder"), [("out.png", False), ("a/b/out.png", False), ("a/b/out", True)])
@@ -140,6 +140,13 @@ def test_what_a_kill_left_of_a_file_is_removed_by_the_next_program_and_nothing_e
     with claimed(tmp_path / "out[1].npz"):
         assert not left.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(others)
+
+
+def test_a_folder_named_as_a_partial_file_stays(tmp_path):
+    (tmp_path / ".x.12345678.partial").mkdir()
+    (tmp_path / ".y.12345678.partial").touch()
+    remove_remains(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".x.12345678.partial"]
 
 
 def test_several_files_are_claimed_together_or_not_at_all(tmp_path):

@@ -19,7 +19,7 @@ from uvit_decay.decay import branch_weights
 from uvit_decay.nn.base import DecayedNet
 from uvit_decay.nn.block import AdaLNBlock, Block
 from uvit_decay.plots import heat_maps
-from uvit_decay.runtime.errors import UserError, check_whole
+from uvit_decay.runtime.errors import UserError, check_whole, explained
 from uvit_decay.tasks.base import Task
 from uvit_decay.tasks.sharding import full
 
@@ -184,11 +184,12 @@ class BranchNorms(Callback):
 
 def draw(measured: list[history.Measurement], path: Any) -> None:
     """Save a heat map over training and depth of each of TITLES."""
-    branches = measured[-1].metadata["branches"]
-    found = {
-        title: torch.tensor([[m.values[f"{name}_{k}"] for m in measured] for k in range(len(branches))])
-        for name, title in TITLES.items()
-    }
+    with explained(f"cannot draw {path}, its history lacks", KeyError, TypeError):
+        branches = measured[-1].metadata["branches"]
+        found = {
+            title: torch.tensor([[m.values[f"{name}_{k}"] for m in measured] for k in range(len(branches))])
+            for name, title in TITLES.items()
+        }
     heat_maps(path, found, [m.step for m in measured], ("optimizer step", "residual branch"))
 
 

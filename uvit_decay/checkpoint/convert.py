@@ -73,7 +73,7 @@ def export_file(
             if stored.card.net.is_from(HOME):  # a class from elsewhere is not built
                 stored.network()
             _write(target, stored.card, stored.state)
-            return ""
+            return _note_on_autoencoder(stored.card)
         net = stored.network()
         if to:
             state = timm_state(net, stored.state, stored.where)
@@ -84,6 +84,13 @@ def export_file(
         if isinstance(net, MAE | ViT) and stored.card.data.startswith(IMPORTED):
             notes.append(mae.LICENCE)
         return "\n".join(notes)
+
+
+def _note_on_autoencoder(card: ModelCard) -> str:
+    """Return a note for a card whose autoencoder is a folder of this machine; it is empty for others."""
+    if card.latents is None or not Path(card.latents.vae).is_absolute():
+        return ""
+    return f"its autoencoder is a folder of this machine, {card.latents.vae}: elsewhere name one with --vae"
 
 
 def _write_official(target: Path, stored: StoredModel, net: nn.Module) -> list[str]:

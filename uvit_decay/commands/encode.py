@@ -36,7 +36,7 @@ def encode_images(
     Args:
         source: folder, zip or tar of class folders.
         target: folder for the latents.
-        vae: AutoencoderKL or AutoencoderTiny: hub id or folder.
+        vae: autoencoder of diffusers (AutoencoderKL, AutoencoderDC, AutoencoderTiny): hub id or folder.
         image_size: pixels after the centre crop.
         classes: imagenet-100/cmc, imagenet-1k or a text file; default: all folders.
         dtype: of what is stored.

@@ -127,5 +127,6 @@ def model_card(checkpoint: Checkpoint, name: str, license: str | None = None) ->
 
 
 def plain(text: str) -> str:
-    """Return text of one line without marks of Markdown; names may come from any file."""
+    """Return text of one line without marks of Markdown and lone surrogates; names may come from any file."""
+    text = text.encode(errors="backslashreplace").decode()
     return re.sub(r"([|<>`*\[\]\\])", r"\\\1", " ".join(text.split()))

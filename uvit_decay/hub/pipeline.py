@@ -42,7 +42,7 @@ class DecayPipeline(DiffusionPipeline):
 
     Args:
         denoiser: the network with its noise path, see `uvit_decay.hub.denoiser`.
-        vae: AutoencoderKL or AutoencoderTiny that decodes latents; None for a network of pixels.
+        vae: autoencoder of diffusers that decodes latents; None for a network of pixels.
         id2label: names of the classes by their numbers, as text; several names are separated by ", ".
         sampling: the recommended sampling.
     """

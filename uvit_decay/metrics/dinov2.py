@@ -85,6 +85,7 @@ class DINOv2(Extractor):
 
 WEIGHTS = "timm's or facebookresearch's DINOv2 weights"
 REPOSITORY, FILE = "timm/vit_large_patch14_dinov2.lvd142m", "model.safetensors"  # timm's, on the Hugging Face hub
+MOST_BLOCKS = 40  # of ViT-g/14
 PATCH, HEAD = 14, 64  # pixels of a patch; width of an attention head, in all sizes
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 OFFSET = 0.1  # of the original's interpolation
@@ -149,6 +150,8 @@ def _vision_transformer(state: Mapping[str, Tensor], path: Path) -> tuple[nn.Mod
     with explained(f"{path} does not hold {WEIGHTS}", Exception):  # its tensors may have any shape
         dim = state["cls_token"].shape[2]
         depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+        if depth > MOST_BLOCKS:
+            raise ValueError(f"it has {depth} blocks, the largest DINOv2 has {MOST_BLOCKS}")
         sizes = {"img_size": DINOV2_SIZE, "embed_dim": dim, "depth": depth, "num_heads": dim // HEAD, "num_classes": 0}
         with torch.device("meta"):  # skips the random initialisation; the tensors below replace all parameters
             model = timm.create_model("vit_large_patch14_dinov2", **sizes)

@@ -135,9 +135,13 @@ def _claimed(path: Path) -> Iterator[None]:
 
 
 def remove_remains(folder: Path, names: str = "*") -> None:
-    """Remove partial files that killed programs left in a claimed folder; `names` is a glob of their targets."""
+    """Remove partial files that killed programs left in a claimed folder; `names` is a glob of their targets.
+
+    A folder of such a name is no partial file, and stays.
+    """
     for partial in folder.glob(f".{names}.????????.partial"):
-        partial.unlink(missing_ok=True)
+        if not partial.is_dir():
+            partial.unlink(missing_ok=True)
 
 
 def _partial(path: Path) -> Path:

@@ -24,7 +24,8 @@ class Trusted(str):
     def __new__(cls, name: str) -> Trusted:
         if str(Path.cwd()) not in sys.path:  # which begins with the folder of the script
             sys.path.append(str(Path.cwd()))
-        with explained(f"--trust {name} cannot be imported", ImportError, AttributeError, ValueError):
+        kinds = (ImportError, AttributeError, ValueError, SyntaxError, SystemExit)  # the module may call sys.exit
+        with explained(f"--trust {name} cannot be imported", *kinds):
             pkgutil.resolve_name(name)
         return super().__new__(cls, name)
 

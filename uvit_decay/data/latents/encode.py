@@ -111,6 +111,8 @@ def _verified(images: OnDisk, manifest: Manifest, folder: Path, numbers: range) 
         name, part = manifest.shards[number]
         if not (folder / name).exists():
             continue
+        if (folder / name).is_dir():
+            raise UserError(f"{folder / name} is a folder at the name of a shard: remove it")
         try:
             pixels = check_shard(folder, manifest, number, images.labels[part.start : part.stop])
         except UserError as error:

@@ -17,7 +17,7 @@ from einops import rearrange
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from uvit_decay.autoencoder import LatentSpace
+from uvit_decay.autoencoder import PER_CHANNEL, LatentSpace
 from uvit_decay.class_names import class_hash
 from uvit_decay.image_io import to_float
 from uvit_decay.runtime.errors import UserError
@@ -110,17 +110,18 @@ class Manifest:
             if any(folder.glob("shard-*")):
                 raise UserError(f"{folder} holds shards but no {NAME} with their settings: choose another folder")
             return
-        stored = dict(_settings(read(folder, whole=False)))
-        for name, value in _settings(self):
-            if value != stored[name]:
-                actual, expected = str(stored[name])[:60], str(value)[:60]
+        stored, ours = dict(_settings(read(folder, whole=False))), dict(_settings(self))
+        for name in (*ours, *stored):
+            if ours.get(name) != stored.get(name):
+                actual, expected = str(stored.get(name))[:60], str(ours.get(name))[:60]
                 raise UserError(f"{folder}: was encoded with {name} {actual}, not {expected}: choose another folder")
 
 
 def _settings(manifest: Manifest) -> Iterator[tuple[str, object]]:
     """Yield name and value of all that is fixed before the first image is encoded."""
     for name, value in asdict(manifest.latents).items():
-        if name not in ("vae", "rgb"):  # sha256 identifies the weights, wherever they are stored
+        unset = name in PER_CHANNEL and value is None  # these fields are newer than the first shards
+        if name not in ("vae", "rgb") and not unset:  # sha256 identifies the weights, wherever they are stored
             yield name, value
     for field in fields(manifest):
         if field.name not in ("latents", "source", "class_list", "statistics"):  # class_hash identifies the classes
@@ -181,7 +182,7 @@ class Sums:
         self.totals["gram"] += x.T @ x
         self.totals["cross"] += x.T @ y
         log_variance = moments[:, self.space.channels :].double()
-        self.totals["variance"] += self.space.scale**2 * log_variance.exp().sum(dim=(0, 2, 3))
+        self.totals["variance"] += self.space.scales**2 * log_variance.exp().sum(dim=(0, 2, 3))
 
     def to_json(self) -> str:
         """Return the sums as text."""
